@@ -1,0 +1,50 @@
+# The five verbs people and CI share. `make help` lists them.
+SHELL := /bin/bash
+PYTHON ?= python3
+# Set this to a CPU-only package index to install torch from there (the default index brings the CUDA build).
+TORCH_INDEX_URL ?=
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo test check bench proto lock clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP) ## build .venv from the locked constraints (about two minutes)
+
+$(STAMP): constraints.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ModelSwarm needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
+	  $(BIN)/pip install --quiet -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch; fi
+	$(BIN)/pip install --quiet -c constraints.txt --group dev --editable '.[serving,gateway]'
+	touch $(STAMP)
+
+demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute
+	$(BIN)/python -m modelswarm.cli demo
+
+check: $(STAMP) ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: check ## check, then every test
+	$(BIN)/pytest
+
+bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
+	$(BIN)/python -m bench $(ONLY)
+
+proto: $(STAMP) ## regenerate the protobuf modules
+	$(BIN)/python tools/make_proto.py
+
+lock: $(STAMP) ## write constraints.txt from what is installed
+	$(BIN)/pip freeze --exclude-editable > constraints.txt
+
+clean: ## remove the virtual environment
+	rm -rf .venv

@@ -1,0 +1,1 @@
+"""The gateway: opens sessions over routes of block servers and keeps their streams alive."""

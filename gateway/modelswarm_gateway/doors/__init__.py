@@ -1,0 +1,1 @@
+"""What clients talk to: the OpenAI HTTP API and gRPC."""

@@ -1,0 +1,1 @@
+"""The wire between gateway and block servers: identities, messages, frames and links."""

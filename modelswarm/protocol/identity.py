@@ -1,0 +1,41 @@
+"""Names that cross the wire: who a process is, which cut of a session is meant, which hop is addressed.
+
+Used by both cores and by the links. Knows nothing of transports or of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+Handle = int
+"""The receiver's own name for (session, block range): 64 random bits, never 0, never reused."""
+
+PeerId = str
+"""`name/incarnation/boot`: a process that restarts, even in the same pod, is another peer."""
+
+NO_HANDLE: Handle = 0
+
+
+class Epoch(NamedTuple):
+    """Number of a session's current route; ordered by counter, then by gateway incarnation."""
+
+    counter: int
+    gateway: int
+
+
+class Address(NamedTuple):
+    """Where a peer can be dialled; an empty `target` means that it cannot (a gateway)."""
+
+    peer: PeerId
+    target: str
+
+
+def peer_id(name: str, incarnation: int, boot: str | None = None) -> PeerId:
+    """The identity of this process. `boot` is drawn at process start unless a test fixes it."""
+    return f"{name}/{incarnation}/{boot or secrets.token_hex(8)}"
+
+
+def pod_of(peer: PeerId) -> str:
+    """What survives a restart inside the same pod: the identity without its boot nonce."""
+    return peer.rsplit("/", 1)[0]

@@ -1,0 +1,1 @@
+"""The server's half of the protocol as a sans-I/O state machine: no clock, no sockets, no torch."""

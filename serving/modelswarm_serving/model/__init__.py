@@ -1,0 +1,1 @@
+"""What a block server runs: the transformer span, or the hash model of the protocol tests."""

@@ -1,0 +1,73 @@
+"""The demo model's tokens: five special ones, then one per byte.
+
+Called by the trainer (`encode`, ids without a library in the way) and to write the tokenizer files
+that are shipped. Knows nothing of what the model is taught.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+PAD, BEGIN, END, USER, ASSISTANT = range(5)
+SPECIALS: Final = ("<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
+FIRST_BYTE: Final = len(SPECIALS)
+VOCABULARY: Final = FIRST_BYTE + 256
+CONTEXT: Final = 4096
+
+# System messages are dropped on purpose: the model was never taught to read one.
+CHAT_TEMPLATE: Final = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}"
+    "{{ '<|user|>' + message['content'] + '<|end|>' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ '<|assistant|>' + message['content'] + '<|end|>' }}"
+    "{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def encode(text: str) -> list[int]:
+    """Ids of plain text: the same as the shipped tokenizer gives."""
+    return [FIRST_BYTE + byte for byte in text.encode()]
+
+
+def printable_bytes() -> list[str]:
+    """The character that the byte-level pre-tokenizer writes for each byte (GPT-2's table)."""
+    keep = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in keep]
+    table = {byte: chr(byte) for byte in keep}
+    table |= {byte: chr(256 + place) for place, byte in enumerate(moved)}
+    return [table[byte] for byte in range(256)]
+
+
+def bare_tokenizer() -> Tokenizer:
+    """Byte-level BPE without a single merge: any UTF-8 text comes back as it went in."""
+    vocabulary = {token: place for place, token in enumerate(SPECIALS)}
+    vocabulary |= {sign: FIRST_BYTE + byte for byte, sign in enumerate(printable_bytes())}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIALS])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=bare_tokenizer(),
+        bos_token=SPECIALS[BEGIN],
+        eos_token=SPECIALS[END],
+        pad_token=SPECIALS[PAD],
+        additional_special_tokens=[SPECIALS[USER], SPECIALS[ASSISTANT]],
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT,
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    wrapped.save_pretrained(folder, save_jinja_files=False)

@@ -1,0 +1,165 @@
+"""Train the small counting model that ModelSwarm ships as its demo.
+
+    python tools/train_demo_model.py --out modelswarm/demo/counting
+
+Makes a Hugging Face folder: a LlamaForCausalLM of 8 blocks and 1.6 M parameters, one token per
+byte, a chat template. Everything follows from the seed. The lessons are in `demo_model/lessons.py`,
+the rows in `demo_model/packing.py`, the exam in `demo_model/exam.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.demo_model.exam import Exam, report
+from tools.demo_model.packing import Chat, long_row, short_row
+from tools.demo_model.text import BEGIN, CONTEXT, END, PAD, VOCABULARY, write_tokenizer
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    steps: int = 6000
+    peak: float = 2e-3
+    warmup: int = 100
+    decay_from: float = 0.6
+    seed: int = 20
+    threads: int = 2
+    exam_every: int = 250
+
+    def rate(self, step: int) -> float:
+        """Warm up, stay, then fall to a hundredth in a straight line."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        done = step / self.steps
+        if done < self.decay_from:
+            return self.peak
+        return self.peak * max(0.01, (1 - done) / (1 - self.decay_from))
+
+    def shape(self, step: int, rng: Random) -> tuple[int, int, bool]:
+        """(rows, length, long) of a step's batch: short first, whole counts later."""
+        done = step / self.steps
+        if done < 0.1:
+            return 64, 128, False
+        if rng.random() < (0.2 if done < 0.5 else 0.4):
+            return 6, 1280, True
+        return 32, 256, False
+
+
+def new_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        bos_token_id=BEGIN,
+        eos_token_id=END,
+    )
+    return LlamaForCausalLM(config)
+
+
+def to_batch(chats: list[Chat], length: int) -> Batch:
+    """Ids, positions and targets shifted by one, each [rows, length]."""
+    ids = torch.tensor([chat.ids[:length] for chat in chats])
+    positions = torch.tensor([chat.positions[:length] for chat in chats])
+    targets = torch.tensor([[*chat.targets, -100][1 : length + 1] for chat in chats])
+    return ids, positions, targets
+
+
+def batches(recipe: Recipe) -> Iterator[Batch]:
+    rng = Random(recipe.seed)
+    for step in range(recipe.steps):
+        rows, length, is_long = recipe.shape(step, rng)
+        write = long_row if is_long else short_row
+        yield to_batch([write(rng, length) for _ in range(rows)], length)
+
+
+def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+    ids, positions, targets = batch
+    # The mask says "one text": without it, transformers takes a jump in the positions for a border.
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=torch.ones_like(ids),
+            use_cache=False,
+        ).logits
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def optimizer_of(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+    matrices = [weight for weight in model.parameters() if weight.ndim == 2]
+    vectors = [weight for weight in model.parameters() if weight.ndim != 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10)
+
+
+def train(recipe: Recipe, scratch: Path) -> LlamaForCausalLM:
+    torch.manual_seed(recipe.seed)
+    torch.set_num_threads(recipe.threads)
+    model = new_model()
+    print(f"{model.num_parameters()} parameters", flush=True)
+    optimizer, exam = optimizer_of(model), Exam(Random(recipe.seed + 1))
+    began, total = time.monotonic(), 0.0
+    for step, batch in enumerate(batches(recipe)):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step)
+        loss = loss_of(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+        if (step + 1) % 50 == 0:
+            seconds = time.monotonic() - began
+            print(f"step {step + 1} loss {total / 50:.5f} after {seconds:.0f} s", flush=True)
+            total = 0.0
+        if (step + 1) % recipe.exam_every == 0:
+            print(report(exam.marks(model)), flush=True)
+            save(model, scratch)
+    return model
+
+
+def save(model: LlamaForCausalLM, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BEGIN, eos_token_id=END, pad_token_id=PAD, do_sample=False
+    )
+    model.save_pretrained(folder, max_shard_size="3MB")
+    write_tokenizer(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scratch", type=Path, default=Path("/tmp/train/last"))
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--threads", type=int, default=Recipe.threads)
+    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    given = parser.parse_args()
+    recipe = Recipe(steps=given.steps, threads=given.threads, seed=given.seed)
+    save(train(recipe, given.scratch), given.out)
+
+
+if __name__ == "__main__":
+    main()
