@@ -32,7 +32,7 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    steps: int = 6000
+    steps: int = 4000
     peak: float = 2e-3
     warmup: int = 100
     decay_from: float = 0.6
@@ -150,12 +150,13 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def main() -> None:
+    usual = Recipe()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/train/last"))
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--threads", type=int, default=Recipe.threads)
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--steps", type=int, default=usual.steps)
+    parser.add_argument("--threads", type=int, default=usual.threads)
+    parser.add_argument("--seed", type=int, default=usual.seed)
     given = parser.parse_args()
     recipe = Recipe(steps=given.steps, threads=given.threads, seed=given.seed)
     save(train(recipe, given.scratch), given.out)
