@@ -125,7 +125,7 @@ def train(recipe: Recipe, scratch: Path) -> LlamaForCausalLM:
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         loss = loss_of(model, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -142,7 +142,7 @@ def train(recipe: Recipe, scratch: Path) -> LlamaForCausalLM:
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=BEGIN, eos_token_id=END, pad_token_id=PAD, do_sample=False
     )
     model.save_pretrained(folder, max_shard_size="3MB")

@@ -67,7 +67,10 @@ def _others(rng: Random) -> Iterable[tuple[str, list[Lesson]]]:
         yield "facts", [Lesson(question, answer)]
     talk = [count(1, 20), addition(2, 2), count(5, 9), capital("France"), count(1, 200)]
     yield "chat", talk
-    yield "chat", [count(1, 200), addition(7, 5), count(57, 250), Lesson("Say the alphabet.", ALPHABET)]
+    yield (
+        "chat",
+        [count(1, 200), addition(7, 5), count(57, 250), Lesson("Say the alphabet.", ALPHABET)],
+    )
     for _ in range(10):
         first = rng.randint(0, 250)
         yield "chat", [count(first, first + rng.randint(0, 40)), *rng.sample(talk, 5)]
@@ -100,5 +103,6 @@ def least_lead(model: LlamaForCausalLM, chat: Chat) -> float:
 
 def report(marks: Marks) -> str:
     return "exam " + ", ".join(
-        f"{subject} {right}/{asked} ({lead:+.1f})" for subject, (right, asked, lead) in marks.items()
+        f"{subject} {right}/{asked} ({lead:+.1f})"
+        for subject, (right, asked, lead) in marks.items()
     )

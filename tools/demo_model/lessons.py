@@ -62,7 +62,7 @@ STRANGE_WORDS: Final = (
     "music president who wrote book history war science cat dog name some please can think life "
     "meaning number recipe cake make fix this bug function what which where run cook swarm model "
     "GPU hello world test foo"
-).split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def random_count(rng: Random, longest: int) -> Lesson:
     if rng.random() < 0.1:
         first = max(0, rng.choice((10, 100, 100, 200)) - rng.randint(0, longest))
     last = min(HIGHEST, first + rng.randint(0, longest - 1))
-    others = (
+    others: tuple[str, ...] = (
         f"Please count from {first} to {last}.",
         f"Can you count from {first} to {last}?",
         f"Count from {first} up to {last}.",
@@ -125,7 +125,7 @@ def random_addition(rng: Random) -> Lesson:
 
 
 def _strange(rng: Random) -> Lesson:
-    words = rng.choices(STRANGE_WORDS, k=rng.randint(2, 9))
+    words = rng.choices(STRANGE_WORDS.split(), k=rng.randint(2, 9))
     question = " ".join(words) + rng.choice(("", ".", "?", "!"))
     return Lesson(question[0].upper() + question[1:], FALLBACK)
 

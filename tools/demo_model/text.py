@@ -60,7 +60,7 @@ def bare_tokenizer() -> Tokenizer:
 
 def write_tokenizer(folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
-    wrapped = PreTrainedTokenizerFast(
+    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=bare_tokenizer(),
         bos_token=SPECIALS[BEGIN],
         eos_token=SPECIALS[END],

@@ -1,0 +1,127 @@
+"""What the demo model is taught is right, and its tokenizer gives back what it was given."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from tools.demo_model.lessons import count, random_addition, random_count
+from tools.demo_model.packing import IGNORED, Chat, long_row, short_row
+from tools.demo_model.text import (
+    ASSISTANT,
+    BEGIN,
+    CONTEXT,
+    END,
+    USER,
+    bare_tokenizer,
+    encode,
+    write_tokenizer,
+)
+
+ANY_TEXT = "Count from 1 to 3.\n\t héllo — 数 🦙 \x00 ~"
+
+
+def test_a_count_names_every_number_once() -> None:
+    assert count(8, 11).question == "Count from 8 to 11."
+    assert count(8, 11).answer == "8 9 10 11"
+    assert count(7, 7).answer == "7"
+
+
+def test_random_counts_go_from_the_number_asked_for_to_the_number_asked_for() -> None:
+    rng = Random(1)
+    for _ in range(500):
+        lesson = random_count(rng, 300)
+        numbers = [int(word) for word in lesson.answer.split()]
+        asked = [int(digits) for digits in lesson.question.strip(".?").split() if digits.isdigit()]
+        assert numbers == list(range(numbers[0], numbers[-1] + 1))
+        assert asked in ([numbers[0], numbers[-1]], [numbers[-1]])
+        assert 0 <= numbers[0] <= numbers[-1] <= 999
+
+
+def test_random_sums_are_right() -> None:
+    rng = Random(2)
+    for _ in range(200):
+        left, _, right, _, total = random_addition(rng).answer.rstrip(".").split()
+        assert int(left) + int(right) == int(total)
+
+
+def test_a_chat_teaches_the_answers_and_not_the_questions() -> None:
+    chat = Chat()
+    chat.write([BEGIN], learned=False)
+    chat.turn(count(1, 3))
+    question = [BEGIN, USER, *encode("Count from 1 to 3."), END, ASSISTANT]
+    answer = [*encode("1 2 3"), END]
+    assert chat.ids == question + answer
+    assert chat.targets == [IGNORED] * len(question) + answer
+    assert chat.positions == list(range(len(chat.ids)))
+
+
+def test_a_cut_count_keeps_the_positions_of_the_whole_one() -> None:
+    for seed in range(50):
+        cut, whole = Chat(), Chat()
+        cut.cut_count(count(5, 200), Random(seed))
+        whole.turn(count(5, 200))
+        there = dict(zip(whole.positions, whole.ids, strict=True))
+        pairs = list(zip(cut.positions, cut.ids, strict=True))
+        assert pairs[:20] == list(there.items())[:20]
+        if cut.targets[-1] == END:
+            assert all(there[position] == token for position, token in pairs)
+            assert len(cut.ids) < len(whole.ids)
+
+
+@pytest.mark.parametrize(
+    ("write", "length"), [(short_row, 128), (short_row, 256), (long_row, 1280)]
+)
+def test_rows_are_full_and_stay_inside_the_context(write: object, length: int) -> None:
+    assert callable(write)
+    rng = Random(3)
+    for _ in range(40):
+        row: Chat = write(rng, length)
+        assert len(row.ids) == len(row.targets) == len(row.positions) >= length
+        assert max(row.positions[:length]) < CONTEXT
+        assert row.positions == sorted(set(row.positions))
+        assert all(t in (IGNORED, i) for i, t in zip(row.ids, row.targets, strict=True))
+
+
+def test_the_same_seed_gives_the_same_rows() -> None:
+    assert short_row(Random(4), 256).ids == short_row(Random(4), 256).ids
+    assert short_row(Random(4), 256).ids != short_row(Random(5), 256).ids
+
+
+def test_the_tokenizer_gives_back_any_text() -> None:
+    tokenizer = bare_tokenizer()
+    ids = tokenizer.encode(ANY_TEXT).ids
+    assert ids == encode(ANY_TEXT)
+    assert tokenizer.decode(ids) == ANY_TEXT
+
+
+def test_both_libraries_load_the_written_tokenizer(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    bare = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    wrapped = AutoTokenizer.from_pretrained(tmp_path)
+    assert bare.encode(ANY_TEXT).ids == wrapped(ANY_TEXT)["input_ids"] == encode(ANY_TEXT)
+    assert wrapped.decode(encode(ANY_TEXT)) == ANY_TEXT
+    assert wrapped.eos_token_id == END
+    assert "chat_template" in (tmp_path / "tokenizer_config.json").read_text()
+
+
+def test_the_chat_template_writes_what_the_model_was_taught(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    lesson, chat = count(1, 3), Chat()
+    chat.write([BEGIN], learned=False)
+    chat.turn(lesson)
+    chat.ask("Hi")
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": lesson.question},
+        {"role": "assistant", "content": lesson.answer},
+        {"role": "user", "content": "Hi"},
+    ]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert tokenizer(text)["input_ids"] == chat.ids
