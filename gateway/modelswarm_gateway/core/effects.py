@@ -1,0 +1,145 @@
+"""What goes into and comes out of the gateway core, besides protocol items: settings, requests, effects, views.
+
+The node (shell) executes effects in order; the doors see only Emitted, Refused and Broken.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import Beat, Finish, Sampling, Send
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    hold_seconds: float = (
+        60.0  # a session that cannot run waits so long for servers or room, then breaks
+    )
+    fenced_seconds: float = (
+        5.0  # a hop that does not answer a Fence in this time is left out of the plan
+    )
+    retry_seconds: float = 0.1  # first pause of a held session; doubles up to retry_limit_seconds
+    retry_limit_seconds: float = 2.0
+    pair_seconds: float = (
+        30.0  # a pair of servers that failed twice within this time is avoided for as long
+    )
+    loops_without_token: int = 10  # this many loops without a new token (R21): held
+    give_up_kv_after: int = 3  # a held session frees its KV elsewhere after so many tries (R12)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One turn: the whole log it starts from and what to add to it."""
+
+    tokens: tuple[int, ...]
+    max_tokens: int | None  # None: up to the context's end; 0: only read
+    sampling: Sampling
+    credit_ahead: int = 64  # tokens the swarm may be ahead of the reader (R7)
+
+
+class Why(enum.Enum):
+    """Why a turn was refused before its first token."""
+
+    NO_ROOM = "no_room"  # no free KV: try later
+    NO_SERVERS = "no_servers"  # blocks without a server
+    TOO_LONG = "too_long"  # the prompt can never fit
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Log entry `position`, once and in order (I3). token == -1: nothing was to be sampled."""
+
+    session: str
+    position: int
+    token: int
+    logprob: float
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The turn did not start; the session is parked and still open."""
+
+    session: str
+    why: Why
+    detail: str
+    retry_after: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The session could not be saved (I8); it is closed."""
+
+    session: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rerouted:
+    """A fault made a running session enter the loop; for logs and metrics."""
+
+    session: str
+    cause: str
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """First new token after Rerouted."""
+
+    session: str
+    seconds: float
+
+
+Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    peer: PeerId
+    target: str
+    model: str
+    revision: str
+    first: int
+    last: int
+    n_blocks: int
+    own_sessions: int  # hops this gateway has there
+    beat: Beat | None
+
+
+@dataclass(frozen=True, slots=True)
+class HopView:
+    peer: PeerId
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    session: str
+    model: str
+    state: str
+    epoch: Epoch
+    length: int
+    route: tuple[HopView, ...]
+
+
+class CoreError(Exception):
+    """A call that the core cannot take; the message is for the client."""
+
+
+class UnknownSession(CoreError):
+    pass
+
+
+class SessionBusy(CoreError):
+    pass
+
+
+class PromptTooLong(CoreError):
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(f"the prompt has {length} tokens; this model's context holds {limit}")
+        self.length, self.limit = length, limit

@@ -1,0 +1,273 @@
+"""The gateway's half of the protocol: sessions, links and protocol items in; items for servers and tokens out.
+
+Sans-I/O: the node feeds it and executes `drain()`; the simulator does the same in virtual time. Every call takes
+`now` in seconds of one monotonic clock. Nothing here blocks, sleeps or raises on what a server sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
+from modelswarm.protocol.messages import (
+    Beat,
+    Fenced,
+    Finish,
+    Hello,
+    Item,
+    Lane,
+    Live,
+    LiveSession,
+    Report,
+    Send,
+    Token,
+    Trouble,
+    Turn,
+    Window,
+    reply_address,
+)
+from modelswarm_gateway.core.effects import (
+    CoreError,
+    Effect,
+    Emitted,
+    GatewaySettings,
+    HopView,
+    PromptTooLong,
+    Refused,
+    Resumed,
+    ServerView,
+    SessionBusy,
+    SessionView,
+    TurnRequest,
+    UnknownSession,
+    Why,
+)
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.recovery import Recovery
+from modelswarm_gateway.core.session import Session, State
+
+
+class GatewayCore:
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
+    ) -> None:
+        """`incarnation` orders gateways in epochs; `draw` gives 64 random bits."""
+        self._settings = settings
+        self._peer = peer
+        self._incarnation = incarnation
+        self._effects: list[Effect] = []
+        self._sessions: dict[str, Session] = {}
+        self._fleet = Fleet(settings.pair_seconds, draw)
+        self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
+
+    def drain(self) -> list[Effect]:
+        """Take the effects since the last call, in order."""
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    # ---- links
+
+    def connected(self, hello: Hello, now: float) -> None:
+        """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
+        self._fleet.join(hello)
+        owned = tuple(
+            LiveSession(session.name, hop.own, session.epoch)
+            for session in self._sessions.values()
+            for hop in session.hops
+            if hop.peer == hello.peer and hop.own != NO_HANDLE
+        )
+        self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, Live(owned)))
+        for session in list(self._sessions.values()):
+            if session.state is State.HELD and session.model == hello.model:
+                self._recovery.enter(session, now)
+
+    def disconnected(self, peer: PeerId, now: float) -> None:
+        self._fleet.leave(peer)
+        self._recovery.lost_link(peer)
+        for session in list(self._sessions.values()):
+            if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
+                self._recovery.fault(session, "link_down", peer, now)
+
+    def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        if isinstance(item, Token):
+            self._token(peer, item, now)
+        elif isinstance(item, Fenced):
+            self._recovery.fenced(peer, item, now)
+        elif isinstance(item, Report):
+            self._report(peer, item, now)
+        elif isinstance(item, Beat):
+            self._fleet.beat(peer, item)
+
+    # ---- what the doors ask for
+
+    def open(self, session: str, model: str, now: float) -> None:
+        """An empty session; it takes a route with its first turn. `session` must be unique for all time."""
+        if session in self._sessions:
+            raise SessionBusy(f"session {session} is open already")
+        self._sessions[session] = Session(session, model, Epoch(0, self._incarnation))
+
+    def turn(self, session: str, request: TurnRequest, now: float) -> int:
+        """Continue from the longest common prefix of the log and `request.tokens`; the first new position."""
+        s = self._get(session)
+        if s.in_turn:
+            raise SessionBusy(f"session {session} is still answering")
+        if not request.tokens:
+            raise CoreError("the prompt is empty: at least one token is needed")
+        limit = self._fleet.max_length(s.model)
+        length = len(request.tokens)
+        if limit == 0:
+            detail = f"no server of {s.model} is linked"
+            self._effects.append(Refused(session, Why.NO_SERVERS, detail, retry_after=1.0))
+            return length
+        if length > limit or (length == limit and request.max_tokens != 0):
+            raise PromptTooLong(length, limit)
+        self._begin(s, request, limit)
+        self._recovery.enter(s, now)
+        return length
+
+    def _begin(self, s: Session, request: TurnRequest, limit: int) -> None:
+        length = len(request.tokens)
+        s.replace_log(request.tokens)
+        s.read_only = request.max_tokens == 0
+        end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
+        s.turn = Turn(reserve=max(1, end - 1), end=end, sampling=request.sampling)
+        s.turn_number += 1
+        s.credit_ahead, s.read = max(1, request.credit_ahead), length
+        s.progressed()
+        s.shunned.clear()
+
+    def stop_at(self, session: str, length: int, now: float) -> None:
+        """A stop string matched: the log keeps `length` entries, the turn is over (R17)."""
+        s = self._get(session)
+        if not 0 < length <= s.length:
+            raise CoreError(f"session {session} has {s.length} entries: cannot keep {length}")
+        s.replace_log(s.log[:length])
+        self._recovery.park(s)
+
+    def read_to(self, session: str, position: int, now: float) -> None:
+        """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
+        s = self._get(session)
+        s.read = max(s.read, position)
+        if s.state is not State.RUNNING or s.read_only:
+            return
+        credit = s.wanted_credit()
+        if credit - s.credit >= max(1, s.credit_ahead // 2):
+            s.credit = credit
+            tail = s.hops[-1]
+            window = Window(tail.own, s.epoch, received=0, limit=credit)
+            self._effects.append(Send(tail.server, Lane.LIVE, window))
+
+    def close(self, session: str, now: float) -> None:
+        s = self._sessions.pop(session, None)
+        if s is None:
+            return
+        self._recovery.release(s)
+        for other in self._sessions.values():
+            if other.state is State.HELD:
+                other.retry_at = min(other.retry_at, now)  # room may have come
+
+    def tick(self, now: float) -> None:
+        """Ends the pauses of held sessions and the waits for silent hops. Call every 50 ms or so."""
+        for session in list(self._sessions.values()):
+            if session.state is State.HELD and now >= session.retry_at:
+                self._recovery.enter(session, now)
+            elif (
+                session.state is State.FENCING
+                and now - session.fenced_at >= self._settings.fenced_seconds
+            ):
+                self._recovery.silent(session, now)
+
+    # ---- what servers say
+
+    def _token(self, peer: PeerId, token: Token, now: float) -> None:
+        found = self._recovery.replies.get(token.handle)
+        if found is None:
+            return
+        s, hop = found
+        if (
+            s.state is not State.RUNNING
+            or token.epoch != s.epoch
+            or hop is not s.hops[-1]
+            or hop.peer != peer
+        ):
+            return  # R4
+        if token.position < s.length:
+            return  # R1: seen
+        if token.position > s.length:
+            self._recovery.fault(s, "gap", peer, now)
+            return
+        if token.token >= 0:
+            s.log.append(token.token)
+        since = s.progressed()
+        if since is not None:
+            self._effects.append(Resumed(s.name, now - since))
+        if token.finish is not Finish.NONE:
+            s.state = State.PARKED
+        self._effects.append(
+            Emitted(s.name, token.position, token.token, token.logprob, token.finish)
+        )
+
+    def _report(self, peer: PeerId, report: Report, now: float) -> None:
+        found = self._recovery.replies.get(report.handle)
+        if found is None or found[1].peer != peer:
+            return
+        session, _hop = found
+        if report.epoch != session.epoch or session.state not in (State.RUNNING, State.FENCING):
+            return
+        if report.trouble is Trouble.FAILED:
+            session.failures += 1
+            if session.failures > 1:
+                self._recovery.give_up(session, f"the model failed at {peer}: {report.detail}")
+                return
+        elif report.peer:
+            self._fleet.pair_failed(peer, report.peer, report.generation, now)
+        self._recovery.fault(session, report.trouble.value, report.peer or peer, now)
+
+    # ---- helpers and views
+
+    def _get(self, session: str) -> Session:
+        found = self._sessions.get(session)
+        if found is None:
+            raise UnknownSession(f"there is no session {session}")
+        return found
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.name, None)
+
+    def servers(self) -> list[ServerView]:
+        return [
+            ServerView(
+                peer=server.hello.peer,
+                target=server.hello.target,
+                model=server.hello.model,
+                revision=server.hello.revision,
+                first=server.hello.first,
+                last=server.hello.last,
+                n_blocks=server.hello.n_blocks,
+                own_sessions=self._fleet.hops[server.hello.peer],
+                beat=server.beat,
+            )
+            for server in self._fleet
+        ]
+
+    def sessions(self) -> list[SessionView]:
+        return [
+            SessionView(
+                session=s.name,
+                model=s.model,
+                state=s.state.value,
+                epoch=s.epoch,
+                length=s.length,
+                route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
+            )
+            for s in self._sessions.values()
+        ]
+
+    def uncovered(self, model: str) -> list[int]:
+        """Blocks of `model` that no linked server holds; what `/ready` reports."""
+        return self._fleet.uncovered(model)
+
+    def max_length(self, model: str) -> int:
+        """Most positions a session of `model` may have; 0 when no server of it is linked."""
+        return self._fleet.max_length(model)

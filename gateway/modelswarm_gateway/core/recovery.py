@@ -1,0 +1,389 @@
+"""The one loop R5, for every cause: suspect → Fence all hops (creating new ones) → answers → plan → Go.
+
+Called by `gateway.py` with a session and what happened; it changes the session and appends effects. A held session
+(no server for a block, no room) stands inside the loop and enters it again when something changes or its pause ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
+from modelswarm.protocol.messages import (
+    Close,
+    Create,
+    Fence,
+    Fenced,
+    Go,
+    Input,
+    Lane,
+    Message,
+    Neighbour,
+    Refusal,
+    Send,
+)
+from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.restart import HopState, Restart, restart_points
+from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
+
+INPUT_TOKENS = 8192  # log entries per Input message
+SHORT_INPUT = 256  # up to here an Input goes on the live lane: cheaper than waking the bulk lane
+
+
+class Recovery:
+    """The loop over a fleet. Owns the table of reply handles; sessions are given with each call."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fleet: Fleet,
+        draw: Callable[[], int],
+        emit: Callable[[Effect], None],
+        forget: Callable[[Session], None],
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._draw = draw
+        self._emit = emit
+        self._forget = forget  # drops a broken session from the core's table
+        self.replies: dict[Handle, tuple[Session, Hop]] = {}
+        self._leaving: dict[
+            Handle, Hop
+        ] = {}  # left before the server told its handle: closed when it does
+
+    # ---- entering the loop
+
+    def fault(self, session: Session, cause: str, peer: PeerId, now: float) -> None:
+        """A fault of a turn that runs: note it, then the loop. Parked sessions are repaired when used next (R8)."""
+        if not session.in_turn:
+            return
+        if session.fault_at is None:
+            session.fault_at = now
+        if session.state is not State.HELD:
+            self._emit(Rerouted(session.name, cause, peer))
+        self.enter(session, now)
+
+    def enter(self, session: Session, now: float) -> None:
+        """Freeze the log's length, raise the epoch (R4), and fence every hop of a complete route."""
+        session.next_epoch()
+        session.loops += 1
+        session.cut_hops(session.length)
+        for hop in session.hops:
+            hop.answered = False
+        if session.loops % self._settings.loops_without_token == 0:
+            self.hold(session, now)
+            return
+        if self._complete(session, now):
+            session.state = State.FENCING
+            session.fenced_at = now
+            for hop in session.hops:
+                self._fence(session, hop)
+
+    def park(self, session: Session) -> None:
+        """Fence without Go (R8): what the log holds now is all that hops may keep."""
+        session.next_epoch()
+        session.state = State.PARKED
+        session.cut_hops(session.length)
+        for hop in session.hops:
+            hop.answered = False
+            if self._fleet.linked(hop.peer) and hop.own != NO_HANDLE:
+                self._fence(session, hop, turn=False)
+
+    # ---- the route
+
+    def _usable(self, session: Session, hop: Hop) -> bool:
+        return self._fleet.linked(hop.peer) and hop.peer not in session.shunned
+
+    def _complete(self, session: Session, now: float) -> bool:
+        """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
+        n_blocks = self._fleet.n_blocks(session.model)
+        if n_blocks is None:
+            self._no_way(session, now)
+            return False
+        route: list[Hop] = []
+        kept = [hop for hop in session.hops if self._usable(session, hop)]
+        edge = 0
+        for hop in [*kept, None]:
+            end = n_blocks if hop is None else hop.first
+            if edge < end:
+                legs = self._fleet.cover(
+                    session.model,
+                    (edge, end),
+                    now,
+                    before=route[-1].peer if route else None,
+                    after=hop.peer if hop else None,
+                    without=session.shunned,
+                )
+                if legs is None:
+                    self._no_way(session, now)
+                    return False
+                for leg in legs:
+                    route.append(self._hop(session, leg.peer, leg.first, leg.last))
+            if hop is not None:
+                route.append(hop)
+                edge = hop.last
+        self._replace(session, route)
+        return True
+
+    def _hop(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
+        """The hop for these blocks there: one that the session has or is leaving, else a new one."""
+        mine = [hop for hop in session.hops if hop.peer == peer and hop.blocks == (first, last)]
+        mine += [
+            hop
+            for reply, hop in self._leaving.items()
+            if self.replies[reply][0] is session
+            and hop.peer == peer
+            and hop.blocks == (first, last)
+        ]
+        if mine:
+            return mine[0]
+        server = self._fleet.get(peer)
+        assert server is not None, "a route leads over linked servers only"
+        reply = NO_HANDLE
+        while reply == NO_HANDLE or reply in self.replies:
+            reply = self._draw()
+        return Hop(server.address, first, last, reply)
+
+    def _replace(self, session: Session, route: list[Hop]) -> None:
+        kept = {hop.reply for hop in route}
+        for hop in session.hops:
+            if hop.reply not in kept:
+                self._leave(hop)
+        known = {hop.reply for hop in session.hops}
+        for hop in route:
+            if hop.reply not in known:
+                self._fleet.hops[hop.peer] += 1
+            self._leaving.pop(hop.reply, None)
+            self.replies[hop.reply] = (session, hop)
+        session.hops = route
+
+    def _leave(self, hop: Hop) -> None:
+        self._fleet.hops[hop.peer] -= 1
+        if not self._fleet.linked(hop.peer):
+            self.replies.pop(hop.reply, None)  # Live frees it there when the link returns
+        elif hop.own != NO_HANDLE:
+            self._send(hop, Close(hop.own))
+            self.replies.pop(hop.reply, None)
+        else:
+            self._leaving[hop.reply] = hop
+
+    def release(self, session: Session) -> None:
+        """Close every hop: pages go back to all servers that can be told."""
+        for hop in session.hops:
+            self._leave(hop)
+        session.hops = []
+
+    def lost_link(self, peer: PeerId) -> None:
+        """Nothing more will be answered over a lost link."""
+        for reply, hop in list(self._leaving.items()):
+            if hop.peer == peer:
+                del self._leaving[reply]
+                self.replies.pop(reply, None)
+
+    # ---- fences and answers
+
+    def _fence(self, session: Session, hop: Hop, *, turn: bool = True) -> None:
+        create = None
+        if hop.own == NO_HANDLE:
+            repair = session.admitted and session.fault_at is not None
+            create = Create(session.name, hop.first, hop.last, repair=repair)
+        stale = turn and (create is not None or hop.turn != session.turn_number)
+        kv = min(hop.low_kv, session.length - 1)
+        log = min(hop.low_log, session.length)
+        self._send(
+            hop,
+            Fence(
+                handle=hop.own,
+                reply=hop.reply,
+                epoch=session.epoch,
+                kv_cut=kv,
+                log_cut=log,
+                create=create,
+                turn=session.turn if stale else None,
+            ),
+        )
+
+    def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+        found = self.replies.get(answer.handle)
+        if found is None or found[1].peer != peer:
+            return
+        session, hop = found
+        if answer.own != NO_HANDLE:
+            hop.own = answer.own
+        if hop.reply in self._leaving:
+            self._close_left(hop, answer)
+            return
+        if answer.epoch != session.epoch or hop.answered:
+            return
+        if answer.unknown:
+            self._unknown(session, hop, now)
+        elif answer.refused is not None:
+            self._refused(session, hop, answer, now)
+        else:
+            hop.answered = True
+            hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
+            hop.low_kv = hop.low_log = NO_CUT
+            if session.state is State.FENCING:
+                hop.turn = session.turn_number
+                self._maybe_go(session)
+
+    def _close_left(self, hop: Hop, answer: Fenced) -> None:
+        """The answer of a hop that was left while its create was under way."""
+        if answer.own != NO_HANDLE:
+            self._send(hop, Close(answer.own))
+        del self._leaving[hop.reply]
+        self.replies.pop(hop.reply, None)
+
+    def _unknown(self, session: Session, hop: Hop, now: float) -> None:
+        hop.forget()
+        if session.state is State.FENCING:
+            self._fence(session, hop)
+
+    def _refused(self, session: Session, hop: Hop, answer: Fenced, now: float) -> None:
+        """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
+        if session.state is not State.FENCING:
+            return
+        session.shunned.add(hop.peer)
+        too_long = answer.refused is Refusal.TOO_LONG
+        session.refusal = Why.TOO_LONG if too_long else Why.NO_ROOM
+        if hop.own == NO_HANDLE:
+            self._gone(session, hop)
+        before = {h.reply for h in session.hops}
+        if not self._complete(session, now):
+            return
+        for new in session.hops:
+            if new.reply not in before:
+                new.answered = False
+                self._fence(session, new)
+        self._maybe_go(session)
+
+    def _gone(self, session: Session, hop: Hop) -> None:
+        """A hop that the server did not open: nothing is there to close."""
+        session.hops.remove(hop)
+        self._fleet.hops[hop.peer] -= 1
+        self.replies.pop(hop.reply, None)
+
+    # ---- Go
+
+    def _maybe_go(self, session: Session) -> None:
+        if not all(hop.answered for hop in session.hops):
+            return
+        points = restart_points([HopState(h.kv, h.last, h.kept) for h in session.hops])
+        session.credit = session.wanted_credit()
+        for index, point in enumerate(points):
+            self._go(session, index, point)
+        head, tail = session.hops[0], session.hops[-1]
+        self._input(session, head, min(points[0].start, head.log))
+        if tail is not head:
+            self._input(session, tail, tail.log)
+        session.state = State.RUNNING
+        session.admitted = True
+        session.shunned.clear()
+
+    def _go(self, session: Session, index: int, point: Restart) -> None:
+        hops = session.hops
+        hop, tail = hops[index], index == len(hops) - 1
+        self._send(
+            hop,
+            Go(
+                handle=hop.own,
+                epoch=session.epoch,
+                length=session.length,
+                start=point.start,
+                send_from=point.send_from,
+                predecessor=neighbour(hops[index - 1]) if index else None,
+                successor=None if tail else neighbour(hops[index + 1]),
+                ring=neighbour(hops[0]) if tail and len(hops) > 1 else None,
+                credit=session.credit if tail else 0,
+                hops=len(hops),
+                sample=not session.read_only,
+            ),
+        )
+
+    def _input(self, session: Session, hop: Hop, start: int) -> None:
+        lane = Lane.LIVE if session.length - start <= SHORT_INPUT else Lane.BULK
+        for first in range(start, session.length, INPUT_TOKENS):
+            tokens = tuple(session.log[first : first + INPUT_TOKENS])
+            self._send(hop, Input(hop.own, session.epoch, first, tokens), lane)
+
+    def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:
+        self._emit(Send(hop.server, lane, message))
+
+    # ---- no server, no room, no time
+
+    def _no_way(self, session: Session, now: float) -> None:
+        """A turn that has not begun is refused; a session that has, waits."""
+        if session.shunned:
+            why = session.refusal
+        else:
+            why = Why.NO_SERVERS
+        if session.fault_at is None and session.held_at is None and not session.tries:
+            self._refuse(session, why)
+        else:
+            session.refusal = why
+            self.hold(session, now)
+
+    def _refuse(self, session: Session, why: Why) -> None:
+        """All-or-nothing (R12): grants of a first turn are given back, those of later turns keep their KV."""
+        session.shunned.clear()
+        if session.admitted:
+            self.park(session)
+        else:
+            session.state = State.PARKED
+            self.release(session)
+        self._emit(Refused(session.name, why, self._detail(session, why), retry_after=1.0))
+
+    def _detail(self, session: Session, why: Why) -> str:
+        if why is Why.NO_SERVERS:
+            missing = self._fleet.uncovered(session.model)
+            return f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {session.model}"
+        if why is Why.TOO_LONG:
+            return f"{session.turn.reserve} positions are more than a server of {session.model} can ever hold"
+        return f"no free KV for {session.turn.reserve} positions on the servers of {session.model}"
+
+    def hold(self, session: Session, now: float) -> None:
+        """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""
+        session.state = State.HELD
+        session.shunned.clear()
+        if session.held_at is None:
+            session.held_at = now
+        if now - session.held_at >= self._settings.hold_seconds:
+            self.give_up(session, self._detail(session, session.refusal))
+            return
+        pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
+        session.retry_at = now + min(pause, self._settings.retry_limit_seconds)
+        session.tries += 1
+        no_room = session.refusal is Why.NO_ROOM
+        if no_room and session.tries >= self._settings.give_up_kv_after:
+            self.release(session)
+
+    def give_up(self, session: Session, detail: str) -> None:
+        self.release(session)
+        session.state = State.PARKED
+        self._forget(session)
+        self._emit(Broken(session.name, detail))
+
+    def silent(self, session: Session, now: float) -> None:
+        """Some hops have not answered their Fence in time: plan without them."""
+        for hop in session.hops:
+            if not hop.answered:
+                session.shunned.add(hop.peer)
+        if session.fault_at is None and session.admitted:
+            session.fault_at = now
+        self.enter(session, now)
+
+
+def neighbour(hop: Hop) -> Neighbour:
+    return Neighbour(hop.server, hop.own)
+
+
+def ranges(blocks: list[int]) -> str:
+    """`[0, 1, 2, 5]` → `0:3, 5:6`."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1][1] = block + 1
+        else:
+            runs.append([block, block + 1])
+    return ", ".join(f"{first}:{last}" for first, last in runs) or "?"

@@ -1,0 +1,124 @@
+"""One session as the gateway knows it: the input log (the truth, I1), its route, and what each hop must be cut to.
+
+Plain state with its own arithmetic; the loop (`recovery.py`) decides when to use it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
+from modelswarm.protocol.messages import KeptRows, Turn
+from modelswarm_gateway.core.effects import Why
+
+NO_CUT = 1 << 60
+
+
+class State(enum.Enum):
+    PARKED = "parked"  # no turn runs
+    FENCING = "fencing"  # in the loop: waiting for answers
+    RUNNING = "running"  # Go was sent
+    HELD = "held"  # in the loop: waiting for a server or for room
+
+
+@dataclass(slots=True)
+class Hop:
+    """Blocks [first, last) of one session on one server."""
+
+    server: Address
+    first: int
+    last: int
+    reply: Handle  # the gateway's name of it
+    own: Handle = NO_HANDLE  # the server's name of it, once told
+    low_kv: int = NO_CUT  # lowest cuts since its last Fenced (R3)
+    low_log: int = NO_CUT
+    answered: bool = False  # Fenced for the session's epoch has come
+    kv: int = 0
+    log: int = 0
+    kept: tuple[KeptRows, ...] = ()
+    turn: int = 0  # number of the last turn this hop has accepted
+
+    def cut(self, kv: int, log: int) -> None:
+        self.low_kv, self.low_log = min(self.low_kv, kv), min(self.low_log, log)
+
+    def forget(self) -> None:
+        """The server no longer knows this hop: it must be created again."""
+        self.own, self.kv, self.log, self.kept, self.turn = NO_HANDLE, 0, 0, (), 0
+        self.low_kv = self.low_log = NO_CUT
+        self.answered = False
+
+    @property
+    def peer(self) -> PeerId:
+        return self.server.peer
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        return self.first, self.last
+
+
+@dataclass(slots=True)
+class Session:
+    name: str
+    model: str
+    epoch: Epoch
+    log: list[int] = field(default_factory=list)
+    state: State = State.PARKED
+    hops: list[Hop] = field(default_factory=list)
+
+    turn: Turn = field(default_factory=lambda: Turn(reserve=1, end=1))
+    turn_number: int = 0
+    read_only: bool = False  # max_tokens 0
+    admitted: bool = False  # has run before: what it creates now is a repair
+    credit_ahead: int = 64
+    read: int = 0  # the client has taken entries below this
+    credit: int = 0  # last credit sent
+
+    shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
+    refusal: Why = Why.NO_ROOM
+    fenced_at: float = 0.0
+    loops: int = 0  # since the last new token
+    failures: int = 0  # model failures since the last new token
+    fault_at: float | None = None  # when the first fault since the last new token came
+    held_at: float | None = None
+    retry_at: float = 0.0
+    tries: int = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.log)
+
+    @property
+    def in_turn(self) -> bool:
+        return self.state is not State.PARKED
+
+    def next_epoch(self) -> None:
+        self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
+
+    def cut_hops(self, kept: int) -> None:
+        """The log's first `kept` entries stand; what a hop holds beyond them is stale (R3)."""
+        for hop in self.hops:
+            hop.cut(min(kept, self.length - 1), min(kept, self.length))
+
+    def replace_log(self, tokens: Sequence[int]) -> None:
+        """Continue from the longest common prefix of the log and `tokens`."""
+        common = common_prefix(self.log, tokens)
+        self.log[common:] = tokens[common:]
+        self.cut_hops(common)
+
+    def progressed(self) -> float | None:
+        """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
+        since, self.fault_at, self.held_at = self.fault_at, None, None
+        self.loops = self.failures = self.tries = 0
+        return since
+
+    def wanted_credit(self) -> int:
+        return max(self.read, self.length) if self.read_only else self.read + self.credit_ahead
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return min(len(a), len(b))
