@@ -1,7 +1,7 @@
 """Regenerate the protobuf modules (`make proto`) of every .proto in modelswarm/protocol.
 
 Run by developers after a change of a .proto; the results are committed, so that users need no
-compiler. Each file gets its _pb2.py and _pb2.pyi; one that declares a service also its _pb2_grpc.py.
+compiler. Each file gets a _pb2.py and a _pb2.pyi; one that declares a service a _pb2_grpc.py too.
 """
 
 from __future__ import annotations

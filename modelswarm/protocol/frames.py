@@ -2,7 +2,7 @@
 
 A frame is a run of items, each `kind u8 | 3 zero bytes | body length u32 | body | zeros to a
 multiple of 8` (little endian). Control bodies are protobuf (`codec.py`), rows a packed header and
-then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be viewed as
+then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be seen as
 numbers where they lie: `unpack` copies no rows. Anything malformed raises FrameError and nothing
 else. Called by `link.py` and by tests. Knows no connections.
 """
