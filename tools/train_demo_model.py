@@ -147,6 +147,8 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     )
     model.save_pretrained(folder, max_shard_size="3MB")
     write_tokenizer(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def main() -> None:

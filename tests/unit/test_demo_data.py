@@ -4,9 +4,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-
-pytest.importorskip("transformers")
-
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 

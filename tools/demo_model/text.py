@@ -6,12 +6,12 @@ that are shipped. Knows nothing of what the model is taught.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 PAD, BEGIN, END, USER, ASSISTANT = range(5)
 SPECIALS: Final = ("<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -60,14 +60,15 @@ def bare_tokenizer() -> Tokenizer:
 
 def write_tokenizer(folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=bare_tokenizer(),
-        bos_token=SPECIALS[BEGIN],
-        eos_token=SPECIALS[END],
-        pad_token=SPECIALS[PAD],
-        additional_special_tokens=[SPECIALS[USER], SPECIALS[ASSISTANT]],
-        clean_up_tokenization_spaces=False,
-        model_max_length=CONTEXT,
-    )
-    wrapped.chat_template = CHAT_TEMPLATE
-    wrapped.save_pretrained(folder, save_jinja_files=False)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIALS[BEGIN],
+        "eos_token": SPECIALS[END],
+        "pad_token": SPECIALS[PAD],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": CONTEXT,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    bare_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

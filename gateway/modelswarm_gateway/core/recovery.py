@@ -118,8 +118,7 @@ class Recovery:
                 if legs is None:
                     self._no_way(session, now)
                     return False
-                for leg in legs:
-                    route.append(self._hop(session, leg.peer, leg.first, leg.last))
+                route += [self._hop(session, leg.peer, leg.first, leg.last) for leg in legs]
             if hop is not None:
                 route.append(hop)
                 edge = hop.last
@@ -314,10 +313,7 @@ class Recovery:
 
     def _no_way(self, session: Session, now: float) -> None:
         """A turn that has not begun is refused; a session that has, waits."""
-        if session.shunned:
-            why = session.refusal
-        else:
-            why = Why.NO_SERVERS
+        why = session.refusal if session.shunned else Why.NO_SERVERS
         if session.fault_at is None and session.held_at is None and not session.tries:
             self._refuse(session, why)
         else:
