@@ -30,17 +30,15 @@ class Restart:
 def restart_points(hops: Sequence[HopState]) -> list[Restart]:
     """One pass from tail to head; hops in route order.
 
-    A hop that is not ahead of its successor just goes on. One that is ahead sends kept rows, and goes back
-    to where they end: at worst to where its successor starts.
+    A hop that is not ahead of its successor just goes on from its own KV. One that is ahead sends kept rows, and goes
+    back to where they end: at worst to where its successor starts.
     """
     points: list[Restart] = []
     needed = 0
     for index in range(len(hops) - 1, -1, -1):
         hop = hops[index]
-        if index == len(hops) - 1 or needed >= hop.kv:
-            start = hop.kv
-        else:
-            start = min(hop.kv, kept_until(hop, needed))
+        tail = index == len(hops) - 1
+        start = hop.kv if tail else min(hop.kv, kept_until(hop, needed))
         points.append(Restart(start, needed))
         needed = start
     points.reverse()
