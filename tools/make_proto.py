@@ -18,10 +18,11 @@ PROTOS = ROOT / "modelswarm" / "protocol"
 
 
 def arguments(proto: Path) -> list[str]:
-    stubs = Path(sys.executable).parent / "protoc-gen-mypy"
-    out = [f"--python_out={ROOT}", f"--plugin={stubs}", f"--mypy_out=quiet:{ROOT}"]
+    bin_ = Path(sys.executable).parent
+    plugins = [f"--plugin={bin_ / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
+    out = [f"--python_out={ROOT}", *plugins, f"--mypy_out=quiet:{ROOT}"]
     if re.search(r"^service ", proto.read_text(), re.MULTILINE):
-        out.append(f"--grpc_python_out={ROOT}")
+        out += [f"--grpc_python_out={ROOT}", f"--mypy_grpc_out=quiet:{ROOT}"]
     return ["protoc", f"-I{ROOT}", f"-I{files('grpc_tools') / '_proto'}", *out, str(proto)]
 
 
