@@ -1,0 +1,96 @@
+"""What every benchmark shares: the machine's description, the result file, the printed table.
+
+A benchmark is a function that returns a Result; `__main__.py` runs it and writes `bench/results/<name>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure must reach: at least (`>=`) or at most (`<=`)."""
+
+    figure: str
+    sense: str
+    value: float
+
+    def held(self, figures: dict[str, float]) -> bool:
+        measured = figures[self.figure]
+        return measured >= self.value if self.sense == ">=" else measured <= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    figures: dict[str, float]  # flat: what other tools read
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    shape: str  # of the model and the swarm
+    threads: int
+    bars: Sequence[Bar] = field(default_factory=tuple)
+
+
+def report(result: Result) -> bool:
+    """Print the table, write the file; whether every bar was held."""
+    table = Table(title=f"{result.name}: {result.shape}", title_justify="left")
+    for column in result.columns:
+        table.add_column(column, justify="right")
+    for row in result.rows:
+        table.add_row(*row)
+    console = Console(width=140)
+    console.print(table)
+    for bar in result.bars:
+        verdict = "held" if bar.held(result.figures) else "MISSED"
+        console.print(f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}")
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "name": result.name,
+        "figures": result.figures,
+        "bars": [asdict(bar) for bar in result.bars],
+        "machine": machine(),
+        "threads": result.threads,
+        "shape": result.shape,
+        "commit": commit(),
+    }
+    (RESULTS / f"{result.name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    return all(bar.held(result.figures) for bar in result.bars)
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return f"{os.cpu_count()} x {model}, {platform.system()}, Python {platform.python_version()}"
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def quantile(values: Sequence[float], q: float) -> float:
+    """The smallest value that at least a share `q` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * int(q * 1000) // 1000) - 1))]
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)

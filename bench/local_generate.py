@@ -1,0 +1,63 @@
+"""The yardstick: Hugging Face `generate` of the whole model in one process with one torch thread.
+
+A child process driven over its standard streams, so that a benchmark can interleave it with the swarm: one line in
+(`batch prompt new`), one line out (seconds).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class LocalGenerate:
+    """`with LocalGenerate(folder) as local: seconds = local.run(batch=1, prompt=32, new=128)`."""
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        command = [sys.executable, "-m", "bench.local_generate", str(folder), str(threads)]
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, *, batch: int, prompt: int, new: int) -> float:
+        """Seconds that `generate` took, prefill included."""
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(f"{batch} {prompt} {new}\n")
+        self._child.stdin.flush()
+        return float(self._child.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+
+def serve(folder: str, threads: int) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(1)
+    for line in sys.stdin:
+        batch, prompt, new = map(int, line.split())
+        ids = torch.randint(1, model.config.vocab_size, (batch, prompt), generator=generator)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False
+            )
+        seconds = time.perf_counter() - began
+        if out.shape[1] != prompt + new:
+            raise RuntimeError(f"generate made {out.shape[1] - prompt} tokens, not {new}")
+        print(seconds, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,75 @@
+"""Random Llama models of the benchmark shapes, made once per machine in a cache folder.
+
+Run as a program it makes one (torch is needed only there): `python -m bench.models SHAPE FOLDER`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelswarm-bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    hidden: int
+    blocks: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("27m", 512, 8, 8, 8, 1408, 1024),  # the shape Petals was measured with
+        Shape("246m", 1024, 16, 16, 4, 2816, 32000),
+        Shape("1m", 128, 8, 4, 4, 352, 512),
+    )
+}
+
+
+def model_folder(name: str) -> Path:
+    """A Hugging Face folder of that shape, fp32."""
+    folder = CACHE / f"{name}-v1"
+    if not (folder / "model.safetensors").exists():
+        subprocess.run([sys.executable, "-m", "bench.models", name, str(folder)], check=True)
+    return folder
+
+
+def make(shape: Shape, folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.blocks,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder, max_shard_size="10GB")
+    vocabulary = {f"t{index}": index for index in range(shape.vocab)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+
+
+if __name__ == "__main__":
+    make(SHAPES[sys.argv[1]], Path(sys.argv[2]))
