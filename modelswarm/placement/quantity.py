@@ -30,7 +30,9 @@ def bytes_of(quantity: str | int, field: str) -> int:
     """Bytes of a Kubernetes quantity. `field` is what an error calls it."""
     match = _QUANTITY.match(str(quantity).strip())
     if match is None or (size := int(float(match.group(1)) * _FACTORS[match.group(2)])) <= 0:
-        raise UserError(field, f"{quantity!r} is not an amount of memory; allowed: e.g. 512Mi or 2Gi")
+        raise UserError(
+            field, f"{quantity!r} is not an amount of memory; allowed: e.g. 512Mi or 2Gi"
+        )
     return size
 
 

@@ -6,6 +6,7 @@ Used by `modelswarm up` and `modelswarm plan` (later by the operator's planner).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from modelswarm.errors import UserError
@@ -34,7 +35,7 @@ def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:
         )
     size, larger = divmod(n_blocks, count)
     bounds = [index * size + min(index, larger) for index in range(count + 1)]
-    return tuple(Span(first, last) for first, last in zip(bounds, bounds[1:], strict=False))
+    return tuple(Span(first, last) for first, last in pairwise(bounds))
 
 
 def given_spans(n_blocks: int, ranges: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
