@@ -1,0 +1,133 @@
+"""The troubles of a simulated world, struck by a seeded schedule; often one right after another, inside the loop.
+
+Never takes away what no protocol can do without: every block keeps a way through servers that will be alive.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from protocol.simulator.processes import GatewayProcess, ServerProcess, Tools
+
+Span = tuple[int, int]
+
+
+class Faults:
+    def __init__(
+        self,
+        tools: Tools,
+        gateway: GatewayProcess,
+        servers: dict[str, ServerProcess],
+        boot: Callable[[str, Span, int], None],
+    ) -> None:
+        self.struck: Counter[str] = Counter()
+        self._tools = tools
+        self._plan = tools.scenario.faults
+        self._gateway = gateway
+        self._servers = servers
+        self._boot = boot  # starts a server process: name, span, boot number
+        self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
+        self._lasting = {name: server.span for name, server in servers.items()}
+        self._parted: set[frozenset[str]] = set()
+        self._kinds = {
+            "drop": self._drop,
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "partition": self._partition,
+        }
+
+    def start(self) -> None:
+        if self._plan.weights:
+            self._schedule(self._plan.gap)
+
+    def _schedule(self, gap: float) -> None:
+        self._tools.clock.after(self._rng.expovariate(1 / gap), self._strike)
+
+    def _strike(self) -> None:
+        if self._tools.clock.now > self._plan.until:
+            return
+        weights = self._plan.weights
+        [kind] = self._rng.choices(list(weights), list(weights.values()))
+        if self._kinds[kind]():
+            self.struck[kind] += 1
+        burst = self._rng.random() < self._plan.burst_chance
+        self._schedule(self._plan.burst_gap if burst else self._plan.gap)
+
+    # -- kinds -----------------------------------------------------------------------------
+
+    def _drop(self) -> bool:
+        pairs = self._tools.network.pairs()
+        if not pairs:
+            return False
+        one, other = self._rng.choice(pairs)
+        self._note("drops", f"{one} - {other}")
+        self._tools.network.drop(one, other)
+        return True
+
+    def _kill(self) -> bool:
+        living = [server for server in self._servers.values() if server.alive]
+        if not living:
+            return False
+        server = self._rng.choice(living)
+        self._note("kills", server.name)
+        server.alive = False
+        self._tools.network.died(server.address.peer)
+        clock, rng = self._tools.clock, self._rng
+        clock.after(rng.uniform(0.0, 0.5), self._gateway.forget, server.address.peer)
+        if rng.random() < self._plan.never_back_chance and self._spare(server.name):
+            del self._lasting[server.name]
+        else:
+            back = rng.expovariate(1 / self._plan.restart)
+            clock.after(back, self._boot, server.name, server.span, server.boot + 1)
+        return True
+
+    def _spare(self, name: str) -> bool:
+        rest = {each: span for each, span in self._lasting.items() if each != name}
+        return routable(rest, self._tools.scenario.layout.n_blocks, self._parted)
+
+    def _freeze(self) -> bool:
+        living = [server for server in self._servers.values() if server.alive]
+        if not living:
+            return False
+        server = self._rng.choice(living)
+        seconds = self._rng.uniform(0.0, 0.5)
+        self._note("freezes", f"{server.name} for {seconds:.3f}")
+        server.freeze(seconds)
+        return True
+
+    def _partition(self) -> bool:
+        names = list(self._servers)
+        if len(names) < 2:
+            return False
+        pair = frozenset(self._rng.sample(names, 2))
+        parted = self._parted | {pair}
+        if not routable(self._lasting, self._tools.scenario.layout.n_blocks, parted):
+            return False
+        self._parted = parted
+        deaf, mute = self._rng.sample(sorted(pair), 2)
+        self._note("parts", f"{deaf} hears nothing of {mute}")
+        self._tools.network.part(deaf, mute, self._rng.choice((0.0, 0.05, 0.5)))
+        return True
+
+    def _note(self, what: str, text: str) -> None:
+        self._tools.trace.note(self._tools.clock.now, "fault", what, text)
+
+
+def routable(servers: Mapping[str, Span], n_blocks: int, parted: set[frozenset[str]]) -> bool:
+    """Is there a chain over all blocks in which no two neighbours are parted?"""
+    reached: set[tuple[int, str]] = set()
+    front: list[tuple[int, str]] = [(0, "")]
+    while front:
+        edge, before = front.pop()
+        if edge == n_blocks:
+            return True
+        for name, (first, last) in servers.items():
+            step = (last, name)
+            if not first <= edge < last or frozenset((before, name)) in parted:
+                continue
+            if step not in reached:
+                reached.add(step)
+                front.append(step)
+    return False

@@ -1,0 +1,305 @@
+"""The links of a simulated swarm: they delay, reorder across lanes and links, break, and repeat.
+
+Behaves as `modelswarm.protocol.link` does: a Send dials when there is no link, prefers the link this process dialled,
+keeps the order of one lane of one link and no other order; when one link of a pair goes, all of them go and each side
+hears it once, in its own time. What is in flight on a broken link is lost from some point on.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+from protocol.simulator.clock import Clock
+from protocol.simulator.scenario import Weather
+from protocol.simulator.trace import Trace
+
+from modelswarm.protocol.identity import Address, PeerId, pod_of
+from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Live, Send
+
+_UNLIMITED = 1 << 60
+_NEVER_REPEATED = (Hello, Live, Beat)
+
+
+class Endpoint(Protocol):
+    """A process, as the network sees it. A restarted process is another endpoint."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> Address: ...
+    @property
+    def alive(self) -> bool: ...
+    def linked(self, other: Endpoint) -> None: ...
+    def unlinked(self, peer: PeerId) -> None: ...
+    def received(self, peer: PeerId, item: Item) -> None: ...
+
+
+class Port:
+    """One endpoint's own view of its links."""
+
+    __slots__ = ("dialing", "endpoint", "links", "peer")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.peer = endpoint.address.peer
+        self.links: dict[PeerId, list[Link]] = {}
+        self.dialing: dict[PeerId, list[Send]] = {}
+
+
+class Channel:
+    """One direction of one lane of one link: first in, first out."""
+
+    __slots__ = ("clear", "delivered", "limit", "receiver", "sender", "sent")
+
+    def __init__(self, sender: Port, receiver: Port, clear: float) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.clear = clear  # nothing arrives before this
+        self.sent = 0
+        self.delivered = 0
+        self.limit = _UNLIMITED  # messages beyond this number are lost
+
+
+class Link:
+    __slots__ = ("acceptor", "broken", "channels", "dialler", "open_at")
+
+    def __init__(self, dialler: Port, acceptor: Port, now: float, answered: float) -> None:
+        self.dialler = dialler
+        self.acceptor = acceptor
+        self.broken = False
+        self.open_at = {acceptor.peer}
+        self.channels = {
+            (sender.peer, lane): Channel(sender, receiver, clear)
+            for sender, receiver, clear in (
+                (dialler, acceptor, now),
+                (acceptor, dialler, answered),
+            )
+            for lane in Lane
+        }
+
+    def far_end(self, port: Port) -> Port:
+        return self.acceptor if port is self.dialler else self.dialler
+
+
+class Network:
+    def __init__(self, clock: Clock, rng: random.Random, weather: Weather, trace: Trace) -> None:
+        self.clock = clock
+        self.weather = weather
+        self.trace = trace
+        self.lost = 0
+        self.repeated = 0
+        self._rng = rng
+        self._ports: dict[PeerId, Port] = {}
+        self._listening: dict[str, Port] = {}
+        self._links: dict[Link, None] = {}
+        self._parted: set[frozenset[str]] = set()
+
+    # -- endpoints -------------------------------------------------------------------------
+
+    def join(self, endpoint: Endpoint) -> None:
+        port = Port(endpoint)
+        self._ports[port.peer] = port
+        if endpoint.address.target:
+            self._listening[endpoint.address.target] = port
+
+    def died(self, peer: PeerId) -> None:
+        """The process is gone; whoever had a link to it hears that in a moment."""
+        port = self._ports.pop(peer)
+        for links in port.links.values():
+            for link in links:
+                self._break(link)
+        for link in [each for each in self._links if each.dialler is port]:
+            self._break(link)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Pairs of process names that are linked now."""
+        found = {
+            (link.dialler.endpoint.name, link.acceptor.endpoint.name): None for link in self._links
+        }
+        return list(found)
+
+    def drop(self, one: str, other: str) -> None:
+        """Break every link of a pair."""
+        names = {one, other}
+        for link in list(self._links):
+            if {link.dialler.endpoint.name, link.acceptor.endpoint.name} == names:
+                self._break(link)
+
+    def part(self, deaf: str, mute: str, silence: float) -> None:
+        """From now on these two can't talk, for good: first `deaf` hears nothing, later the links break."""
+        self._parted.add(frozenset((deaf, mute)))
+        for link in self._links:
+            for channel in link.channels.values():
+                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):
+                    channel.limit = channel.delivered
+        self.clock.after(silence, self.drop, deaf, mute)
+
+    # -- sending ---------------------------------------------------------------------------
+
+    def send(self, peer: PeerId, send: Send) -> None:
+        port = self._ports[peer]
+        to = send.to
+        if to.peer in port.dialing:
+            port.dialing[to.peer].append(send)
+        elif to.peer in port.links:
+            self._transmit(self._choose(port, to), port, send)
+        elif to.target:
+            self.dial(peer, to)
+            port.dialing[to.peer].append(send)
+        else:
+            self._lose(port, send)
+
+    def dial(self, peer: PeerId, to: Address) -> None:
+        port = self._ports[peer]
+        if to.peer not in port.dialing:
+            port.dialing[to.peer] = []
+            self.clock.after(self._latency(Lane.LIVE), self._arrive, port, to)
+
+    def _choose(self, port: Port, to: Address) -> Link:
+        links = port.links[to.peer]
+        if to.target:
+            return next((link for link in links if link.dialler is port), links[0])
+        return links[0]
+
+    def _transmit(self, link: Link, port: Port, send: Send) -> None:
+        if link.broken:
+            self._lose(port, send)
+            return
+        if self.trace.enabled:
+            self.trace.note(
+                self.clock.now, port.endpoint.name, f"> {self._name(send.to)}", send.item
+            )
+        channel = link.channels[port.peer, send.lane]
+        channel.clear = max(self.clock.now + self._latency(send.lane), channel.clear)
+        channel.sent += 1
+        self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, send.item)
+        if self.weather.duplicate_chance:
+            self._perhaps_twice(link, channel, send.item)
+
+    def _perhaps_twice(self, link: Link, channel: Channel, item: Item) -> None:
+        if self._rng.random() < self.weather.duplicate_chance:
+            late = self._rng.expovariate(1 / self.weather.duplicate_delay)
+            if not isinstance(item, _NEVER_REPEATED):
+                self.clock.at(channel.clear + late, self._repeat, link, channel, item)
+
+    def _deliver(self, link: Link, channel: Channel, number: int, item: Item) -> None:
+        receiver = channel.receiver
+        if number > channel.limit or receiver.peer not in link.open_at:
+            self.lost += 1
+            return
+        channel.delivered = number
+        if self.trace.enabled:
+            self._note_arrival(receiver, channel.sender, "<", item)
+        receiver.endpoint.received(channel.sender.peer, item)
+
+    def _repeat(self, link: Link, channel: Channel, item: Item) -> None:
+        if channel.limit == _UNLIMITED and channel.receiver.peer in link.open_at:
+            self.repeated += 1
+            if self.trace.enabled:
+                self._note_arrival(channel.receiver, channel.sender, "< again", item)
+            channel.receiver.endpoint.received(channel.sender.peer, item)
+
+    def _lose(self, port: Port, send: Send) -> None:
+        self.lost += 1
+        if self.trace.enabled:
+            self.trace.note(
+                self.clock.now, port.endpoint.name, f"> {self._name(send.to)} LOST", send.item
+            )
+
+    # -- the life of a link ----------------------------------------------------------------
+
+    def _arrive(self, port: Port, to: Address) -> None:
+        """A dial reaches the other process: it hears of the link first."""
+        acceptor = self._listening.get(to.target)
+        if port.peer not in self._ports:
+            return
+        if acceptor is None or not acceptor.endpoint.alive or not self._welcome(port, acceptor, to):
+            self.clock.after(self._notice(), self._refused, port, to.peer)
+            return
+        answered = self.clock.now + self._latency(Lane.LIVE)
+        link = Link(port, acceptor, self.clock.now, answered)
+        self._links[link] = None
+        self._open(acceptor, link)
+        self.clock.at(answered, self._answered, port, link)
+
+    def _welcome(self, port: Port, acceptor: Port, to: Address) -> bool:
+        pair = frozenset((port.endpoint.name, acceptor.endpoint.name))
+        return acceptor.peer == to.peer and pair not in self._parted
+
+    def _answered(self, port: Port, link: Link) -> None:
+        if port.peer not in self._ports:
+            return
+        peer = link.acceptor.peer
+        if link.broken:
+            self._refused(port, peer)
+            return
+        waiting = port.dialing.pop(peer)
+        self._open(port, link)
+        for send in waiting:
+            self._transmit(link, port, send)
+
+    def _open(self, port: Port, link: Link) -> None:
+        far = link.far_end(port)
+        link.open_at.add(port.peer)
+        links = port.links.setdefault(far.peer, [])
+        links.append(link)
+        if len(links) == 1:
+            self.trace.note(self.clock.now, port.endpoint.name, f"linked {far.endpoint.name}")
+            port.endpoint.linked(far.endpoint)
+
+    def _refused(self, port: Port, peer: PeerId) -> None:
+        if port.peer not in self._ports:
+            return
+        for send in port.dialing.pop(peer, ()):
+            self._lose(port, send)
+        self._close(port, peer)
+
+    def _break(self, link: Link) -> None:
+        if link.broken:
+            return
+        link.broken = True
+        self._links.pop(link)
+        for channel in link.channels.values():
+            in_flight = channel.sent - channel.delivered
+            kept = self._rng.randint(0, in_flight) if self._rng.random() < 0.5 else 0
+            channel.limit = min(channel.limit, channel.delivered + kept)
+        self.clock.after(self._notice(), self._hear, link.dialler, link)
+        self.clock.after(self._notice(), self._hear, link.acceptor, link)
+
+    def _hear(self, port: Port, link: Link) -> None:
+        peer = link.far_end(port).peer
+        if port.peer in self._ports and link in port.links.get(peer, ()):
+            self._close(port, peer)
+
+    def _close(self, port: Port, peer: PeerId) -> None:
+        """This side gives up all its links to a peer, and hears it once."""
+        for link in port.links.pop(peer, ()):
+            link.open_at.discard(port.peer)
+            self._break(link)
+        self.trace.note(self.clock.now, port.endpoint.name, f"unlinked {pod_of(peer)}")
+        port.endpoint.unlinked(peer)
+
+    # -- chance ----------------------------------------------------------------------------
+
+    def _latency(self, lane: Lane) -> float:
+        weather = self.weather
+        mean = weather.latency * (weather.bulk_factor if lane is Lane.BULK else 1.0)
+        delay = self._rng.expovariate(1 / mean)
+        if weather.spike_chance and self._rng.random() < weather.spike_chance:
+            delay += self._rng.uniform(0, weather.spike)
+        return delay
+
+    def _notice(self) -> float:
+        delay = self._rng.expovariate(1 / self.weather.notice)
+        if self._rng.random() < self.weather.late_notice_chance:
+            delay += self._rng.uniform(0, self.weather.late_notice)
+        return delay
+
+    def _name(self, to: Address) -> str:
+        return pod_of(to.peer).split("/")[0]
+
+    def _note_arrival(self, receiver: Port, sender: Port, what: str, item: Item) -> None:
+        self.trace.note(
+            self.clock.now, receiver.endpoint.name, f"{what} {sender.endpoint.name}", item
+        )

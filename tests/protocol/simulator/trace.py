@@ -1,0 +1,84 @@
+"""What happened in a simulated world, readable: kept only when a seed is replayed to explain a violation.
+
+Sessions are recognised in messages by the handles that Fence and Fenced gave them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from modelswarm.protocol.identity import Epoch, Handle
+from modelswarm.protocol.messages import Fence, Fenced
+
+
+class Violation(AssertionError):
+    """The swarm broke a promise. Carries what is needed to replay it."""
+
+    def __init__(self, text: str, session: str = "") -> None:
+        super().__init__(text)
+        self.session = session
+
+
+class Trace:
+    """Off by default: a note then costs one test of a flag."""
+
+    def __init__(self, enabled: bool = False) -> None:
+        self.enabled = enabled
+        self._events: list[tuple[float, str, str, object]] = []
+        self._names: dict[Handle, str] = {}
+
+    def note(self, now: float, who: str, what: str, about: object = "") -> None:
+        if self.enabled:
+            self._learn(about)
+            self._events.append((now, who, what, about))
+
+    def _learn(self, item: object) -> None:
+        if isinstance(item, Fence) and item.create is not None:
+            self._names[item.reply] = item.create.session
+        elif isinstance(item, Fenced) and item.handle in self._names:
+            self._names[item.own] = self._names[item.handle]
+
+    def session_of(self, about: object) -> str:
+        session = getattr(about, "session", None)
+        if session is None:
+            session = self._names.get(getattr(about, "handle", 0), "")
+        return str(session)
+
+    def lines(self, session: str = "", last: int | None = None) -> list[str]:
+        """The last events of one session (and those of no session, such as faults), or of all."""
+        owned = [(event, self.session_of(event[3])) for event in self._events]
+        kept = [(event, owner) for event, owner in owned if not session or owner in ("", session)]
+        shown = kept if last is None else kept[-last:]
+        return [
+            f"{now:10.5f}  {who:<14} {what:<22} {owner:<4} {describe(about)}"
+            for (now, who, what, about), owner in shown
+        ]
+
+
+def describe(value: object) -> str:
+    """One line without what is at its default."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Epoch):
+        return f"e{value.counter}"
+    if isinstance(value, bytes | memoryview):
+        return f"<{len(value)} bytes>"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _describe_fields(value)
+    if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        return f"[{', '.join(describe(each) for each in value)}]"
+    return str(value)
+
+
+def _describe_fields(value: Any) -> str:
+    parts = []
+    for field in dataclasses.fields(value):
+        content = getattr(value, field.name)
+        if field.default is not dataclasses.MISSING and content == field.default:
+            continue
+        if field.name in ("handle", "own", "reply"):
+            content = f"{content % 0xFFFF:04x}" if content else 0
+        parts.append(f"{field.name}={describe(content)}")
+    return f"{type(value).__name__}({', '.join(parts)})"

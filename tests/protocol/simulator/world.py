@@ -1,0 +1,177 @@
+"""One simulated world: a gateway, servers, clients, weather and faults, from one seed; and how to run it.
+
+`simulate` is what tests and the command line call: it runs a seed and, if a promise was broken, runs it again with the
+trace on and says what happened.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from protocol.simulator.client import Client
+from protocol.simulator.clock import Clock
+from protocol.simulator.faults import Faults, Span
+from protocol.simulator.network import Network
+from protocol.simulator.oracles import check_at_rest, check_pages
+from protocol.simulator.processes import Cores, GatewayProcess, ServerProcess, Tools
+from protocol.simulator.scenario import Scenario, draw
+from protocol.simulator.trace import Trace, Violation
+
+from modelswarm_gateway.core.effects import Effect
+
+QUIET = 7.0  # seconds after the last session closed; grants have expired by then
+MOST_EVENTS = 400_000
+WATCH = 0.5
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one world went through."""
+
+    sessions: int = 0
+    tokens: int = 0
+    rows: int = 0
+    events: int = 0
+    seconds: float = 0.0  # virtual
+    reroutes: int = 0
+    lost: int = 0
+    repeated: int = 0
+    longest_wait: float = 0.0  # of a session for its next token, after the last fault
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Outcome) -> None:
+        self.sessions += other.sessions
+        self.tokens += other.tokens
+        self.rows += other.rows
+        self.events += other.events
+        self.seconds += other.seconds
+        self.reroutes += other.reroutes
+        self.lost += other.lost
+        self.repeated += other.repeated
+        self.longest_wait = max(self.longest_wait, other.longest_wait)
+        self.faults.update(other.faults)
+
+
+class World:
+    def __init__(self, scenario: Scenario, cores: Cores | None = None, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.clock = Clock()
+        self.trace = Trace(trace)
+        self.outcome = Outcome(sessions=scenario.load.sessions)
+        seed = f"{scenario.switch}/{scenario.seed}"
+        bits = random.Random(f"draw/{seed}")
+        self._rng = random.Random(f"world/{seed}")
+        self.network = Network(
+            self.clock, random.Random(f"network/{seed}"), scenario.weather, self.trace
+        )
+        self._tools = Tools(
+            scenario,
+            self.clock,
+            self.network,
+            self.trace,
+            cores or Cores(),
+            lambda: bits.getrandbits(64),
+        )
+        self.gateway = GatewayProcess(self._tools, self._deliver)
+        self.network.join(self.gateway)
+        self.servers: dict[str, ServerProcess] = {}
+        for number, span in enumerate(scenario.layout.spans):
+            self._boot(f"s{number}", span, 0)
+        self.faults = Faults(self._tools, self.gateway, self.servers, self._boot)
+        names = [f"c{number}" for number in range(scenario.load.sessions)]
+        self.clients = {name: Client(self._tools, self.gateway, name) for name in names}
+
+    def run(self) -> Outcome:
+        self.gateway.tick()
+        self.gateway.beat()
+        self.clock.after(WATCH, self._watch)
+        self.faults.start()
+        for client in self.clients.values():
+            self.clock.after(self._rng.uniform(0.01, self.scenario.load.spread), client.start)
+        while not all(client.done for client in self.clients.values()):
+            self._step()
+        rest = max(self.clock.now, self.scenario.faults.until) + QUIET
+        while self.clock.now < rest:
+            self._step()
+        check_at_rest(self.gateway, self.servers.values())
+        return self._summary()
+
+    def _step(self) -> None:
+        self.clock.step()
+        if self.clock.events > MOST_EVENTS:
+            raise Violation(f"{MOST_EVENTS} events and no end: the swarm runs in circles")
+
+    def _summary(self) -> Outcome:
+        out = self.outcome
+        out.tokens = sum(client.tokens for client in self.clients.values())
+        out.rows += sum(server.rows for server in self.servers.values())
+        out.events, out.seconds = self.clock.events, self.clock.now
+        out.lost, out.repeated = self.network.lost, self.network.repeated
+        out.faults = self.faults.struck
+        return out
+
+    def _boot(self, name: str, span: Span, boot: int) -> None:
+        server = ServerProcess(self._tools, name, span, boot)
+        if name in self.servers:
+            self.outcome.rows += self.servers[name].rows
+            self.trace.note(self.clock.now, name, "restarts", f"as boot {boot}")
+        self.servers[name] = server
+        self.network.join(server)
+        server.tick()
+        self.clock.after(self._rng.uniform(0.0, 0.01), self.gateway.learn, server.address)
+
+    def _deliver(self, effects: list[Effect]) -> None:
+        """Give each client its effects, as the gateway's doors would."""
+        by_session: dict[str, list[Effect]] = {}
+        for effect in effects:
+            session = getattr(effect, "session", "")
+            by_session.setdefault(session, []).append(effect)
+            if self.trace.enabled:
+                self.trace.note(self.clock.now, "gateway", "=>", effect)
+            if type(effect).__name__ == "Rerouted":
+                self.outcome.reroutes += 1
+        for session, each in by_session.items():
+            self.clients[session].sees(each)
+
+    def _watch(self) -> None:
+        """The second oracle: with every server back, no session may stand still."""
+        now = self.clock.now
+        for server in self.servers.values():
+            if server.alive:
+                check_pages(server)
+        for client in self.clients.values():
+            if client.turn is not None:
+                waited = now - max(client.progress_at, self.scenario.faults.until)
+                self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
+                if waited > self.scenario.patience:
+                    raise Violation(f"{client.name} has waited {waited:.1f} s", client.name)
+        self.clock.after(WATCH, self._watch)
+
+
+def simulate(seed: int, switch: str = "mixed", cores: Cores | None = None) -> Outcome:
+    """Run a seed. A broken promise is told with the last events of the session that saw it."""
+    scenario = draw(seed, switch)
+    try:
+        return World(scenario, cores).run()
+    except Exception as error:
+        raise Violation(explain(scenario, cores, error)) from error
+
+
+def explain(scenario: Scenario, cores: Cores | None, error: Exception, last: int = 60) -> str:
+    """The story of a failing seed: run once more, with the trace on."""
+    world = World(scenario, cores, trace=True)
+    session = ""
+    try:
+        world.run()
+        story = ["(the second run did not fail: the world is not deterministic)"]
+    except Exception as again:
+        session = again.session if isinstance(again, Violation) else ""
+        story = world.trace.lines(session, last)
+    head = f"seed {scenario.seed}, switch {scenario.switch}, at {world.clock.now:.5f} s"
+    replay = (
+        f"PYTHONPATH=tests python -m protocol.simulator --switch {scenario.switch} "
+        f"--seed {scenario.seed} --trace"
+    )
+    return "\n".join([f"{type(error).__name__}: {error}", head, replay, *story])
