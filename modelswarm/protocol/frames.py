@@ -35,9 +35,8 @@ _FINISH_NUMBER = {finish: number for number, finish in enumerate(_FINISHES)}
 _INPUT_TOKENS = 16384  # entries of an Input that surely fit into FRAME_TARGET
 
 
-def pack(items: Iterable[Item]) -> list[bytes]:
+def pack(items: Iterable[Item]) -> Iterator[bytes]:
     """Frames that carry the items in order; rows and inputs too long for one frame are split."""
-    frames: list[bytes] = []
     parts: list[bytes | memoryview] = []
     size = count = 0
     for item in _split(items):
@@ -45,7 +44,7 @@ def pack(items: Iterable[Item]) -> list[bytes]:
         length = sum(map(len, body)) - _ITEM.size
         padding = -length % 8
         if parts and (size + length > FRAME_TARGET or count == MAX_ITEMS):
-            frames.append(b"".join(parts))
+            yield b"".join(parts)
             parts, size, count = [], 0, 0
         if length + _ITEM.size + padding > MAX_FRAME:
             raise ValueError(f"a {type(item).__name__} of {length} bytes does not fit into a frame")
@@ -55,8 +54,7 @@ def pack(items: Iterable[Item]) -> list[bytes]:
         size += _ITEM.size + length + padding
         count += 1
     if parts:
-        frames.append(b"".join(parts))
-    return frames
+        yield b"".join(parts)
 
 
 def unpack(frame: bytes) -> list[Item]:

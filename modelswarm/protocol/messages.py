@@ -239,9 +239,7 @@ class Report:
     handle: Handle  # the gateway's
     epoch: Epoch
     trouble: Trouble
-    peer: PeerId = (
-        ""  # the other end of the link it is about; "" when it is about this server itself
-    )
+    peer: PeerId = ""  # the other end of the link it is about; "" when about this server itself
     generation: int = 0  # of that link, to count a pair's failure once (R5)
     detail: str = ""
 

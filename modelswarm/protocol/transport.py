@@ -1,0 +1,168 @@
+"""Byte streams between two processes: the one module of the links that knows gRPC.
+
+`DialledStream` opens one lane on a connection of its own, `Listener` accepts them; both give whole
+messages, and every way in which gRPC says that it is over becomes StreamBroken. Called by `link.py`,
+which knows what the bytes are. TLS goes into `_channel` and `Listener.start`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from modelswarm.protocol.messages import Lane
+
+_SERVICE = "modelswarm.link.v1.Link"
+_METHODS = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
+_PATHS = {lane: path for path, lane in _METHODS.items()}
+
+_COMMON = [
+    # link.py refuses anything above MAX_FRAME; this bounds what gRPC buffers before we see it.
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", -1),
+    # A dead process is noticed by its closed socket; this finds dead machines and cut networks.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CLIENT = [
+    *_COMMON,
+    ("grpc.use_local_subchannel_pool", 1),  # live and bulk never share a connection
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+]
+_SERVER = [
+    *_COMMON,
+    ("grpc.so_reuseport", 0),  # a port in use is an error
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+class StreamBroken(ConnectionError):
+    """The stream is over, or was never there; the message says why."""
+
+
+class Stream(Protocol):
+    async def read(self) -> bytes:
+        """The next message."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Returns when the peer's flow control has taken it: never, when the peer does not read."""
+        ...
+
+
+class DialledStream:
+    """One lane that this process opens, with a connection of its own; the first write connects."""
+
+    def __init__(self, target: str, lane: Lane) -> None:
+        self._channel = _channel(target)
+        method: Any = self._channel.stream_stream  # its stubs want serializers; raw bytes need none
+        self._call: Any = method(_PATHS[lane])()
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._call.read()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise StreamBroken(_reason(error)) from error
+        return _message(data)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._call.write(data)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise StreamBroken(_reason(error)) from error
+
+    async def close(self) -> None:
+        self._call.cancel()
+        await self._channel.close(None)
+
+
+class AcceptedStream:
+    """One lane that a peer opened; it ends when the coroutine that got it returns."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> bytes:
+        try:
+            data = await self._context.read()
+        except grpc.aio.BaseError as error:
+            raise StreamBroken(_reason(error)) from error
+        return _message(data)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except grpc.aio.BaseError as error:
+            raise StreamBroken(_reason(error)) from error
+
+
+class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Accepts lanes on one port. `accept` owns a lane until it returns; StreamBroken refuses it."""
+
+    def __init__(self, accept: Callable[[Lane, Stream], Awaitable[None]]) -> None:
+        self._accept = accept
+        self._server = grpc.aio.server(options=_SERVER)
+        self._server.add_generic_rpc_handlers((self,))
+
+    async def start(self, target: str) -> str:
+        """Returns the bound "host:port". Raises OSError when the target cannot be bound."""
+        host, _, port = target.rpartition(":")
+        _probe(host.strip("[]"), int(port))
+        try:
+            bound = self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {target}") from error
+        await self._server.start()
+        return f"{host}:{bound}"
+
+    async def stop(self) -> None:
+        await self._server.stop(0.2)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        lane = _METHODS.get(handler_call_details.method)
+        if lane is None:
+            return None
+
+        async def run(_: object, context: Any) -> None:
+            try:
+                await self._accept(lane, AcceptedStream(context))
+            except StreamBroken as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+        return grpc.stream_stream_rpc_method_handler(run)
+
+
+def _channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target, options=_CLIENT)
+
+
+def _probe(host: str, port: int) -> None:
+    """Bind once before gRPC does: its own error does not say what is wrong, and prints to stderr."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _message(data: Any) -> bytes:
+    if not isinstance(data, bytes):  # grpc.aio.EOF
+        raise StreamBroken("the peer ended the stream")
+    return data
+
+
+def _reason(error: Exception) -> str:
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return (details or type(error).__name__).splitlines()[0]
