@@ -53,7 +53,9 @@ class Work:
     Exactly one of `tokens` (when blocks[0] == 0) and `rows` is set.
     """
 
-    pages: Sequence[int]  # page of position p is pages[p // page_size]; borrowed until the step retires
+    pages: Sequence[
+        int
+    ]  # page of position p is pages[p // page_size]; borrowed until the step retires
     first: int
     count: int
     blocks: tuple[int, int]  # absolute; within the model's own span

@@ -1,0 +1,22 @@
+"""JSON files of a model folder, with errors a person can act on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from modelswarm.errors import ModelSourceError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; a missing file or anything but a JSON object is the user's to mend."""
+    if not path.is_file():
+        raise ModelSourceError("model", f"{path.parent} has no {path.name}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelSourceError("model", f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelSourceError("model", f"{path} must hold a JSON object")
+    return content

@@ -1,0 +1,52 @@
+"""What can go wrong, by whose fault it is and whether trying again may help.
+
+Raised everywhere, turned into exit codes, HTTP statuses and gRPC codes only at the edges. Knows nothing of either.
+
+    ModelSwarmError
+    ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
+    │   ├── ModelSourceError     the model's folder, address or files
+    │   └── DocumentError        a swarm document
+    ├── UnavailableError     nobody's fault: no capacity or no server now; trying again may help
+    └── ProtocolError        the other end of a link broke the wire contract; only that link is closed
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ModelSwarmError(Exception):
+    """Anything this project raises on purpose. `str()` is one sentence for a person."""
+
+    retryable: ClassVar[bool] = False
+
+
+class UserError(ModelSwarmError):
+    """Input that cannot be accepted. `field` is its name as the user wrote it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class ModelSourceError(UserError):
+    """The model's folder, address or files cannot be used."""
+
+
+class DocumentError(UserError):
+    """A swarm document does not follow the schema; `field` is the path inside it."""
+
+
+class UnavailableError(ModelSwarmError):
+    """No capacity, or no server, at this moment."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds
+
+
+class ProtocolError(ModelSwarmError):
+    """A peer sent what the wire contract does not allow."""

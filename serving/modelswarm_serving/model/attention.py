@@ -1,0 +1,152 @@
+"""The one attention function of all spans: writes new keys and values into the pages, attends over them.
+
+transformers calls `paged_attention` through its AttentionInterface, once per block. What the rows of the step are is
+not passed down by the model code: it is the `Batch` of the step in progress on this thread (`attending`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from modelswarm_serving.model.batch import Batch, Piece
+from modelswarm_serving.model.pool import PagePool
+
+NAME = "modelswarm_paged"
+
+
+class _Context(threading.local):
+    """The step in progress on this thread."""
+
+    batch: Batch | None = None
+    pool: PagePool | None = None
+    calls: int = 0  # attention calls since `attending` began; a guard counts them
+
+
+_context = _Context()
+
+
+@contextmanager
+def attending(batch: Batch, pool: PagePool) -> Iterator[_Context]:
+    """All attention inside works on this batch and pool."""
+    _context.batch, _context.pool, _context.calls = batch, pool, 0
+    try:
+        yield _context
+    finally:
+        _context.batch, _context.pool = None, None
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' contract: q, k, v [1, heads, T, D] in, [1, T, heads, D] out."""
+    index = module.layer_idx
+    assert isinstance(index, int)
+    out = attend(
+        index,
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+        softcap,
+    )
+    return out.unsqueeze(0), None
+
+
+def attend(
+    index: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """q [T, heads, D], k and v [T, kv_heads, D] of the span's `index`-th block; gives [T, heads, D]."""
+    batch, pool = _context.batch, _context.pool
+    if batch is None or pool is None:
+        raise RuntimeError("paged attention was called outside a step")
+    _context.calls += 1
+    keys, values = pool.keys[index], pool.values[index]
+    keys.index_copy_(0, batch.slots, key)
+    values.index_copy_(0, batch.slots, value)
+    pieces = batch.pieces(window)
+    if len(pieces) == 1:
+        return _attend_piece(pieces[0], query, keys, values, scaling, softcap)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    for piece in pieces:
+        rows = slice(piece.start, piece.start + piece.n * piece.count)
+        out[rows] = _attend_piece(piece, query[rows], keys, values, scaling, softcap)
+    return out
+
+
+def _attend_piece(
+    piece: Piece, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
+) -> Tensor:
+    """The queries that share a key head become rows of one query block, so that no key is repeated in memory."""
+    heads, size = query.shape[1:]
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    k = _read(keys, piece).transpose(1, 2)
+    v = _read(values, piece).transpose(1, 2)
+    if piece.count == 1:
+        q = query.reshape(piece.n, kv_heads, group, size)
+        out = _softmax_attention(q, k, v, piece.mask, False, scaling, softcap)
+        return out.reshape(piece.n, heads, size)
+    q = query.transpose(0, 1).unsqueeze(0)  # one sequence: [1, heads, count, D]
+    if group > 1:
+        k = k.repeat_interleave(group, dim=1)
+        v = v.repeat_interleave(group, dim=1)
+    out = _softmax_attention(q, k, v, piece.mask, piece.causal, scaling, softcap)
+    return out[0].transpose(0, 1)
+
+
+def _read(store: Tensor, piece: Piece) -> Tensor:
+    """[n, length, kv_heads, D]; a view when the slots are neighbours."""
+    if isinstance(piece.where, slice):
+        return store[piece.where].unsqueeze(0)
+    picked = store.index_select(0, piece.where)
+    return picked.view(piece.n, piece.length, *store.shape[1:])
+
+
+def _softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scaling: float,
+    softcap: float | None,
+) -> Tensor:
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scaling
+        )
+    scores = torch.matmul(q, k.transpose(2, 3)) * scaling
+    scores = torch.tanh(scores / softcap) * softcap
+    if causal:
+        count, length = scores.shape[-2:]
+        hidden = torch.ones(count, length, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+AttentionInterface.register(NAME, paged_attention)

@@ -1,0 +1,51 @@
+"""Counter-based noise for sampling (R17): a pure function of (seed, choice, position, token id).
+
+There is no generator state, so a retried, moved or rebuilt session draws what it would have drawn, in any batch.
+The mixing function is splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+2014; constants by Stafford). Used by `sampler.py` only.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
+Ids = NDArray[np.int64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+def draw_key(seed: int, choice: int, position: int) -> int:
+    """64 bits that stand for one draw; each part is mixed in turn, so neighbours share nothing."""
+    key = 0
+    for part in (seed, choice, position):
+        key = _mix_int((key + (part & _MASK) + _GOLDEN) & _MASK)
+    return key
+
+
+def gumbel(keys: Words, tokens: Ids) -> Floats:
+    """Standard Gumbel noise; `keys` [S, 1] and `tokens` [S, K] broadcast.
+
+    argmax(score + gumbel) over tokens samples softmax(score) (the Gumbel-max trick).
+    """
+    words = keys + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_MIX_1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_MIX_2)
+    words ^= words >> np.uint64(31)
+    # 53 bits, shifted by half a step: never 0, never 1
+    uniform: Floats = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    noise: Floats = -np.log(-np.log(uniform))
+    return noise
+
+
+def _mix_int(word: int) -> int:
+    word = ((word ^ (word >> 30)) * _MIX_1) & _MASK
+    word = ((word ^ (word >> 27)) * _MIX_2) & _MASK
+    return word ^ (word >> 31)

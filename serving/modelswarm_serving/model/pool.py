@@ -1,0 +1,41 @@
+"""The paged key and value store of one span: for each block two tensors of token slots.
+
+Page p holds slots [p * page_size, (p + 1) * page_size). Which session owns a page is the server core's business; this
+module only holds the memory. Filled and read by `attention.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    blocks: int
+    pages: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def page_elements(self) -> int:
+        """Of one page over all blocks, keys and values."""
+        return 2 * self.blocks * self.page_size * self.kv_heads * self.head_dim
+
+
+class PagePool:
+    """`keys[i]`, `values[i]`: [slots, kv_heads, head_dim] of the span's i-th block."""
+
+    def __init__(self, shape: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        size = (shape.pages * shape.page_size, shape.kv_heads, shape.head_dim)
+        # Zeros, not empty: the memory is really there from the start, an admitted session cannot run out of it.
+        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
+        self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one position's keys in one block."""
+        return self.shape.kv_heads * self.shape.head_dim * self.keys[0].element_size()

@@ -1,0 +1,133 @@
+"""A span of transformer blocks as a `Model`: rows or tokens in, rows or picks out, KV in pages.
+
+Made by `load_span` (`startup.py`); the engine thread calls `step`. What a session is, is not known here: a Work names
+pages, positions and rows. See `loading.py` for how the blocks get here, `batch.py` for the packed layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from modelswarm_serving.model.attention import attending
+from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.batch import Batch
+from modelswarm_serving.model.blocks import Blocks
+from modelswarm_serving.model.loading import LoadedSpan
+from modelswarm_serving.model.pool import PagePool
+from modelswarm_serving.model.sampler import sample
+
+
+class TransformerSpan:
+    """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
+
+    def __init__(self, loaded: LoadedSpan, pool: PagePool, shape: ModelShape) -> None:
+        self._loaded = loaded
+        self.pool = pool
+        self._shape = shape
+        self.blocks = Blocks(loaded)
+        self._dtype = pool.keys[0].dtype
+        self._device = pool.keys[0].device
+
+    @property
+    def shape(self) -> ModelShape:
+        return self._shape
+
+    @torch.inference_mode()
+    def step(self, batch: Sequence[Work]) -> list[Result]:
+        """Works with the same blocks run as one packed batch; results in the order of `batch`."""
+        results: list[Result] = [Result(error=self._fault(work)) for work in batch]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, work in enumerate(batch):
+            if results[i].error is None:
+                groups.setdefault(work.blocks, []).append(i)
+        for blocks, members in groups.items():
+            outcome = self._run([batch[i] for i in members], *blocks)
+            for i, result in zip(members, outcome, strict=True):
+                results[i] = result
+        return results
+
+    def _fault(self, work: Work) -> str | None:
+        """What makes this Work alone impossible; the others still run."""
+        shape = self._shape
+        start, end = work.blocks
+        if not shape.first <= start < end <= shape.last:
+            return f"blocks {start}:{end} are not within {shape.first}:{shape.last}"
+        if work.first < 0 or work.count < 1 or work.first + work.count > shape.max_length:
+            return f"positions {work.first}+{work.count} are not within 0:{shape.max_length}"
+        if len(work.pages) * shape.page_size < work.first + work.count:
+            return f"{len(work.pages)} pages do not hold {work.first + work.count} positions"
+        if (work.tokens is None) == (start == 0):
+            return "tokens enter at block 0, rows at every other"
+        if work.tokens is not None:
+            return self._token_fault(work.tokens, work.count)
+        if work.rows is None or len(work.rows) != work.count * shape.row_bytes:
+            return f"{work.count} rows of {shape.row_bytes} bytes are needed"
+        return None
+
+    def _token_fault(self, tokens: Sequence[int], count: int) -> str | None:
+        vocab = self._shape.vocab_size
+        if len(tokens) != count:
+            return f"{count} tokens are needed, not {len(tokens)}"
+        if min(tokens) < 0 or max(tokens) >= vocab:
+            return f"tokens must be within 0:{vocab}"
+        return None
+
+    def _run(self, works: Sequence[Work], first: int, last: int) -> list[Result]:
+        batch = Batch(works, self._shape.page_size, self.pool.key_bytes, self._dtype, self._device)
+        rows = self._embed(batch.works) if first == 0 else self._unpack(batch.works)
+        with attending(batch, self.pool):
+            rows = self.blocks.run(
+                rows, batch.positions, first - self._shape.first, last - self._shape.first
+            )
+        is_tail = last == self._shape.n_blocks
+        found = self._pick(rows, batch) if is_tail else self._emit(rows, batch)
+        return [found[id(work)] for work in works]
+
+    def _embed(self, works: Sequence[Work]) -> Tensor:
+        tokens = [token for work in works for token in work.tokens or ()]
+        assert self._loaded.embed is not None
+        embedded: Tensor = self._loaded.embed(torch.tensor(tokens, device=self._device))
+        return embedded
+
+    def _unpack(self, works: Sequence[Work]) -> Tensor:
+        """Raw rows of all works, one tensor."""
+        joined = bytearray().join(work.rows for work in works if work.rows is not None)
+        rows = torch.frombuffer(joined, dtype=self._dtype)
+        return rows.view(-1, self._loaded.config.hidden_size).to(self._device)
+
+    def _emit(self, rows: Tensor, batch: Batch) -> dict[int, Result]:
+        """The wanted rows of each Work as bytes, by the Work's identity."""
+        payload = rows.contiguous().view(torch.uint8).cpu().numpy()
+        found: dict[int, Result] = {}
+        for sequence, work in zip(batch.sequences, batch.works, strict=True):
+            start = sequence.row + max(work.emit - work.first, 0)
+            end = sequence.row + work.count
+            found[id(work)] = Result(rows=payload[start:end].tobytes() if start < end else None)
+        return found
+
+    def _pick(self, rows: Tensor, batch: Batch) -> dict[int, Result]:
+        """Norm, head and sampler on the last rows of the works that ask; prefill rows never get there."""
+        found = {id(work): Result() for work in batch.works}
+        asking = [
+            (sequence.row + work.count - 1, work)
+            for sequence, work in zip(batch.sequences, batch.works, strict=True)
+            if work.pick is not None
+        ]
+        if asking:
+            logits = self.logits(rows[[row for row, _ in asking]])
+            picks = [work.pick for _, work in asking if work.pick is not None]
+            for (_, work), picked in zip(asking, sample(logits, picks), strict=True):
+                error = "the model's logits are not finite" if picked is None else None
+                found[id(work)] = Result(picked=picked, error=error)
+        return found
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Final norm and head on rows [n, hidden] of the last block; tail only."""
+        assert self._loaded.norm is not None and self._loaded.head is not None
+        logits: Tensor = self._loaded.head(self._loaded.norm(rows))
+        if self._loaded.softcap is not None:
+            logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
+        return logits

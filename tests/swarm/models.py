@@ -1,0 +1,120 @@
+"""Small random models of every family, as complete Hugging Face folders in several shards.
+
+For tests that compare with transformers or start real servers. Weights are drawn large enough that logits differ
+clearly, so that greedy choices are not a matter of rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+BLOCKS = 4
+VOCAB = 320
+EOS = 0
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_WINDOW = 12  # of the sliding families; shorter than the tests' prompts
+_EXTRAS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": _WINDOW},
+    "qwen3": {"head_dim": 24},
+    "mistral": {"sliding_window": _WINDOW},
+    "gemma2": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
+    "gemma3": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
+}
+
+
+def make_model(
+    folder: Path,
+    family: str = "llama",
+    *,
+    blocks: int = BLOCKS,
+    vocab: int = VOCAB,
+    shard_size: str = "60KB",
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """Write config, weights in shards, tokenizer and generation defaults into `folder`; gives it back."""
+    config = AutoConfig.for_model(
+        "gemma3_text" if family == "gemma3" else family,
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": blocks,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": vocab,
+            "max_position_embeddings": 512,
+            "bos_token_id": None,
+            "eos_token_id": EOS,
+            "pad_token_id": EOS,
+            "initializer_range": 0.2,
+            "tie_word_embeddings": family in ("gemma2", "gemma3", "qwen2"),
+            **({"layer_types": _alternating(blocks)} if family.startswith("gemma") else {}),
+            **_EXTRAS[family],
+            **changes,
+        },
+    )
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.manual_seed(seed)
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model: PreTrainedModel = model_class(config)
+    _spread_norms(model)
+    model.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=EOS)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    write_tokenizer(folder, vocab)
+    return folder
+
+
+def load_whole(folder: Path) -> PreTrainedModel:
+    """The reference: transformers' own model, fp32, on the CPU."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    whole: PreTrainedModel = model.eval()
+    return whole
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """A byte-level tokenizer of at most `vocab` ids (id 0 ends the text) with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = ["<|end|>", *alphabet][:vocab]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _alternating(blocks: int) -> list[str]:
+    return ["full_attention" if i % 2 else "sliding_attention" for i in range(blocks)]
+
+
+@torch.no_grad()
+def _spread_norms(model: PreTrainedModel) -> None:
+    """Norm weights and biases start as constants, which would hide a norm applied twice or a bias left out."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith(".bias"):
+            parameter.add_(torch.randn_like(parameter) * 0.3)
