@@ -1,0 +1,100 @@
+"""How a turn is sampled: the model's generation_config.json, then what the request says.
+
+    field                model's file                                  nobody says
+    temperature          if do_sample is true                          1 if do_sample is true, else 0 (greedy)
+    top_p, top_k, min_p  if do_sample is true                          off
+    repetition_penalty   always                                        1 (off)
+    max_tokens           max_new_tokens                                16 for text, to the context's end for chat
+    eos                  eos_token_id, and the tokenizer's eos_token   config.json's eos_token_id
+    seed                 never                                         random for every request
+
+A request that sets any field wins for that field; the others still come from the file. `ignore_eos` empties eos.
+Pure; used by `text.py` (parsing) and the service (merging).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from modelswarm.protocol.messages import Sampling
+
+SEEDS = 1 << 64
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a request says about one turn; None: nothing."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the model's files say, complete."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    eos: tuple[int, ...] = ()
+
+    def sampling(self, options: Options, random_seed: int) -> Sampling:
+        seed = random_seed if options.seed is None else options.seed
+        return Sampling(
+            temperature=_first(options.temperature, self.temperature),
+            top_k=max(0, _first(options.top_k, self.top_k)),
+            top_p=_first(options.top_p, self.top_p),
+            min_p=_first(options.min_p, self.min_p),
+            repetition_penalty=_first(options.repetition_penalty, self.repetition_penalty),
+            seed=seed % SEEDS,
+            eos=() if options.ignore_eos else self.eos,
+        )
+
+
+def read_defaults(
+    generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_eos: int | None
+) -> Defaults:
+    """From generation_config.json and config.json (each may be empty)."""
+    samples = generation.get("do_sample") is True
+    asked = generation if samples else {}
+    ids = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    own = () if tokenizer_eos is None else (tokenizer_eos,)
+    longest = generation.get("max_new_tokens")
+    return Defaults(
+        temperature=_number(asked, "temperature", 1.0 if samples else 0.0),
+        top_p=_number(asked, "top_p", 1.0),
+        top_k=max(0, int(_number(asked, "top_k", 0))),
+        min_p=_number(asked, "min_p", 0.0),
+        repetition_penalty=_number(generation, "repetition_penalty", 1.0),
+        max_tokens=longest if isinstance(longest, int) and longest > 0 else None,
+        eos=tuple(dict.fromkeys(ids + own)),
+    )
+
+
+def _first(said: T | None, default: T) -> T:
+    return default if said is None else said
+
+
+def _number(source: Mapping[str, Any], name: str, default: float) -> float:
+    value = source.get(name)
+    return float(value) if isinstance(value, int | float) else default
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if isinstance(value, int):
+        return (value,)
+    return (
+        tuple(entry for entry in value if isinstance(entry, int)) if isinstance(value, list) else ()
+    )

@@ -1,0 +1,61 @@
+"""Tokens to text, piece by piece, without ever showing half a character.
+
+Used by the service, one per turn. Knows tokenizers only by their `decode`. The text is a pure function of the tokens
+fed (and the few before them): however they arrive in time, the same pieces come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+CONTEXT = (
+    6  # tokens before the first one, so that a leading space is not taken for the start of a text
+)
+OPEN_BYTES = 3  # a character that is not complete yet shows as at most so many replacement signs
+LONGEST_WINDOW = 64  # tokens; bytes that never become a character are not waited for beyond this
+
+
+class Decoder(Protocol):
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+class Detokeniser:
+    """The prefix-offset method: decode a short window, give what is new in it and can no longer change."""
+
+    def __init__(self, decoder: Decoder, before: Sequence[int] = ()) -> None:
+        self._decoder = decoder
+        self._window: list[int] = list(before[-CONTEXT:])
+        self._settled = len(self._window)  # tokens of the window whose text is out
+        self._given = len(_stable(decoder.decode(self._window))) if self._window else 0
+
+    def feed(self, token: int) -> str:
+        """What can be shown now that it could not be before."""
+        self._window.append(token)
+        text = self._decoder.decode(self._window)
+        stable = text if len(self._window) > LONGEST_WINDOW else _stable(text)
+        new = stable[self._given :]
+        self._given = max(self._given, len(stable))
+        if len(stable) == len(text):
+            self._move()
+        return new
+
+    def flush(self) -> str:
+        """The rest, at the end of the text; half a character shows as a replacement sign."""
+        rest = self._decoder.decode(self._window)[self._given :] if self._window else ""
+        self._given += len(rest)
+        return rest
+
+    def _move(self) -> None:
+        """Keep only the tokens that came since the last move: they are the context of the next ones."""
+        self._window = self._window[self._settled :]
+        self._settled = len(self._window)
+        self._given = len(self._decoder.decode(self._window))
+
+
+def _stable(text: str) -> str:
+    """`text` without the replacement signs at its end that a next token may turn into a character."""
+    if not text.endswith(REPLACEMENT):
+        return text
+    return text[: max(len(text.rstrip(REPLACEMENT)), len(text) - OPEN_BYTES)]

@@ -1,0 +1,139 @@
+"""What a gateway says to a client when it cannot do what was asked, and the one table that maps it to HTTP and gRPC.
+
+Raised by the doors (bad requests), the service (unknown model, prompt too long) and the node (no room, no server,
+broken stream). Knows nothing of how a door writes it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import grpc
+
+from modelswarm_gateway.core.effects import CoreError, PromptTooLong, Refused, SessionBusy, Why
+
+
+class Code(enum.Enum):
+    """The stable names of failures: `error.code` over HTTP, `error-code` metadata over gRPC."""
+
+    INVALID_REQUEST = "invalid_request"
+    UNSUPPORTED = "unsupported_parameter"
+    CONTEXT_LENGTH = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    TOO_LARGE = "request_too_large"
+    SESSION_BUSY = "session_busy"
+    NO_CAPACITY = "no_capacity"
+    NO_SERVERS = "no_servers"
+    STOPPING = "gateway_stopping"
+    CANCELLED = "cancelled"
+    STREAM_BROKEN = "stream_broken"
+    INTERNAL = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    status: int  # HTTP
+    grpc: grpc.StatusCode
+    type: str  # `error.type`, OpenAI's words
+    retryable: bool  # the same request may succeed later
+
+
+_USER, _SERVER = "invalid_request_error", "server_error"
+_BUSY = "rate_limit_error"
+
+TABLE: dict[Code, Mapping] = {
+    Code.INVALID_REQUEST: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.UNSUPPORTED: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.CONTEXT_LENGTH: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.MODEL_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
+    Code.NOT_FOUND: Mapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.METHOD_NOT_ALLOWED: Mapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.TOO_LARGE: Mapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.SESSION_BUSY: Mapping(409, grpc.StatusCode.ABORTED, _USER, True),
+    Code.NO_CAPACITY: Mapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
+    Code.NO_SERVERS: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.STOPPING: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.CANCELLED: Mapping(499, grpc.StatusCode.CANCELLED, _USER, False),
+    Code.STREAM_BROKEN: Mapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
+    Code.INTERNAL: Mapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
+}
+
+
+class ApiError(Exception):
+    """A refusal or failure that a client is told about; `str()` is the sentence it reads."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after  # seconds
+
+    @property
+    def mapping(self) -> Mapping:
+        return TABLE[self.code]
+
+    def envelope(self) -> dict[str, object]:
+        """The body that OpenAI clients understand."""
+        error = {
+            "message": self.message,
+            "type": self.mapping.type,
+            "param": self.param,
+            "code": self.code.value,
+        }
+        return {"error": error}
+
+    def headers(self) -> dict[str, str]:
+        """`retry-after` in whole seconds (what HTTP allows) and, for clients that know it, in milliseconds."""
+        if self.retry_after is None:
+            return {}
+        return {
+            "retry-after": str(max(1, math.ceil(self.retry_after))),
+            "retry-after-ms": str(max(1, round(self.retry_after * 1000))),
+        }
+
+
+def invalid(param: str | None, message: str) -> ApiError:
+    return ApiError(Code.INVALID_REQUEST, message, param=param)
+
+
+def model_not_found(name: str) -> ApiError:
+    return ApiError(Code.MODEL_NOT_FOUND, f"the model {name!r} does not exist here", param="model")
+
+
+def stopping() -> ApiError:
+    return ApiError(Code.STOPPING, "this gateway is stopping; try again", retry_after=1.0)
+
+
+_REFUSALS = {
+    Why.NO_ROOM: Code.NO_CAPACITY,
+    Why.NO_SERVERS: Code.NO_SERVERS,
+    Why.TOO_LONG: Code.CONTEXT_LENGTH,
+}
+
+
+def from_refusal(refused: Refused) -> ApiError:
+    code = _REFUSALS[refused.why]
+    retry = refused.retry_after if TABLE[code].retryable else None
+    param = "max_tokens" if code is Code.CONTEXT_LENGTH else None
+    return ApiError(code, refused.detail, param=param, retry_after=retry)
+
+
+def from_core(error: CoreError, param: str) -> ApiError:
+    """`param` is the field that carried the prompt."""
+    if isinstance(error, PromptTooLong):
+        return ApiError(Code.CONTEXT_LENGTH, str(error), param=param)
+    if isinstance(error, SessionBusy):
+        return ApiError(Code.SESSION_BUSY, str(error), param="session_id", retry_after=1.0)
+    return ApiError(Code.INTERNAL, str(error))

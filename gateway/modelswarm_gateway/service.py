@@ -1,0 +1,291 @@
+"""From a request to pieces of text: prompt, defaults, session, tokens, detokenising, stop strings, credit.
+
+Both doors use it and neither knows more than it gives; it knows the engine only as the contract in `engine.py`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from modelswarm.protocol.messages import Finish
+from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSession
+from modelswarm_gateway.defaults import Options
+from modelswarm_gateway.engine import Engine, ModelCard, TokenEvent, TokenStream
+from modelswarm_gateway.errors import ApiError, Code, from_core, invalid, model_not_found, stopping
+from modelswarm_gateway.metrics import Metrics
+from modelswarm_gateway.sessions import Key, SessionBook
+from modelswarm_gateway.stops import StopMatcher
+from modelswarm_gateway.template import TemplateError
+from modelswarm_gateway.text import ModelText
+
+TEXT_MAX_TOKENS = 16  # OpenAI's default for text completions
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+
+
+Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, whichever door it came through."""
+
+    model: str
+    prompt: Prompt
+    field: str  # that carried the prompt, for errors
+    options: Options
+    stop: tuple[str, ...] = ()
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came: some text (perhaps none), the tokens it came with, and how the turn ended if it did."""
+
+    text: str
+    tokens: tuple[int, ...]
+    position: int  # of the first token
+    end: int  # give it to `Generation.taken` once the client has the piece
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    credit_ahead: int = 32
+    sessions: int = 1000  # explicit ones, at most
+    idle_seconds: float = 600.0
+    generations: int = 4096  # turns at a time, at most
+
+
+class Service:
+    def __init__(
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        settings: ServiceSettings | None = None,
+    ) -> None:
+        self.engine, self.metrics, self.clock = engine, metrics, clock
+        self.settings = settings or ServiceSettings()
+        self.book = SessionBook(
+            engine.open,
+            engine.close,
+            clock,
+            limit=self.settings.sessions,
+            idle_seconds=self.settings.idle_seconds,
+        )
+        self.accepting = True
+        self._running: set[Generation] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def abort_all(self) -> None:
+        """Every turn that still runs ends with an error that says so."""
+        for generation in tuple(self._running):
+            generation.abort(stopping())
+
+    async def start(self, ask: Ask) -> Generation:
+        """Raises ApiError. The caller must `close` what it gets, whatever happens."""
+        asked_at = self.clock()
+        if not self.accepting:
+            raise stopping()
+        if len(self._running) >= self.settings.generations:
+            detail = f"{self.settings.generations} requests are running already"
+            raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+        card, text = self._model(ask.model)
+        tokens = await _tokens(ask, text)
+        if not tokens:
+            raise invalid(
+                ask.field, f"{ask.field}: the prompt is empty; at least one token is needed"
+            )
+        request = TurnRequest(
+            tokens=tokens,
+            max_tokens=_max_tokens(ask, text),
+            sampling=text.defaults.sampling(ask.options, secrets.randbits(64)),
+            credit_ahead=self.settings.credit_ahead,
+        )
+        self.metrics.prompt(card.name, len(tokens))
+        generation = Generation(self, ask, request, text, asked_at)
+        self._running.add(generation)
+        return generation
+
+    def ended(self, generation: Generation) -> None:
+        self._running.discard(generation)
+
+    def _model(self, name: str) -> tuple[ModelCard, ModelText]:
+        card = self.engine.card(name)
+        if card is None:
+            raise model_not_found(name)
+        if card.text is None:
+            detail = f"the model {name!r} is starting: its tokenizer has not come yet"
+            raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
+        return card, card.text
+
+
+class Generation:
+    """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
+
+    def __init__(
+        self, service: Service, ask: Ask, request: TurnRequest, text: ModelText, asked_at: float
+    ) -> None:
+        self._service, self._ask, self._request = service, ask, request
+        self._detokeniser = text.detokeniser(request.tokens)
+        self._stops = StopMatcher(ask.stop)
+        self._last = asked_at
+        self._finished = self._closed = False
+        self.prompt = request.tokens
+        self.completion_tokens = 0
+        self._key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
+        self._session, self._stream = self._begin()
+
+    def _begin(self) -> tuple[str, TokenStream]:
+        """A session with its turn started; opened anew when the core has lost a kept one."""
+        engine, book = self._service.engine, self._service.book
+        for _ in range(2):
+            session = book.acquire(self._key) if self._key else engine.open(self._ask.model)
+            try:
+                return session, engine.turn(session, self._request)
+            except UnknownSession:
+                self._discard(session)
+            except CoreError as error:
+                self._discard(session)
+                raise from_core(error, self._ask.field) from error
+        raise ApiError(Code.INTERNAL, "the session was lost twice")
+
+    def _discard(self, session: str) -> None:
+        if self._key:
+            self._service.book.drop(self._key)
+        else:
+            self._service.engine.close(session)
+
+    async def take(self, timeout: float) -> Piece | None:
+        """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
+        while True:
+            try:
+                events = await self._stream.take(timeout)
+            except ApiError as error:
+                if not self._make_room(error):
+                    raise
+            else:
+                return self._piece(events) if events else None
+
+    def _make_room(self, error: ApiError) -> bool:
+        """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
+        if error.code is not Code.NO_CAPACITY or self.completion_tokens or self._closed:
+            return False
+        if not self._service.book.evict():
+            return False
+        try:
+            self._stream = self._service.engine.turn(self._session, self._request)
+        except CoreError as broken:
+            raise from_core(broken, self._ask.field) from error
+        return True
+
+    def _piece(self, events: Sequence[TokenEvent]) -> Piece:
+        texts: list[str] = []
+        tokens: list[int] = []
+        finish: str | None = None
+        for event in events:
+            if event.token >= 0:
+                tokens.append(event.token)
+            text, finish = self._show(event)
+            texts.append(text)
+            if finish is not None:
+                break
+        self._finished = finish is not None
+        self._count(len(tokens))
+        first = events[0].position
+        return Piece("".join(texts), tuple(tokens), first, first + len(tokens), finish)
+
+    def _show(self, event: TokenEvent) -> tuple[str, str | None]:
+        """The text that one token makes visible, and how the turn ends with it, if it does."""
+        piece = ""
+        if event.token >= 0 and event.finish is not Finish.STOP:  # the token that stops is no text
+            piece = self._detokeniser.feed(event.token)
+        if event.finish is not Finish.NONE:
+            piece += self._detokeniser.flush()
+        found = self._stops.feed(piece)
+        if found.matched:
+            if event.finish is Finish.NONE:
+                self._stream.stop_at(event.position + 1)
+            return found.text, Finish.STOP.value
+        if event.finish is not Finish.NONE:
+            return found.text + self._stops.flush(), event.finish.value
+        return found.text, None
+
+    def _count(self, tokens: int) -> None:
+        if not tokens:
+            return
+        now, metrics = self._service.clock(), self._service.metrics
+        if self.completion_tokens:
+            metrics.next_tokens(self._ask.model, tokens, now - self._last)
+        else:
+            metrics.first_token(self._ask.model, now - self._last)
+        metrics.generated(self._ask.model, tokens)
+        self.completion_tokens += tokens
+        self._last = now
+
+    def taken(self, piece: Piece) -> None:
+        """The client has it: the swarm may go on (R7)."""
+        if not self._finished and not self._closed:
+            self._stream.read_to(piece.end)
+
+    def abort(self, error: ApiError) -> None:
+        """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
+        if not self._finished and not self._closed:
+            self._stream.abort(error)
+
+    def close(self) -> None:
+        """Frees what the turn holds. A session the client named is kept if its turn ended well."""
+        if self._closed:
+            return
+        self._closed = True
+        self._service.ended(self)
+        if self._key and self._finished:
+            self._service.book.release(self._key)
+        else:
+            self._discard(self._session)
+
+
+async def _tokens(ask: Ask, text: ModelText) -> tuple[int, ...]:
+    match ask.prompt:
+        case TokenPrompt(ids):
+            for place, token in enumerate(ids):
+                if not 0 <= token < text.vocabulary:
+                    detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
+                    raise invalid(ask.field, f"{ask.field}[{place}]: {detail}")
+            return ids
+        case TextPrompt(words):
+            return tuple(await text.encode(words, special=True))
+        case ChatPrompt(messages, variables):
+            try:
+                return tuple(await text.encode_chat(messages, variables))
+            except TemplateError as error:
+                raise invalid(ask.field, f"{ask.field}: {error}") from error
+
+
+def _max_tokens(ask: Ask, text: ModelText) -> int | None:
+    if ask.options.max_tokens is not None:
+        return ask.options.max_tokens
+    if text.defaults.max_tokens is not None or isinstance(ask.prompt, ChatPrompt):
+        return text.defaults.max_tokens
+    return TEXT_MAX_TOKENS

@@ -1,0 +1,92 @@
+"""Explicit sessions: those a client names by `session_id` and comes back to, kept between its requests.
+
+Used by the service. A kept session is parked in the core and holds pages, so their number and their idle time are
+bounded, and the one idle for longest gives way when room is short. Knows nothing of what a session contains.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelswarm_gateway.errors import ApiError, Code
+
+Key = tuple[str, str]
+"""(model, session_id as the client wrote it)"""
+
+
+@dataclass(slots=True)
+class _Kept:
+    session: str  # the core's name
+    busy: bool
+    idle_since: float
+
+
+class SessionBook:
+    def __init__(
+        self,
+        open_session: Callable[[str], str],
+        close_session: Callable[[str], None],
+        clock: Callable[[], float],
+        *,
+        limit: int,
+        idle_seconds: float,
+    ) -> None:
+        self._open, self._close, self._clock = open_session, close_session, clock
+        self._limit, self._idle_seconds = limit, idle_seconds
+        self._kept: OrderedDict[Key, _Kept] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def acquire(self, key: Key) -> str:
+        """The session of that name, new or kept, busy from now on until `release` or `drop`."""
+        kept = self._kept.get(key)
+        if kept is None:
+            if len(self._kept) >= self._limit and not self.evict():
+                raise ApiError(
+                    Code.NO_CAPACITY,
+                    f"all {self._limit} sessions are in use",
+                    param="session_id",
+                    retry_after=1.0,
+                )
+            kept = self._kept[key] = _Kept(self._open(key[0]), True, 0.0)
+            return kept.session
+        if kept.busy:
+            raise ApiError(
+                Code.SESSION_BUSY,
+                f"the session {key[1]!r} is still answering its last request",
+                param="session_id",
+                retry_after=1.0,
+            )
+        kept.busy = True
+        self._kept.move_to_end(key)
+        return kept.session
+
+    def release(self, key: Key) -> None:
+        """Its turn is over; it is kept."""
+        kept = self._kept[key]
+        kept.busy, kept.idle_since = False, self._clock()
+        self._kept.move_to_end(key)
+
+    def drop(self, key: Key) -> None:
+        """It is gone, and its pages with it."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._close(kept.session)
+
+    def evict(self) -> bool:
+        """Drops the session that has been idle for longest; False if none is idle."""
+        for key, kept in self._kept.items():
+            if not kept.busy:
+                self.drop(key)
+                return True
+        return False
+
+    def sweep(self) -> None:
+        """Drops what has been idle for too long. Call it now and then."""
+        oldest = self._clock() - self._idle_seconds
+        for key in [k for k, kept in self._kept.items() if not kept.busy]:
+            if self._kept[key].idle_since <= oldest:
+                self.drop(key)

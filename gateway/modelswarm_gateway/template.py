@@ -1,0 +1,93 @@
+"""Chat messages to prompt text: the model's own Jinja template in a sandbox.
+
+Used by `text.py`. The helpers are those that Hugging Face templates count on; a template can neither change what it is
+given nor reach Python's insides. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.exceptions
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+# What a template can raise while it runs on messages that its author did not think of.
+_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class TemplateError(Exception):
+    """The template does not compile, breaks the sandbox, or refuses these messages; `str()` says why."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:
+    """Jinja's own escapes HTML, which models do not expect."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **other)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+class ChatTemplate:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = _now
+        self._special = dict(special_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the model's chat template does not compile: {error}") from error
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt, up to where the assistant begins to speak. `extra` are variables of the caller's."""
+        names = {**(extra or {}), **self._special, "messages": list(messages)}
+        names |= {"add_generation_prompt": True, "tools": None, "documents": None}
+        try:
+            return self._template.render(names)
+        except TemplateError as error:
+            raise TemplateError(
+                f"the model's chat template refuses these messages: {error}"
+            ) from error
+        except jinja2.exceptions.SecurityError as error:
+            raise TemplateError(f"the model's chat template breaks the sandbox: {error}") from error
+        except _FAILURES as error:
+            raise TemplateError(
+                f"the model's chat template cannot render these messages: {error}"
+            ) from error
