@@ -1,0 +1,53 @@
+"""May a hop have the pages that a turn wants (R12)? Gives them, or says why not.
+
+Used by `server.py` for creates and for next turns. Knows nothing of epochs or of what pages hold.
+"""
+
+from __future__ import annotations
+
+import math
+
+from modelswarm.protocol.messages import Create, Refusal, Turn
+from modelswarm_serving.core.pages import PagePool, pages_for
+from modelswarm_serving.core.session import Hop
+from modelswarm_serving.model.base import ModelShape
+
+
+class Admission:
+    def __init__(self, shape: ModelShape, repair_fraction: float) -> None:
+        self._shape = shape
+        self._kept = math.ceil(repair_fraction * shape.total_pages)  # for repairs
+        self.pool = PagePool(shape.total_pages)
+
+    def never(self, turn: Turn, repair: bool) -> Refusal | None:
+        """A turn that this server could not serve even if it were empty."""
+        most = self.pool.total - (0 if repair else self._kept)
+        if turn.reserve > self._shape.max_length or turn.end - 1 > turn.reserve:
+            return Refusal.TOO_LONG
+        return Refusal.TOO_LONG if self._pages(turn) > most else None
+
+    def wrong_blocks(self, create: Create) -> bool:
+        return not self._shape.first <= create.first < create.last <= self._shape.last
+
+    def missing(self, turn: Turn, held: int, repair: bool) -> int:
+        """How many pages would have to become free before `turn` fits; <= 0 when it does."""
+        kept = 0 if repair else self._kept
+        wanted = self._pages(turn) - held
+        return wanted + kept - self.pool.free if wanted > 0 else 0
+
+    def resize(self, hop: Hop, turn: Turn) -> None:
+        """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""
+        wanted = max(self._pages(turn), pages_for(hop.kv, self._shape.page_size))
+        if wanted > len(hop.pages):
+            hop.pages.extend(self.pool.take(wanted - len(hop.pages)))
+        else:
+            self.pool.give(hop.pages[wanted:])
+            del hop.pages[wanted:]
+        hop.turn = turn
+
+    def release(self, hop: Hop) -> None:
+        self.pool.give(hop.pages)
+        hop.pages = []
+
+    def _pages(self, turn: Turn) -> int:
+        return pages_for(turn.reserve, self._shape.page_size)

@@ -1,0 +1,117 @@
+"""What a running hop sends: rows to its successor, windows to its predecessor, tokens to gateway and head.
+
+Called by `server.py` after a step and when a window comes. Plans nothing; rows are within the successor's window
+because they were planned so.
+"""
+
+from __future__ import annotations
+
+from modelswarm.protocol.messages import Finish, Lane, Rows, Token, Window
+from modelswarm_serving.core.outbox import Outbox
+from modelswarm_serving.core.session import Hop
+from modelswarm_serving.model.base import Picked
+
+BULK_GROUP_BYTES = 256 * 1024
+"""A control message never waits for longer than this on a shared wire; frames stay under 4 MiB."""
+
+
+def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_bytes: int) -> None:
+    """Rows [first, ...) of a step: below n on bulk at once, later ones on live when it is their turn (R9)."""
+    go = hop.go
+    assert go is not None and go.successor is not None
+    n, to = go.length - 1, go.successor
+    end = first + len(rows) // row_bytes
+    view = memoryview(rows)
+    step = max(1, BULK_GROUP_BYTES // row_bytes)
+    for at in range(first, min(end, n), step):
+        count = min(step, end - at, n - at)
+        part = view[(at - first) * row_bytes : (at - first + count) * row_bytes]
+        out.send(to.address, Lane.BULK, Rows(to.handle, go.epoch, at, count, part))
+        hop.sent = at + count
+    for at in range(max(first, n), end):
+        part = view[(at - first) * row_bytes : (at - first + 1) * row_bytes]
+        hop.unsent.append((at, part))
+    flush_live(out, hop)
+
+
+def flush_live(out: Outbox, hop: Hop) -> None:
+    """Send the rows >= n that waited until all bulk rows were acknowledged (R9)."""
+    go = hop.go
+    assert go is not None and go.successor is not None
+    n, to = go.length - 1, go.successor
+    if go.send_from < n and hop.acked < n:
+        return
+    while hop.unsent:
+        at, row = hop.unsent.popleft()
+        rows = Rows(to.handle, go.epoch, at, 1, row, sample=True)
+        out.send(to.address, Lane.LIVE, rows)
+        hop.sent = at + 1
+
+
+def grant(out: Outbox, hop: Hop, row_window: int) -> None:
+    """Tell the predecessor how far it may send, when that is news to it (R11)."""
+    go = hop.go
+    assert go is not None and go.predecessor is not None
+    n = go.length - 1
+    limit = min(hop.kv + row_window, hop.turn.reserve)
+    # all bulk rows are here: the predecessor may go over to live (R9)
+    acknowledge = hop.received >= n > go.start and not hop.acknowledged
+    # in halves of the window; `granted` may be capped by the reserve, the distance is not
+    room = limit > hop.granted and hop.kv + row_window - hop.granted >= max(1, row_window // 2)
+    if not (acknowledge or room):
+        return
+    hop.acknowledged |= acknowledge
+    hop.granted = max(hop.granted, limit)
+    to = go.predecessor
+    window = Window(to.handle, go.epoch, hop.received, hop.granted)
+    out.send(to.address, Lane.LIVE, window)
+
+
+def send_picked(out: Outbox, hop: Hop, picked: Picked) -> None:
+    """Log the sampled token and send it: to the gateway always, into the ring up to the credit (R7)."""
+    go = hop.go
+    assert go is not None
+    position = len(hop.log)
+    finish = Finish.NONE
+    if picked.token in hop.turn.sampling.eos:
+        finish = Finish.STOP
+    elif position + 1 >= hop.turn.end:
+        finish = Finish.LENGTH
+    hop.log.append(picked.token)
+    hop.finished = finish is not Finish.NONE
+    token = Token(hop.reply, go.epoch, position, picked.token, picked.logprob, finish)
+    out.to_gateway(hop.gateway, token)
+    if go.ring is None:
+        hop.tokens_sent = position + 1
+        return
+    hop.held = Token(
+        go.ring.handle,
+        go.epoch,
+        position,
+        picked.token,
+        picked.logprob,
+        finish,
+        store_only=hop.finished,
+    )
+    release(out, hop)
+
+
+def release(out: Outbox, hop: Hop) -> None:
+    """Send the held token into the ring if the credit reaches it, or if it is the last."""
+    token, go = hop.held, hop.go
+    if token is None or go is None or go.ring is None:
+        return
+    if token.position < hop.credit or token.store_only:
+        hop.held = None
+        hop.tokens_sent = token.position + 1
+        out.send(go.ring.address, Lane.LIVE, token)
+
+
+def send_read(out: Outbox, hop: Hop) -> None:
+    """Nothing is to be sampled: say once that the log has been read (max_tokens = 0)."""
+    go = hop.go
+    assert go is not None
+    if not go.sample and not hop.finished and hop.kv >= go.length - 1:
+        hop.finished = True
+        token = Token(hop.reply, go.epoch, go.length, -1, 0.0, Finish.LENGTH)
+        out.to_gateway(hop.gateway, token)

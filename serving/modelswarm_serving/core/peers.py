@@ -1,0 +1,62 @@
+"""Which processes have a link here, how often each pair broke, and since when a gateway is gone (R5, R19).
+
+Used by `server.py`. Knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Role
+
+REMEMBERED_PEERS = 1024
+"""Generations are kept for so many peers that broke last: a restarted process never comes back as the same peer."""
+
+
+class Peers:
+    def __init__(self) -> None:
+        self._up: dict[PeerId, Role] = {}
+        self._broken: dict[PeerId, int] = {}
+        self._gone: dict[PeerId, float] = {}
+
+    def connected(self, peer: PeerId, role: Role) -> None:
+        self._up[peer] = role
+        self._gone.pop(peer, None)
+
+    def disconnected(self, peer: PeerId, now: float) -> None:
+        self._up.pop(peer, None)
+        self._gone.setdefault(peer, now)
+        self._broken[peer] = self._broken.pop(peer, 0) + 1
+        if len(self._broken) > REMEMBERED_PEERS:
+            del self._broken[next(iter(self._broken))]
+
+    def generation(self, peer: PeerId) -> int:
+        return self._broken.get(peer, 0)
+
+    def is_server(self, peer: PeerId) -> bool:
+        return self._up.get(peer) is Role.SERVER
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Its link broke and has not come back."""
+        return peer in self._broken and peer not in self._up
+
+    def owns(self, gateway: PeerId, now: float) -> None:
+        """`gateway` has a hop here. One whose link is not up (a late message) gets a lease all the same."""
+        if gateway not in self._up:
+            self._gone.setdefault(gateway, now)
+
+    def beat(self, peer: PeerId, now: float) -> None:
+        """Renews a lease that runs; one that rests (the link is up) has nothing to renew."""
+        if peer in self._gone:
+            self._gone[peer] = now
+
+    def gone_for(self, peer: PeerId, now: float) -> float:
+        """Seconds since the link to `peer` went; negative while it is up."""
+        since = self._gone.get(peer)
+        return -1.0 if since is None else now - since
+
+    def forget(self, owners: Collection[PeerId]) -> None:
+        """Drop the clocks of peers that own nothing here."""
+        for peer in [peer for peer in self._gone if peer not in owners]:
+            del self._gone[peer]

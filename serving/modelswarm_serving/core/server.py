@@ -1,0 +1,274 @@
+"""The server's half of the protocol: messages, ticks and step results in; messages and work out.
+
+Driven by the shell (`node.py`, `engine.py`) in real time and by the simulator in virtual time. Does no I/O, has no
+clock and knows nothing of torch. Here messages find their hop; what they do to it is in the other modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from modelswarm.protocol.identity import Handle, PeerId
+from modelswarm.protocol.messages import (
+    Beat,
+    Close,
+    Fence,
+    Go,
+    Input,
+    Item,
+    Live,
+    Report,
+    Role,
+    Rows,
+    Send,
+    Token,
+    Trouble,
+    Window,
+)
+from modelswarm_serving.core import intake, outflow
+from modelswarm_serving.core.lifecycle import Lifecycle
+from modelswarm_serving.core.outbox import Outbox
+from modelswarm_serving.core.peers import Peers
+from modelswarm_serving.core.schedule import Schedule
+from modelswarm_serving.core.session import Fault, Hop, Phase
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.core.steps import Steps
+from modelswarm_serving.model.base import ModelShape, Result, Work
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    sessions: int
+    running: int  # of those, with a Go
+    ready: int  # of those, with rows that wait for a step
+    free_pages: int
+    total_pages: int
+    steps: int
+    rows: int
+    step_seconds: float  # running mean
+
+
+class ServerCore:
+    def __init__(
+        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
+    ) -> None:
+        """`draw` gives 64 random bits: handles are made of them."""
+        self._settings = settings
+        self._shape = shape
+        self._now = 0.0
+        self._peers = Peers()
+        self._out = Outbox(settings.address.peer, self._peers)
+        self._schedule = Schedule(settings.token_budget)
+        self._life = Lifecycle(settings, shape, draw, self._peers, self._out, self._schedule)
+        self._steps = Steps(shape, settings.row_window, self._life, self._out, self._schedule)
+
+    # --- links -------------------------------------------------------------------------------
+
+    def connected(self, peer: PeerId, role: Role, now: float) -> None:
+        self._now = now
+        self._peers.connected(peer, role)
+
+    def disconnected(self, peer: PeerId, now: float) -> None:
+        """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
+        self._now = now
+        self._peers.disconnected(peer, now)
+        fault = Fault(Trouble.LINK_DOWN, "the link broke or could not be dialled")
+        for hop in [hop for hop in self._life.hops if hop.talks_to(peer)]:
+            self._steps.stop(hop, peer, fault)
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        self._now = now
+        self._dispatch(peer, item, now)
+        self._loop_back(now)
+
+    def _loop_back(self, now: float) -> None:
+        own = self._settings.address.peer
+        while self._out.to_self:
+            self._dispatch(own, self._out.to_self.popleft(), now)
+
+    def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
+        match item:
+            case Rows():
+                self._on_rows(peer, item, now)
+            case Token():
+                self._on_token(peer, item, now)
+            case Window():
+                self._on_window(peer, item, now)
+            case Input():
+                self._on_input(peer, item, now)
+            case Fence():
+                self._life.fence(peer, item, now)
+            case Go():
+                self._on_go(peer, item, now)
+            case Close():
+                self._life.close(peer, item.handle)
+            case Live():
+                self._life.live(peer, item)
+            case Beat():
+                self._peers.beat(peer, now)
+            case _:
+                pass  # for gateways, or answered by the shell
+
+    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
+        hop = self._life.hops.get(go.handle)
+        if hop is None:
+            self._unknown(peer, go)
+            return
+        if peer != hop.gateway or go.epoch != hop.epoch or hop.phase is not Phase.FENCED:
+            return
+        if hop.pending is not None:  # not answered yet: no gateway can have planned with it
+            return
+        fault = hop.go_fault(go)
+        if fault is not None:
+            hop.refuse(go)
+            self._out.report(hop, "", fault)
+            return
+        early = hop.early
+        hop.run(go)
+        self._life.ran(hop)
+        self._schedule.started(hop)
+        if go.predecessor is not None:
+            outflow.grant(self._out, hop, self._settings.row_window)
+        for sender, window in early.windows.items():
+            self._on_window(sender, window, now)
+        for sender, rows in early.rows:
+            self._on_rows(sender, rows, now)
+        self._steps.wake(hop, now)
+
+    def _unknown(self, peer: PeerId, go: Go) -> None:
+        """A hop that this server gave up between its answer and this Go."""
+        freed = self._life.hops.freed(go.handle)
+        if freed is not None and freed.gateway == peer:
+            report = Report(freed.reply, go.epoch, Trouble.UNKNOWN_HANDLE, detail="no such hop")
+            self._out.to_gateway(peer, report)
+
+    def _current(self, item: Rows | Token | Window | Input) -> Hop | None:
+        """The hop of a message of its present epoch; all others are dropped (R1)."""
+        hop = self._life.hops.get(item.handle)
+        if hop is None or item.epoch != hop.epoch or hop.phase is Phase.STOPPED:
+            return None
+        return hop
+
+    def _on_rows(self, peer: PeerId, rows: Rows, now: float) -> None:
+        hop = self._current(rows)
+        if hop is None or hop.is_head or rows.store_only:
+            return
+        if hop.go is None:
+            intake.keep_rows(hop.early, peer, rows, self._settings.row_window)
+            return
+        assert hop.go.predecessor is not None
+        if peer != hop.go.predecessor.address.peer:
+            return
+        fault = intake.take_rows(hop, rows, self._shape.row_bytes)
+        if self._went_well(hop, peer, fault):
+            outflow.grant(self._out, hop, self._settings.row_window)
+            self._steps.wake(hop, now)
+
+    def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
+        hop = self._current(token)
+        if hop is None or hop.go is None or not hop.is_head or hop.is_tail:
+            return
+        fault = intake.take_token(hop, token, self._shape.vocab_size)
+        if self._went_well(hop, peer, fault):
+            self._steps.wake(hop, now)
+
+    def _on_input(self, peer: PeerId, entries: Input, now: float) -> None:
+        hop = self._current(entries)
+        if hop is None or peer != hop.gateway or not (hop.is_head or hop.is_tail):
+            return
+        if hop.pending is not None:
+            intake.keep_input(hop.early, entries)
+            return
+        fault = intake.take_input(hop, entries, self._shape.vocab_size)
+        if self._went_well(hop, peer, fault):
+            self._steps.wake(hop, now)
+
+    def _on_window(self, peer: PeerId, window: Window, now: float) -> None:
+        hop = self._current(window)
+        if hop is None:
+            return
+        if hop.is_tail:
+            if peer == hop.gateway:
+                hop.credit = max(hop.credit, window.limit)
+                outflow.release(self._out, hop)
+        elif hop.go is None:
+            intake.keep_window(hop.early, peer, window)
+        elif hop.go.successor is not None and peer == hop.go.successor.address.peer:
+            hop.window = max(hop.window, window.limit)
+            hop.acked = max(hop.acked, window.received)
+            outflow.flush_live(self._out, hop)
+        self._steps.wake(hop, now)
+
+    def _went_well(self, hop: Hop, peer: PeerId, fault: Fault | None) -> bool:
+        if fault is not None:
+            self._steps.stop(hop, peer, fault)
+        return fault is None
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def plan_step(self, now: float) -> tuple[Work, ...]:
+        """Work for the model; () when nothing is ready or a step is still out."""
+        self._now = now
+        return self._steps.plan(now)
+
+    def finish_step(self, results: Sequence[Result], now: float) -> None:
+        self._now = now
+        self._steps.finish(results, now)
+        self._loop_back(now)
+
+    def fail_step(self, error: str, now: float) -> None:
+        """The whole step raised: none of its rows count."""
+        self._now = now
+        self._steps.fail(error, now)
+        self._loop_back(now)
+
+    # --- time, effects, what others may know ---------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        self._now = now
+        self._life.tick(now)
+
+    def refuse_new(self) -> None:
+        """A graceful stop has begun: sessions here go on, no hop is created any more."""
+        self._life.draining = True
+
+    def drain(self) -> list[Send]:
+        return self._out.drain()
+
+    def beat(self) -> Beat:
+        oldest = self._schedule.oldest()
+        pool = self._life.admission.pool
+        return Beat(
+            steps=self._life.steps,
+            oldest_ready_ms=0.0 if oldest is None else 1000 * max(0.0, self._now - oldest),
+            step_ms=1000 * self._steps.mean_seconds,
+            free_pages=pool.free,
+            total_pages=pool.total,
+            sessions=len(self._life.hops),
+            rows=self._steps.rows,
+            draining=self._life.draining,
+        )
+
+    @property
+    def stats(self) -> ServerStats:
+        pool = self._life.admission.pool
+        return ServerStats(
+            sessions=len(self._life.hops),
+            running=sum(hop.phase is Phase.RUNNING for hop in self._life.hops),
+            ready=self._schedule.waiting,
+            free_pages=pool.free,
+            total_pages=pool.total,
+            steps=self._life.steps,
+            rows=self._steps.rows,
+            step_seconds=self._steps.mean_seconds,
+        )
+
+    def handles(self) -> tuple[Handle, ...]:
+        """The hops there are, for tests and `status`."""
+        return tuple(hop.handle for hop in self._life.hops)
+
+
+__all__ = ["ServerCore", "ServerSettings", "ServerStats"]

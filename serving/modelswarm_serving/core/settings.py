@@ -1,0 +1,22 @@
+"""What an operator may turn in the server core; filled by the process's own settings, never read from the environment.
+
+Used by `server.py` and by the shell that builds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelswarm.protocol.identity import Address
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    address: Address  # this server; what it sends to itself never reaches a link
+    grant_seconds: float = 5.0  # a created hop without Go is freed after this (R12)
+    lease_seconds: float = (
+        30.0  # R19: without its gateway, freed under pressure after 1x, always after 2x
+    )
+    repair_fraction: float = 0.1  # of the pages, which only repairs may take (R12)
+    token_budget: int = 512  # rows per step
+    row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)

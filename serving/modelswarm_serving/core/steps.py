@@ -1,0 +1,136 @@
+"""One step of the engine: which work goes out, and what its results do to the hops.
+
+Used by `server.py`. Between `plan` and `finish` the hops of the step are busy: whatever cuts or frees them waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from modelswarm.protocol.messages import Trouble
+from modelswarm_serving.core import outflow
+from modelswarm_serving.core.lifecycle import Lifecycle
+from modelswarm_serving.core.outbox import Outbox
+from modelswarm_serving.core.schedule import Schedule
+from modelswarm_serving.core.session import Fault, Hop, Phase
+from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
+
+MEAN_WEIGHT = 0.1  # of the newest step in the running mean
+
+
+class Steps:
+    def __init__(
+        self,
+        shape: ModelShape,
+        row_window: int,
+        life: Lifecycle,
+        out: Outbox,
+        schedule: Schedule,
+    ) -> None:
+        self._shape = shape
+        self._row_window = row_window
+        self._life = life
+        self._out = out
+        self._schedule = schedule
+        self._running: list[tuple[Hop, Work]] = []
+        self._began = 0.0
+        self.rows = 0
+        self.mean_seconds = 0.0
+
+    def plan(self, now: float) -> tuple[Work, ...]:
+        if self._running or not self._schedule.waiting:
+            return ()
+        self._running = [(hop, self._work(hop, most)) for hop, most in self._schedule.choose()]
+        self._began = now
+        return tuple(work for _, work in self._running)
+
+    def _work(self, hop: Hop, most: int) -> Work:
+        go = hop.go
+        assert go is not None
+        first = hop.kv
+        end = min(hop.ready_end(), first + most)
+        hop.busy = True
+        pick = None
+        if hop.is_tail and end >= go.length and end == len(hop.log):
+            pick = Pick(hop.turn.sampling, end, hop.log)
+        return Work(
+            pages=hop.pages,
+            first=first,
+            count=end - first,
+            blocks=(hop.first, hop.last),
+            tokens=hop.log[first:end] if hop.is_head else None,
+            rows=None if hop.is_head else hop.inbox.take(end - first),
+            emit=end if hop.is_tail else min(max(first, go.send_from), end),
+            pick=pick,
+        )
+
+    def finish(self, results: Sequence[Result], now: float) -> None:
+        running, self._running = self._running, []
+        if not running:
+            return
+        if len(results) != len(running):
+            wrong = Result(error=f"{len(results)} results for {len(running)} works")
+            results = [wrong] * len(running)
+        took = now - self._began
+        weight = MEAN_WEIGHT if self._life.steps else 1.0
+        self.mean_seconds += weight * (took - self.mean_seconds)
+        self._life.steps += 1
+        for (hop, work), result in zip(running, results, strict=True):
+            self._retire(hop, work, result, now)
+
+    def fail(self, error: str, now: float) -> None:
+        self.finish([Result(error=error)] * len(self._running), now)
+
+    def _retire(self, hop: Hop, work: Work, result: Result, now: float) -> None:
+        hop.busy = False
+        if hop.freed:
+            self._life.admission.release(hop)
+            return
+        wrong = self._wrong(work, result)
+        if wrong is None:
+            # also for an epoch that has ended: the rows were right, a pending cut takes what must go
+            hop.kv = work.first + work.count
+            self.rows += work.count
+        if hop.phase is Phase.RUNNING:
+            if wrong is None:
+                self._emit(hop, work, result)
+                self.wake(hop, now)
+            else:
+                self.stop(hop, "", Fault(Trouble.FAILED, wrong))
+        if hop.pending is not None:
+            self._life.cut(hop, now)
+
+    def _wrong(self, work: Work, result: Result) -> str | None:
+        if result.error is not None:
+            return result.error
+        wanted = (work.first + work.count - work.emit) * self._shape.row_bytes
+        if wanted != (0 if result.rows is None else len(result.rows)):
+            return "the model returned another number of rows than it was asked for"
+        if work.pick is not None and result.picked is None:
+            return "the model picked no token"
+        return None
+
+    def _emit(self, hop: Hop, work: Work, result: Result) -> None:
+        if result.rows is not None and len(result.rows) > 0:
+            outflow.send_rows(self._out, hop, work.emit, result.rows, self._shape.row_bytes)
+        if work.pick is not None and result.picked is not None:
+            outflow.send_picked(self._out, hop, result.picked)
+        if not hop.is_head:
+            outflow.grant(self._out, hop, self._row_window)
+
+    def wake(self, hop: Hop, now: float) -> None:
+        """Something changed that rows of a running hop may have waited for."""
+        if hop.phase is not Phase.RUNNING or hop.busy:
+            return
+        if hop.is_tail:
+            outflow.send_read(self._out, hop)
+        self._schedule.advanced(hop, self._shape.n_blocks)
+        if hop.ready_end() > hop.kv:
+            self._schedule.ready(hop, now)
+
+    def stop(self, hop: Hop, peer: str, fault: Fault) -> None:
+        """Report, and do nothing more in this epoch, not even at Go: only a Fence helps."""
+        if hop.phase is not Phase.STOPPED:
+            hop.phase = Phase.STOPPED
+            self._schedule.stopped(hop)
+            self._out.report(hop, peer, fault)
