@@ -14,7 +14,7 @@ from protocol.simulator.processes import MODEL, GatewayProcess, Tools
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling
-from modelswarm_gateway.core.effects import Broken, Effect, Emitted, Refused, TurnRequest
+from modelswarm_gateway.core.effects import Broken, Effect, Emitted, Refused, Rerouted, TurnRequest
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Client:
         self._read = 0
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
+        self._reroutes = 0  # in this turn
         self._serial = 0  # raised by every turn: timers of older ones are void
 
     # -- what it does ----------------------------------------------------------------------
@@ -106,7 +107,7 @@ class Client:
             close = length + rng.randint(0, limit)
         self.turn = Progress(request, length + limit, stop, close)
         self.log = list(request.tokens)
-        self._read = length
+        self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
         first = self._gateway.core.turn(self.name, request, self._tools.clock.now)
@@ -154,8 +155,10 @@ class Client:
                     return
             elif isinstance(effect, Refused):
                 self._sees_refusal(effect)
+            elif isinstance(effect, Rerouted):
+                self._reroutes += 1
             elif isinstance(effect, Broken):
-                self._expect(False, f"the session was given up: {effect.detail}")
+                self._sees_end(effect)
 
     def _sees_token(self, seen: Emitted) -> bool:
         turn = self.turn
@@ -184,7 +187,7 @@ class Client:
         if seen.token in request.sampling.eos:
             finish = Finish.STOP
         self._expect(seen.finish is finish, f"{seen} should finish with {finish}")
-        credit = self._read + request.credit_ahead
+        credit = self._read + request.credit_ahead + self._reroutes  # each Go samples one (R7)
         self._expect(seen.position <= credit, f"{seen} is beyond the credit {credit}")
 
     def _read_token(self) -> None:
@@ -229,6 +232,13 @@ class Client:
         self._tools.clock.after(
             effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
         )
+
+    def _sees_end(self, effect: Broken) -> None:
+        """The honest end (I8): only for a model that fails again and again."""
+        failing = self._tools.scenario.weather.failed_step_chance > 0
+        self._expect(failing, f"the session was given up: {effect.detail}")
+        self.done = True
+        self.turn = None
 
     def _retry(self, turn: Progress, serial: int) -> None:
         if serial == self._serial and not self.done:

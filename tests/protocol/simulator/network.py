@@ -108,6 +108,7 @@ class Network:
         port = self._ports.pop(peer)
         for links in port.links.values():
             for link in links:
+                link.open_at.discard(peer)
                 self._break(link)
         for link in [each for each in self._links if each.dialler is port]:
             self._break(link)

@@ -1,63 +1,53 @@
 """What must hold: the reference that says which token comes next, and the checks of a world at rest.
 
-The reference is one hash model that holds every block, run without any protocol.
+The reference is the hash model's arithmetic over a log, without any protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from modelswarm_serving.model.hash import HashModel
 from protocol.simulator.processes import GatewayProcess, ServerProcess
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import ModelShape, Pick, Work
+from modelswarm_serving.model.hash import MASK, embed, key_value, output, pick
 
 
 class Reference:
-    """The unfailing swarm for one session: keeps KV, so each next token costs one row."""
+    """The unfailing swarm for one session: the hash model's arithmetic without pages, spans or steps."""
 
     def __init__(self, scenario: Scenario) -> None:
-        layout = scenario.layout
-        self._blocks = (0, layout.n_blocks)
-        self._model = HashModel(
-            ModelShape(
-                first=0,
-                last=layout.n_blocks,
-                n_blocks=layout.n_blocks,
-                row_bytes=HashModel.ROW_BYTES,
-                page_size=layout.max_length,
-                total_pages=1,
-                max_length=layout.max_length,
-                vocab_size=scenario.vocab,
-            )
-        )
-        self._run: list[int] = []  # tokens whose KV the model holds
+        self._n_blocks = scenario.layout.n_blocks
+        self._vocab = scenario.vocab
+        self._log: list[int] = []
+        self._sums: list[tuple[int, ...]] = []  # per position: of each block's KV up to and with it
+        self._row = 0  # what the last block gave for the last position
 
     def next_token(self, log: Sequence[int], sampling: Sampling) -> int:
         """What entry len(log) must be."""
-        common = 0
-        for ours, theirs in zip(self._run, log, strict=False):
+        kept = 0
+        for ours, theirs in zip(self._log, log, strict=False):
             if ours != theirs:
                 break
-            common += 1
-        common = min(common, len(log) - 1)
-        work = Work(
-            pages=(0,),
-            first=common,
-            count=len(log) - common,
-            blocks=self._blocks,
-            tokens=log[common:],
-            rows=None,
-            emit=len(log),
-            pick=Pick(sampling, len(log), log),
-        )
-        self._run = list(log)
-        [result] = self._model.step([work])
-        assert result.picked is not None, result.error
-        return result.picked.token
+            kept += 1
+        kept = min(kept, len(log) - 1)
+        del self._sums[kept:]
+        for position in range(kept, len(log)):
+            self._append(position, log[position])
+        self._log = list(log)
+        return pick(self._row, sampling, len(log), log, self._vocab).token
+
+    def _append(self, position: int, token: int) -> None:
+        before = self._sums[-1] if self._sums else (0,) * self._n_blocks
+        row, sums = embed(token), []
+        for block, attention in enumerate(before):
+            stored = key_value(block, position, row)
+            row = output(stored, attention)
+            sums.append((attention + stored) & MASK)
+        self._sums.append(tuple(sums))
+        self._row = row
 
 
 def check_pages(server: ServerProcess) -> None:

@@ -10,8 +10,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.model.hash import HashModel
 from protocol.simulator.clock import Clock
 from protocol.simulator.network import Endpoint, Network
 from protocol.simulator.scenario import Scenario
@@ -30,9 +28,12 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.effects import Effect, GatewaySettings
 from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.hash import HashModel
 
 MODEL = "hash"
+ROW_BYTES = 8
 TICK = 0.25
 GATEWAY_BEAT = 5.0
 
@@ -72,7 +73,7 @@ class ServerProcess:
             first=span[0],
             last=span[1],
             n_blocks=layout.n_blocks,
-            row_bytes=HashModel.ROW_BYTES,
+            row_bytes=ROW_BYTES,
             page_size=layout.page_size,
             total_pages=layout.total_pages,
             max_length=layout.max_length,
