@@ -41,7 +41,7 @@ class Outbox:
         """False: it does not fit, and the lane has to end."""
         self._items.append(item)
         self._bytes += _weight(item)
-        return self._bytes + self._writing <= self._limit
+        return self.queued <= self._limit
 
     def take(self) -> list[Item]:
         items, self._items = self._items, []
@@ -50,6 +50,10 @@ class Outbox:
 
     def written(self) -> None:
         self._writing = 0
+
+    @property
+    def queued(self) -> int:
+        return self._bytes + self._writing
 
 
 class LaneWorker:
@@ -68,6 +72,10 @@ class LaneWorker:
     def put(self, item: Item) -> bool:
         self._wake.set()
         return self._outbox.put(item)
+
+    @property
+    def queued(self) -> int:
+        return self._outbox.queued
 
     async def run_writer(self) -> Never:
         clock = asyncio.get_running_loop().time

@@ -119,8 +119,6 @@ class Links:
             links = self._links.get(send.to.peer)
             if links:
                 links[0].put(send.lane, send.item)
-            elif send.to.peer == self._hello.peer:
-                self._loop_back(send.item)
             elif send.to.target:
                 self.dial(send.to)
                 if not self._closing:
@@ -130,6 +128,11 @@ class Links:
         """Close the links of a peer; `unlinked` follows."""
         for link in self._links.get(peer, ()):
             link.end(reason)
+
+    def queued(self, peer: PeerId, lane: Lane) -> int:
+        """About how many bytes wait for a lane of a peer."""
+        links = self._links.get(peer)
+        return links[0].lanes[lane].queued if links else 0
 
     async def close(self) -> None:
         """End everything; no callbacks from here on."""
@@ -256,11 +259,6 @@ class Links:
     def _received(self, link: _Link, items: list[Item]) -> None:
         if not self._closing and not link.broken.done():
             self._handler.received(link.hello.peer, items)
-
-    def _loop_back(self, item: Item) -> None:
-        """A route may use one server twice; what it sends to itself needs no link."""
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self._handler.received, self._hello.peer, [item])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,0 +1,68 @@
+"""The one thread that runs the model.
+
+The core lives on the event loop; `node.py` hands a planned step over and gets its results back on
+the loop. One step is out at a time, so nothing needs a lock. Knows works and results, no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from modelswarm_serving.model.base import Model, Result, Work
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    results: Sequence[Result]
+    rows: int
+    seconds: float
+    error: str | None = None  # the whole step failed; no results
+
+
+class Engine:
+    """Runs steps in order. `done` is called on the loop after each."""
+
+    def __init__(self, model: Model, done: Callable[[StepDone], None]) -> None:
+        self._model = model
+        self._done = done
+        self._loop = asyncio.get_running_loop()
+        self._steps: queue.SimpleQueue[Sequence[Work] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Sequence[Work]) -> None:
+        """Start a step; not before `done` was called for the one before."""
+        self._steps.put(batch)
+
+    def stop(self, patience: float) -> bool:
+        """Ends after the running step; False if that takes longer than `patience` seconds."""
+        self._steps.put(None)
+        self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (batch := self._steps.get()) is not None:
+            done = self._step(batch)
+            if self._loop.is_closed():
+                return
+            self._loop.call_soon_threadsafe(self._done, done)
+
+    def _step(self, batch: Sequence[Work]) -> StepDone:
+        rows = sum(work.count for work in batch)
+        began = time.perf_counter()
+        try:
+            results = self._model.step(batch)
+        except Exception as error:  # the model's code is not ours: its sessions end, we go on
+            log.exception("a step of %d rows failed", rows)
+            return StepDone(
+                (), rows, time.perf_counter() - began, f"{type(error).__name__}: {error}"
+            )
+        return StepDone(results, rows, time.perf_counter() - began)

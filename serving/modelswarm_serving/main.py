@@ -1,0 +1,153 @@
+"""`modelswarm-server`: flags in, a serving process, an exit code out.
+
+0 after a graceful stop, 2 with one sentence when it cannot start; it never prints a traceback for
+what a user can mend. Loads the model before anybody can connect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from modelswarm.checkpoint.facts import read_outline
+from modelswarm.checkpoint.sources import resolve, resolve_outline
+from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm_serving.model.base import Model, ModelShape
+from modelswarm_serving.model.hash import HashModel
+from modelswarm_serving.node import Node
+from modelswarm_serving.settings import Settings, parse
+
+PROGRAM = "modelswarm-server"
+_HASH_PAGES = 1024
+_HASH_LENGTH = 4096
+_ROW_OF_HASH = 8  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    model: Model
+    folder: Path | None  # of the files that gateways may ask for
+    revision: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)  # until the node has its own way to stop
+    try:
+        settings = parse(sys.argv[1:] if arguments is None else arguments)
+        return _serve(settings)
+    except UserError as error:
+        return _refuse(f"{_flag(error.field)}: {error.message}")
+    except ModelSwarmError as error:
+        return _refuse(str(error))
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except click.Abort:
+        return _refuse("interrupted")
+
+
+def _serve(settings: Settings) -> int:
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    if settings.parent_fd is not None:
+        _die_with_parent(settings.parent_fd)
+    loaded = load(settings)
+    stopped = asyncio.run(_run(settings, loaded))
+    if not stopped:
+        logging.shutdown()
+        os._exit(0)  # a step still runs in its thread; nobody waits for it any more
+    return 0
+
+
+async def _run(settings: Settings, loaded: Loaded) -> bool:
+    return await Node(settings, loaded.model, loaded.folder, loaded.revision).run()
+
+
+def load(settings: Settings) -> Loaded:
+    """The model these settings ask for; UserError when there is none."""
+    if settings.hash_model:
+        return _load_hash(settings)
+    from modelswarm_serving.model.startup import SpanOptions, load_span  # torch takes a second
+
+    assert settings.model is not None
+    checkpoint = resolve(settings.model, (settings.first, settings.last))
+    check_tokenizer(checkpoint.folder, read_outline(checkpoint.folder).vocab)
+    options = SpanOptions(
+        dtype=settings.dtype,
+        threads=settings.threads,
+        pages=settings.pages,
+        memory=settings.memory,
+        page_size=settings.page_size,
+        max_length=settings.max_length,
+    )
+    span = load_span(checkpoint.folder, settings.first, settings.last, options)
+    return Loaded(span, checkpoint.folder, checkpoint.revision)
+
+
+def _load_hash(settings: Settings) -> Loaded:
+    n_blocks, vocab, length = settings.hash_blocks, settings.hash_vocab, _HASH_LENGTH
+    folder = None
+    if settings.model is not None:
+        folder = resolve_outline(settings.model)
+        outline = read_outline(folder)
+        n_blocks, vocab, length = outline.n_blocks, outline.vocab, outline.context
+    if settings.last > n_blocks:
+        raise UserError(
+            "blocks", f"{settings.first}:{settings.last} is out of range: there are 0:{n_blocks}"
+        )
+    shape = ModelShape(
+        first=settings.first,
+        last=settings.last,
+        n_blocks=n_blocks,
+        row_bytes=_ROW_OF_HASH,
+        page_size=settings.page_size,
+        total_pages=settings.pages or _HASH_PAGES,
+        max_length=settings.max_length or length,
+        vocab_size=vocab,
+    )
+    return Loaded(HashModel(shape), folder, f"hash-{n_blocks}-{vocab}")
+
+
+def _die_with_parent(fd: int) -> None:
+    """End this process, whatever it does, when the other end of the pipe is closed."""
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        raise UserError("--parent-fd", f"{fd} is not an open file descriptor") from error
+
+    def watch() -> None:
+        while os.read(fd, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+def _flag(field: str) -> str:
+    return field if field.startswith("--") else f"--{field.replace('_', '-')}"
+
+
+def _refuse(sentence: str) -> int:
+    sys.stderr.write(f"{PROGRAM}: {sentence}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

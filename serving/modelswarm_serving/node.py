@@ -1,0 +1,235 @@
+"""A server process at work: the shell around `ServerCore`.
+
+Started by `main.py` with a loaded model. Everything happens on one event loop: what links bring goes
+into the core, what the core wants goes to links and to the engine's thread. After each event the
+core's messages leave first and a step is planned last, once per pass of the loop, so that rows that
+arrive together run together. Knows no rules of the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from modelswarm.errors import UserError
+from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.link import Links
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Item,
+    Lane,
+    ModelFileRequest,
+    Role,
+    Send,
+    reply_address,
+)
+from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
+from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.engine import Engine, StepDone
+from modelswarm_serving.files import ModelFiles, chunks
+from modelswarm_serving.membership import Member, announce, withdraw
+from modelswarm_serving.metrics import Metrics
+from modelswarm_serving.model.base import Model
+from modelswarm_serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_FILE_REQUESTS = 256  # that may wait
+_FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
+_LAST_STEP_SECONDS = 3.0  # a stop waits so long for the running step
+
+
+class Node:
+    def __init__(
+        self, settings: Settings, model: Model, folder: Path | None, revision: str
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._revision = revision
+        self._peer = peer_id(settings.name, settings.incarnation)
+        core_settings = ServerSettings(
+            Address(self._peer, ""), lease_seconds=settings.lease_seconds
+        )
+        self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
+        self._files = ModelFiles(folder)
+        self._metrics = Metrics()
+        self._beats = BeatTimer(random.random)
+        self._planned = False  # a plan is due in this pass of the loop
+        self._stepping = False
+        self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> bool:
+        """Serve until a signal; False if the running step did not end in time. UserError at start."""
+        loop = asyncio.get_running_loop()
+        self._clock: Callable[[], float] = loop.time
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self._engine = Engine(self._model, self._stepped)
+        self._links = Links(self._hello(), self)
+        target = await self._listen(self._settings.listen)
+        announce(self._settings.members, self._member(target, self._serve_metrics()))
+        log.info("%s serves at %s", self._peer, target)
+        helpers = [loop.create_task(self._tick()), loop.create_task(self._send_files())]
+        try:
+            await self._stop.wait()
+        finally:
+            withdraw(self._settings.members, self._settings.name)
+            self._core.refuse_new()
+            for helper in helpers:
+                helper.cancel()
+            await self._links.close()
+        return self._engine.stop(_LAST_STEP_SECONDS)
+
+    # What links bring (LinkHandler)
+
+    def linked(self, peer: PeerId, hello: Hello) -> None:
+        if hello.role is Role.GATEWAY:
+            self._beats.join(peer)
+        self._core.connected(peer, hello.role, self._clock())
+        self._settle()
+
+    def unlinked(self, peer: PeerId, reason: str) -> None:
+        self._beats.leave(peer)
+        self._core.disconnected(peer, self._clock())
+        self._settle()
+
+    def received(self, peer: PeerId, items: list[Item]) -> None:
+        now = self._clock()
+        for item in items:
+            if type(item) is ModelFileRequest:
+                self._want_file(peer, item.name)
+            else:
+                self._core.receive(peer, item, now)
+        self._settle()
+
+    # What the core wants
+
+    def _settle(self) -> None:
+        """Send what the core has to say, then see whether there is a step to run."""
+        sends = self._core.drain()
+        if sends:
+            self._links.send(sends)
+            now = self._clock()
+            for send in sends:
+                self._beats.sent(send.to.peer, now)
+        if not self._planned and not self._stepping:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self._plan)
+
+    def _plan(self) -> None:
+        self._planned = False
+        if self._stepping or self._stop.is_set():
+            return
+        batch = self._core.plan_step(self._clock())
+        if batch:
+            self._stepping = True
+            self._engine.submit(batch)
+
+    def _stepped(self, done: StepDone) -> None:
+        self._stepping = False
+        now = self._clock()
+        if done.error is None:
+            self._core.finish_step(done.results, now)
+        else:
+            self._core.fail_step(done.error, now)
+        self._settle()
+        self._metrics.step(done.rows, done.seconds, done.error is not None)
+
+    # Time, files, signals
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(BUSY_SECONDS)
+            now = self._clock()
+            self._core.tick(now)
+            self._settle()
+            stats = self._core.stats
+            self._metrics.show(stats)
+            due = self._beats.due(now, busy=stats.running > 0)
+            if due:
+                beat = self._core.beat()
+                self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
+
+    def _want_file(self, peer: PeerId, name: str) -> None:
+        try:
+            self._wanted.put_nowait((peer, name))
+        except asyncio.QueueFull:
+            self._links.unlink(peer, "too many requests for model files")
+
+    async def _send_files(self) -> None:
+        while True:
+            peer, name = await self._wanted.get()
+            content = await asyncio.to_thread(self._files.read, name)
+            for chunk in chunks(name, content):
+                while self._links.queued(peer, Lane.BULK) > _FILE_AHEAD:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                self._links.send([Send(reply_address(peer), Lane.BULK, chunk)])
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            os._exit(1)  # asked twice: whatever hangs, hang no longer
+        self._stop.set()
+
+    # Start
+
+    def _hello(self) -> Hello:
+        shape = self._model.shape
+        return Hello(
+            version=PROTOCOL_VERSION,
+            peer=self._peer,
+            role=Role.SERVER,
+            link="",
+            lane=Lane.LIVE,
+            model=self._settings.served_name,
+            revision=self._revision,
+            first=shape.first,
+            last=shape.last,
+            n_blocks=shape.n_blocks,
+            dtype=self._settings.dtype,
+            row_bytes=shape.row_bytes,
+            max_length=shape.max_length,
+            total_pages=shape.total_pages,
+            page_size=shape.page_size,
+        )
+
+    async def _listen(self, target: str) -> str:
+        try:
+            return await self._links.listen(target)
+        except OSError as error:
+            raise UserError("--listen", f"cannot listen on {target}: {_why(error)}") from error
+
+    def _serve_metrics(self) -> str:
+        target = self._settings.metrics
+        if target is None:
+            return ""
+        try:
+            return self._metrics.serve(target)
+        except OSError as error:
+            raise UserError("--metrics", f"cannot listen on {target}: {_why(error)}") from error
+
+    def _member(self, target: str, metrics: str) -> Member:
+        shape, settings = self._model.shape, self._settings
+        return Member(
+            name=settings.name,
+            peer=self._peer,
+            target=target,
+            model=settings.served_name,
+            revision=self._revision,
+            first=shape.first,
+            last=shape.last,
+            n_blocks=shape.n_blocks,
+            metrics=metrics,
+            pid=os.getpid(),
+        )
+
+
+def _why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

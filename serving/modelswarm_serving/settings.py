@@ -1,0 +1,120 @@
+"""Everything a server process is told at its start: one frozen object, made from the command line.
+
+The only reader of flags in this process; nothing reads the environment. Used by `main.py`, which
+passes it on. What the flags mean for the model is checked where the model is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from modelswarm.errors import UserError
+from modelswarm.placement.quantity import bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: str | None  # source; None only with the hash model
+    served_name: str
+    first: int
+    last: int
+    listen: str
+    members: Path
+    name: str
+    incarnation: int
+    metrics: str | None
+    parent_fd: int | None
+    dtype: str
+    threads: int
+    pages: int | None
+    memory: int | None  # bytes
+    page_size: int
+    max_length: int | None
+    lease_seconds: float
+    hash_model: bool
+    hash_blocks: int
+    hash_vocab: int
+
+
+_POSITIVE = click.IntRange(min=1)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+_OPTIONS: list[click.Parameter] = [
+    click.Option(["--model"], help="demo://NAME, file://FOLDER or hf://ORG/NAME."),
+    click.Option(["--served-name"], help="What clients call it; default: its source's last part."),
+    click.Option(["--blocks"], required=True, help="FIRST:LAST, the blocks to hold, LAST excluded."),
+    click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),
+    click.Option(["--members"], required=True, type=click.Path(path_type=Path), help="Folder in "
+                 "which a server that is ready writes NAME.json."),
+    click.Option(["--name"], required=True, help="Of this server, unique among the members."),
+    click.Option(["--incarnation"], type=click.IntRange(min=0), default=1, show_default=True),
+    click.Option(["--metrics"], help="HOST:PORT for Prometheus; none: no metrics."),
+    click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
+                 "parent holds open: when the parent is gone, so is this process."),
+    click.Option(["--dtype"], default="float32", show_default=True),
+    click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True),
+    click.Option(["--pages"], type=_POSITIVE, help="Pages of KV to hold."),
+    click.Option(["--memory"], help="Instead of --pages: for weights and pages, like 512Mi."),
+    click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True),
+    click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
+    click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
+                 default=30.0, show_default=True,
+                 help="Seconds a session outlives its gateway's link."),
+    click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
+    click.Option(["--hash-blocks"], type=_POSITIVE, default=8, help="Its blocks, without --model."),
+    click.Option(["--hash-vocab"], type=click.IntRange(min=2), default=256,
+                 help="Its vocabulary, without --model."),
+]  # fmt: skip
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
+    command = click.Command(
+        "modelswarm-server",
+        params=_OPTIONS,
+        callback=_settings,
+        help="Hold some blocks of a model and serve them to a swarm.",
+    )
+    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
+    if not isinstance(settings, Settings):
+        raise SystemExit(settings)
+    return settings
+
+
+def _settings(blocks: str, memory: str | None, served_name: str | None, **values: Any) -> Settings:
+    first, last = _blocks(blocks)
+    if not _NAME.fullmatch(values["name"]):
+        raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
+    if values["model"] is None and not values["hash_model"]:
+        raise UserError("--model", "is needed, as demo://NAME, file://FOLDER or hf://ORG/NAME")
+    if values["pages"] is not None and memory is not None:
+        raise UserError("--pages", "give either --pages or --memory, not both")
+    for name in ("listen", "metrics"):
+        if values[name] is not None:
+            _check_target(f"--{name}", values[name])
+    return Settings(
+        first=first,
+        last=last,
+        memory=None if memory is None else bytes_of(memory, "--memory"),
+        served_name=served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1],
+        **values,
+    )
+
+
+def _blocks(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or not int(match[1]) < int(match[2]):
+        raise UserError("--blocks", f"{text!r} is not FIRST:LAST with FIRST below LAST, like 0:4")
+    return int(match[1]), int(match[2])
+
+
+def _check_target(field: str, target: str) -> None:
+    host, _, port = target.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UserError(field, f"{target!r} is not HOST:PORT, like 127.0.0.1:8100")
