@@ -70,8 +70,13 @@ class SwarmPlan:
         return min(_admissible(server.pages) // per_session for server in self.servers)
 
 
-def plan_swarm(swarm: ModelSwarm, facts: ModelFacts, memory: int | None = None) -> SwarmPlan:
-    """The plan for a document. `memory`: bytes one server may use, instead of what its pools say."""
+def plan_swarm(
+    swarm: ModelSwarm, facts: ModelFacts, source: str, memory: int | None = None
+) -> SwarmPlan:
+    """The plan for a document.
+
+    `source`: the model's address, revision included. `memory`: bytes one server may use, instead of what pools say.
+    """
     spec = swarm.spec
     available = memory if memory is not None else pool_memory(spec)
     dtype = running_dtype(spec)
@@ -81,8 +86,8 @@ def plan_swarm(swarm: ModelSwarm, facts: ModelFacts, memory: int | None = None) 
     return SwarmPlan(
         name=swarm.metadata.name,
         served_name=swarm.served_name,
-        source=spec.model.source,
-        n_blocks=facts.n_blocks,
+        source=source,
+        n_blocks=facts.outline.n_blocks,
         dtype=dtype,
         max_length=max_length,
         replicas=spec.replicas,
@@ -107,12 +112,12 @@ def pool_memory(spec: Spec) -> int | None:
 
 def _max_length(spec: Spec, facts: ModelFacts) -> int:
     wanted = spec.sessions.max_length
-    if wanted is not None and wanted > facts.context:
+    if wanted is not None and wanted > facts.outline.context:
         raise UserError(
             "spec.sessions.maxLength",
-            f"{wanted} is more than the model's context; allowed: 1 to {facts.context}",
+            f"{wanted} is more than the model's context; allowed: 1 to {facts.outline.context}",
         )
-    return wanted or facts.context
+    return wanted or facts.outline.context
 
 
 def _spans(
@@ -120,16 +125,16 @@ def _spans(
 ) -> tuple[Span, ...]:
     if spec.spans.ranges is not None:
         ranges = [(part.first, part.last) for part in spec.spans.ranges]
-        return given_spans(facts.n_blocks, ranges)
+        return given_spans(facts.outline.n_blocks, ranges)
     if spec.spans.count is not None:
-        return even_spans(facts.n_blocks, spec.spans.count)
+        return even_spans(facts.outline.n_blocks, spec.spans.count)
     pages = _wanted_pages(spec.sessions.concurrent or 1, max_length)
 
     def needed(span: Span) -> int:
         per_token = span.blocks * facts.kv_bytes(dtype)
         return facts.weight_bytes(span.first, span.last, dtype) + pages * PAGE_SIZE * per_token
 
-    return automatic_spans(facts.n_blocks, needed, available)
+    return automatic_spans(facts.outline.n_blocks, needed, available)
 
 
 def _server(

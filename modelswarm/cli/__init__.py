@@ -1,0 +1,72 @@
+"""The `modelswarm` command: one module per subcommand; errors become one sentence and an exit code here.
+
+0: done. 1: it failed. 2: the input was wrong. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from modelswarm.cli.chat import chat
+from modelswarm.cli.demo import demo
+from modelswarm.cli.generate import generate
+from modelswarm.cli.plan import plan
+from modelswarm.cli.status import status
+from modelswarm.cli.up import up
+from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.local.supervisor import StartError
+
+INTERRUPTED = 130
+FAILED = 1
+USER_FAULT = 2
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="modelswarm")
+def commands() -> None:
+    """Serve a language model split over several processes, and keep every stream alive when one dies.
+
+    \b
+    First steps:
+      modelswarm demo                        see it: four servers, one chat, one kill
+      modelswarm up examples/counting.yaml   start a swarm on this machine
+      modelswarm chat                        talk to it, from another terminal
+    """
+
+
+for command in (up, chat, generate, status, plan, demo):
+    commands.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code and prints no traceback for what people can cause."""
+    try:
+        code = commands.main(arguments, prog_name="modelswarm", standalone_mode=False)
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ModelSwarmError as error:
+        click.echo(f"Error: {error}", err=True)
+        return USER_FAULT if _is_users_fault(error) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _is_users_fault(error: ModelSwarmError) -> bool:
+    return isinstance(error, UserError) or (isinstance(error, StartError) and error.user_fault)

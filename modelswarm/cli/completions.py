@@ -1,0 +1,141 @@
+"""The gateway's HTTP door as the command line uses it: streamed completions, read piece by piece.
+
+Used by `chat`, `generate` and `demo`. Knows OpenAI's wire format; keeps no transcript.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+
+CONNECT_SECONDS = 5.0
+SILENCE_SECONDS = 600.0  # a held session sends comments, so a longer silence means a dead gateway
+DONE = "[DONE]"
+
+
+class DoorError(ModelSwarmError):
+    """The gateway could not be reached, or a stream could not be finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event brought. `usage` comes with the last one."""
+
+    text: str
+    finish_reason: str | None = None
+    usage: Mapping[str, int] | None = None
+
+
+class Door:
+    def __init__(self, base: str) -> None:
+        self._base = base
+        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        self._http = httpx.Client(base_url=base, timeout=timeout, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def model(self) -> str:
+        """The name of the first model that is served."""
+        with self._explained():
+            answer = self._http.get("/v1/models")
+        _check(answer)
+        models = answer.json()["data"]
+        if not models:
+            raise UnavailableError(f"the gateway at {self._base} serves no model yet")
+        return str(models[0]["id"])
+
+    def chat(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[Piece]:
+        """One turn; `fields` are those of the request, None left out."""
+        return self._stream(
+            "/v1/chat/completions", {"model": model, "messages": messages, **fields}
+        )
+
+    def complete(self, model: str, prompt: str, **fields: Any) -> Iterator[Piece]:
+        return self._stream("/v1/completions", {"model": model, "prompt": prompt, **fields})
+
+    def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[Piece]:
+        body = {name: value for name, value in fields.items() if value is not None}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with self._explained(), self._http.stream("POST", path, json=body) as answer:
+            if answer.status_code != httpx.codes.OK:
+                answer.read()
+                _check(answer)
+            yield from _pieces(answer.iter_lines())
+
+    def _explained(self) -> _Explained:
+        return _Explained(self._base)
+
+
+class _Explained:
+    """Turns httpx's errors into sentences."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            raise DoorError(f"no gateway answers at {self._base}") from error
+        if isinstance(error, httpx.TransportError):
+            raise DoorError(f"the connection to the gateway at {self._base} broke") from error
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+    """Events until `[DONE]`. Comment lines only keep the connection open."""
+    for line in lines:
+        if not line.startswith("data:"):
+            continue
+        payload = line.removeprefix("data:").strip()
+        if payload == DONE:
+            return
+        event = json.loads(payload)
+        if "error" in event:
+            raise DoorError(f"the stream ended early: {event['error']['message']}")
+        yield _piece(event)
+    raise DoorError("the stream was cut before its end")
+
+
+def _piece(event: Mapping[str, Any]) -> Piece:
+    choices = event.get("choices") or [{}]
+    choice = choices[0]
+    text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+    return Piece(text, choice.get("finish_reason"), event.get("usage"))
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise what an answer other than 200 says."""
+    if answer.status_code == httpx.codes.OK:
+        return
+    try:
+        error = answer.json()["error"]
+        message, field = str(error["message"]), error.get("param")
+    except (ValueError, KeyError, TypeError):
+        message, field = f"the gateway answered {answer.status_code}", None
+    if answer.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        raise UnavailableError(message, float(answer.headers.get("retry-after", "1")))
+    if answer.is_client_error:
+        raise UserError(str(field or "request"), message)
+    raise DoorError(message)

@@ -1,0 +1,71 @@
+"""From a swarm document to a plan: what `up`, `plan` and `demo` do first.
+
+Knows where facts of a model come from; raises UserError for anything that could not run.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from modelswarm.checkpoint.facts import ModelFacts, read_facts
+from modelswarm.checkpoint.sources import resolve
+from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.errors import UserError
+from modelswarm.placement.plan import SwarmPlan, plan_swarm
+from modelswarm.placement.quantity import bytes_of
+from modelswarm.resources import Model, ModelSwarm
+from modelswarm.resources_load import load_document
+
+
+def plan_of(path: Path | str, memory: str | None = None) -> SwarmPlan:
+    """The plan for a document's file; `memory` per server as the user wrote it."""
+    return plan_document(load_document(path), memory)
+
+
+def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
+    limit = None if memory is None else bytes_of(memory, "--memory")
+    facts = _facts(swarm.spec.model)
+    return plan_swarm(swarm, facts, source_of(swarm.spec.model), limit)
+
+
+def source_of(model: Model) -> str:
+    """The address a server understands: source and revision in one."""
+    if model.source.startswith("pvc://"):
+        raise UserError(
+            "spec.model.source",
+            "pvc:// names a volume of a cluster; allowed on one machine: demo://, hf:// or file://",
+        )
+    if model.revision is None:
+        return model.source
+    if not model.source.startswith("hf://") or "@" in model.source:
+        raise UserError(
+            "spec.model.revision", "allowed only with an hf:// source that names none itself"
+        )
+    return f"{model.source}@{model.revision}"
+
+
+def unused_fields(swarm: ModelSwarm) -> list[str]:
+    """Fields that were given and mean something only in a cluster."""
+    model = swarm.spec.model
+    given = {
+        "spec.model.tokenSecretRef": model.token_secret_ref is not None,
+        "spec.model.tokenizer": model.tokenizer is not None,
+        "spec.model.chatTemplate": model.chat_template is not None,
+        "spec.model.quantization": model.quantization != "none",
+        "spec.rollout": "rollout" in swarm.spec.model_fields_set,
+        "spec.pools[].podTemplate": any(pool.pod_template for pool in swarm.spec.pools),
+    }
+    return [field for field, is_given in given.items() if is_given]
+
+
+def _facts(model: Model) -> ModelFacts:
+    """Read before anything is started, so that a bad model is refused with nothing half-way."""
+    source = source_of(model)
+    if source.startswith("hf://"):  # one span's shards are enough to know the size of all
+        return read_facts(resolve(source, (0, 1)).folder, (0, 1))
+    folder = resolve(source).folder
+    facts = read_facts(folder)
+    if find_spec("tokenizers"):  # `plan` works where only the library is installed
+        check_tokenizer(folder, facts.outline.vocab)
+    return facts

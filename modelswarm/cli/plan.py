@@ -1,0 +1,55 @@
+"""`modelswarm plan FILE`: what a swarm would need, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from modelswarm.cli.document import plan_of
+from modelswarm.cli.tables import console, table
+from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
+from modelswarm.placement.quantity import human_bytes
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--memory",
+    metavar="AMOUNT",
+    help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
+)
+def plan(file: Path, memory: str | None) -> None:
+    """Show how FILE would be split: spans, memory per server and room for tokens. Starts nothing."""
+    show(plan_of(file, memory))
+
+
+def show(swarm: SwarmPlan) -> None:
+    out = console()
+    out.print(
+        f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
+    )
+    columns = ("span", "blocks", "weights", "KV/token", "pages", "KV", "total", "free KV tokens")
+    rows = [_row(index, server) for index, server in enumerate(swarm.servers)]
+    out.print(table("One server of each span", columns, rows))
+    out.print(
+        f"{swarm.replicas} servers per span, {swarm.replicas * len(swarm.servers)} in all, "
+        f"{human_bytes(swarm.total_bytes)} together. Pages of {PAGE_SIZE} tokens; a tenth of them is kept for repairs."
+    )
+    out.print(
+        f"A session may have {swarm.max_length} tokens; {swarm.full_sessions} such sessions fit at the same time "
+        "on one server of each span."
+    )
+
+
+def _row(index: int, server: ServerPlan) -> tuple[str, ...]:
+    return (
+        str(index),
+        str(server.span),
+        human_bytes(server.weight_bytes),
+        human_bytes(server.kv_bytes_per_token),
+        str(server.pages),
+        human_bytes(server.kv_bytes),
+        human_bytes(server.total_bytes),
+        str(server.free_tokens),
+    )

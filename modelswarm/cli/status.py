@@ -1,0 +1,94 @@
+"""`modelswarm status`: what the gateway knows of servers, spans and sessions."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+from google.protobuf.json_format import MessageToDict
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from modelswarm.cli.swarm_door import SwarmDoor, route_text, server_name
+from modelswarm.cli.tables import console, table
+from modelswarm.cli.where import grpc_target
+from modelswarm.protocol import api_pb2
+
+WATCH_SECONDS = 1.0
+SHOWN_SESSIONS = 20
+
+
+@click.command()
+@click.option("--name", metavar="NAME", help="Name of the swarm on this machine, if several run.")
+@click.option("--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead.")
+@click.option("--watch", is_flag=True, help="Keep showing it, once a second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> None:
+    """Show the servers, spans, health and sessions of a running swarm."""
+    with SwarmDoor(grpc_target(name, target)) as door:
+        if as_json:
+            click.echo(json.dumps(MessageToDict(door.snapshot(), preserving_proto_field_name=True)))
+        elif watch:
+            _watch(door)
+        else:
+            console().print(drawn(door.snapshot()))
+
+
+def drawn(snapshot: api_pb2.Snapshot) -> RenderableType:
+    """Models, servers and sessions, each as a table."""
+    parts: list[RenderableType] = [Text(_model_line(model)) for model in snapshot.models]
+    if not parts:
+        parts.append(Text("no model yet: no server has answered the gateway"))
+    parts.append(_servers(snapshot))
+    if snapshot.sessions:
+        parts.append(_sessions(snapshot))
+    return Group(*parts)
+
+
+def _watch(door: SwarmDoor) -> None:
+    out = console()
+    if not out.is_terminal:
+        while True:
+            out.print(drawn(door.snapshot()))
+            time.sleep(WATCH_SECONDS)
+    with Live(drawn(door.snapshot()), console=out, auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            live.update(drawn(door.snapshot()), refresh=True)
+
+
+def _model_line(model: api_pb2.ModelState) -> str:
+    if model.ready:
+        return f"{model.model}: ready, {model.n_blocks} blocks"
+    missing = ", ".join(str(block) for block in model.missing_blocks)
+    why = f"no server for blocks {missing}" if missing else "the tokenizer is not loaded yet"
+    return f"{model.model}: not ready, {why}"
+
+
+def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
+    columns = ("server", "blocks", "health", "sessions", "free pages", "step", "address")
+    rows = [
+        (
+            server_name(server.peer),
+            f"{server.first}:{server.last}",
+            server.health,
+            str(server.sessions),
+            f"{server.free_pages} of {server.total_pages}",
+            f"{server.step_ms:.1f} ms",
+            server.target,
+        )
+        for server in sorted(snapshot.servers, key=lambda one: (one.first, one.last, one.peer))
+    ]
+    return table("Servers", columns, rows)
+
+
+def _sessions(snapshot: api_pb2.Snapshot) -> RenderableType:
+    rows = [
+        (session.id, session.state, str(session.length), route_text(tuple(session.route)))
+        for session in snapshot.sessions[:SHOWN_SESSIONS]
+    ]
+    hidden = len(snapshot.sessions) - len(rows)
+    title = f"Sessions ({hidden} more not shown)" if hidden > 0 else "Sessions"
+    return table(title, ("session", "state", "tokens", "route"), rows)

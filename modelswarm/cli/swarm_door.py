@@ -1,0 +1,80 @@
+"""The gateway's gRPC door as the command line uses it: servers, spans, health and sessions.
+
+Used by `status`, `chat --verbose`, `up` and `demo`. Knows `api.proto`, draws nothing.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import grpc
+
+from modelswarm.errors import ModelSwarmError
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+
+CALL_SECONDS = 5.0
+
+
+Route: TypeAlias = tuple[api_pb2.Hop, ...]
+"""Head first."""
+
+
+class SwarmDoorError(ModelSwarmError):
+    """The gateway's gRPC door does not answer."""
+
+
+class SwarmDoor:
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._channel = grpc.insecure_channel(target)
+        self._swarm = api_pb2_grpc.SwarmStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def snapshot(self) -> api_pb2.Snapshot:
+        """What the gateway knows now."""
+        try:
+            return self._swarm.List(api_pb2.ListRequest(), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise SwarmDoorError(
+                f"no gateway answers at {self._target} (gRPC): {reason_of(error)}"
+            ) from error
+
+    def route(self, session: str) -> Route:
+        """The hops of a session, head first; empty when it has none now."""
+        found = (state for state in self.snapshot().sessions if state.id == session)
+        return next((tuple(state.route) for state in found), ())
+
+    def running_route(self) -> Route:
+        """The route of the only session that runs a turn now; empty when there is none, or none is settled."""
+        running = [state for state in self.snapshot().sessions if state.state == "running"]
+        return tuple(running[0].route) if len(running) == 1 else ()
+
+
+def server_name(peer: str) -> str:
+    """`name/incarnation/boot` is shown by its name."""
+    return peer.split("/", 1)[0]
+
+
+def peers_of(hops: Route) -> tuple[str, ...]:
+    return tuple(hop.peer for hop in hops)
+
+
+def route_text(hops: Route) -> str:
+    return " -> ".join(f"{server_name(hop.peer)} [{hop.first}:{hop.last}]" for hop in hops)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """What the other side, or the channel, says is wrong."""
+    details = getattr(error, "details", None)
+    return str(details()) if callable(details) else str(error)

@@ -1,0 +1,28 @@
+"""How the command line draws: a console that stays plain where it is not a terminal, and one kind of table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PLAIN_WIDTH = 120  # columns where nobody says how wide the paper is
+
+
+def console(stderr: bool = False) -> Console:
+    """No colours, no cursor movements and a fixed width unless it is a terminal."""
+    out = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = PLAIN_WIDTH
+    return out
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
+    for column in columns:
+        drawn.add_column(column, no_wrap=True)
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn

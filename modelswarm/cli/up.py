@@ -1,0 +1,127 @@
+"""`modelswarm up FILE`: run a swarm on this machine until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from modelswarm.cli.document import plan_document, unused_fields
+from modelswarm.cli.signals import ignore_signals, stopping_on_signals
+from modelswarm.cli.tables import console, table
+from modelswarm.errors import UserError
+from modelswarm.local.commands import LocalSettings
+from modelswarm.local.rundir import RunInfo
+from modelswarm.local.supervisor import Change, JobView, State
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.resources_load import load_document
+
+REFRESH_SECONDS = 0.5
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--http", default="127.0.0.1:8000", show_default=True, help="Where clients connect.")
+@click.option("--grpc", default="127.0.0.1:8001", show_default=True, help="The gRPC door.")
+@click.option("--metrics", default="127.0.0.1:8002", show_default=True, help="Prometheus metrics.")
+@click.option("--memory", metavar="AMOUNT", help="Memory of one server, e.g. 2Gi: weights and KV.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="CPU threads per server.",
+)
+@click.option(
+    "--table/--no-table",
+    "with_table",
+    default=True,
+    help="Keep a live table on the terminal, or print lines.",
+)
+@click.option(
+    "--hash-model", is_flag=True, help="Run the exact test model instead of the transformer."
+)
+def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
+    """Run the swarm that FILE describes as processes of this machine, until Ctrl-C.
+
+    Every span gets its servers, and a gateway answers OpenAI clients before them. A server that dies is
+    started again; the streams go on over the others meanwhile.
+    """
+    document = load_document(file)
+    if document.spec.paused:
+        raise UserError("spec.paused", "true; allowed to start it: false")
+    plan = plan_document(document, memory)
+    out = console()
+    for field in unused_fields(document):
+        out.print(f"note: {field} is not used on one machine")
+    swarm = LocalSwarm(plan, LocalSettings(**chosen), LineLog(out))
+    out.print(f"starting {len(swarm.slots)} servers and a gateway ...")
+    with stopping_on_signals():
+        try:
+            info = swarm.start()
+            _announce(out, info)
+            _show(swarm, out, with_table and out.is_terminal)
+        except KeyboardInterrupt:
+            out.print("stopping ...")
+        finally:
+            ignore_signals()
+            swarm.stop()
+
+
+class LineLog:
+    """Prints what happens to processes, as lines; a live table keeps below them."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+
+    def __call__(self, change: Change) -> None:
+        job = change.job
+        if job.state is State.STARTING:
+            self._out.print(f"{job.name}: starting (pid {job.pid})")
+        elif job.state is State.READY:
+            self._out.print(f"{job.name}: ready")
+        elif job.state is State.WAITING:
+            self._out.print(f"{job.name}: {job.ended}, starting again in {job.restart_in:.1f} s")
+            for line in change.words:
+                self._out.print(f"  {line}")
+
+
+def _announce(out: Console, info: RunInfo) -> None:
+    out.print(
+        f"ready: {info.model} at http://{info.http}/v1 (gRPC {info.grpc}, metrics {info.metrics})"
+    )
+    out.print("in another terminal: modelswarm chat, modelswarm status. Ctrl-C stops everything.")
+
+
+def _show(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
+    """Until a signal. The watching itself failing ends it too, with that error."""
+    if not live_table:
+        while True:
+            swarm.check()
+            time.sleep(REFRESH_SECONDS)
+    with Live(drawn(swarm), console=out, auto_refresh=False, transient=True) as live:
+        while True:
+            swarm.check()
+            live.update(drawn(swarm), refresh=True)
+            time.sleep(REFRESH_SECONDS)
+
+
+def drawn(swarm: LocalSwarm) -> RenderableType:
+    """Every process of the swarm, as a table."""
+    columns = ("process", "blocks", "state", "pid", "starts", "last end")
+    named = [(str(server.slot.span), server.job) for server in swarm.servers]
+    rows = [
+        (job.name, blocks, _state(job), str(job.pid or ""), str(job.incarnation), job.ended)
+        for blocks, job in [*named, ("", swarm.gateway)]
+    ]
+    return table(
+        f"{swarm.plan.name}: every block has {swarm.coverage} servers or more", columns, rows
+    )
+
+
+def _state(job: JobView) -> str:
+    return f"starts in {job.restart_in:.1f} s" if job.state is State.WAITING else job.state.value

@@ -1,0 +1,92 @@
+"""The command lines of local servers and gateways: a plan's numbers as flags.
+
+Used by `LocalSwarm`. Knows flags, starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+from modelswarm.local.rundir import RunFolder
+from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
+from modelswarm.placement.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """What the person who starts a swarm on this machine may choose."""
+
+    http: str = "127.0.0.1:0"  # port 0: any free one
+    grpc: str = "127.0.0.1:0"
+    metrics: str = "127.0.0.1:0"
+    threads: int = 1  # per server
+    lease: float | None = None  # seconds; None: the server's default
+    hash_model: bool = False  # the exact test model instead of the transformer
+    start_timeout: float = 180.0  # seconds for all to get ready
+    publish: bool = True  # let `status`, `chat` and `generate` find it
+    run_name: str | None = None  # of its folder, unique on this machine; None: the swarm's name
+
+
+def server_command(
+    plan: SwarmPlan,
+    slot: Slot,
+    settings: LocalSettings,
+    folder: RunFolder,
+    incarnation: int,
+    lifeline: int,
+) -> list[str]:
+    pages = plan.servers[slot.span_index].pages
+    flags = {
+        "--model": plan.source,
+        "--served-name": plan.served_name,
+        "--blocks": str(slot.span),
+        "--listen": "127.0.0.1:0",
+        "--members": str(folder.members),
+        "--name": slot.name,
+        "--incarnation": str(incarnation),
+        "--dtype": plan.dtype,
+        "--threads": str(settings.threads),
+        "--pages": str(pages),
+        "--page-size": str(PAGE_SIZE),
+        "--max-length": str(plan.max_length),
+        "--metrics": "127.0.0.1:0",
+        "--parent-fd": str(lifeline),
+    }
+    if settings.lease is not None:
+        flags["--lease"] = str(settings.lease)
+    switches = ["--hash-model"] if settings.hash_model else []
+    return [*_python("modelswarm_serving.main"), *_flat(flags), *switches]
+
+
+def gateway_command(settings: LocalSettings, folder: RunFolder, lifeline: int) -> list[str]:
+    flags = {
+        "--members": str(folder.members),
+        "--http": settings.http,
+        "--grpc": settings.grpc,
+        "--metrics": settings.metrics,
+        "--name": "gateway",
+        "--announce": str(folder.announce),
+        "--parent-fd": str(lifeline),
+    }
+    return [*_python("modelswarm_gateway.main"), *_flat(flags)]
+
+
+def child_environment(threads: int) -> dict[str, str]:
+    """Ours, with every library that starts threads of its own held to `threads`."""
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **os.environ,
+        **dict.fromkeys(counts, str(threads)),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _python(module: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module]  # -P: a folder we happen to be in is no import path
+
+
+def _flat(flags: dict[str, str]) -> list[str]:
+    return [part for flag in flags.items() for part in flag]

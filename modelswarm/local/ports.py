@@ -1,0 +1,47 @@
+"""Whether addresses can be listened on, asked before anything is started. Used by `LocalSwarm`."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from modelswarm.errors import UserError
+
+MAX_PORT = 65535
+
+
+def split_address(address: str, field: str) -> tuple[str, int]:
+    """`127.0.0.1:8000` in two. `field` is what an error calls it."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
+        raise UserError(
+            field, f"{address!r} is not HOST:PORT; allowed: e.g. 127.0.0.1:8000, port 0 for any"
+        )
+    return host.strip("[]"), int(port)
+
+
+def check_free(addresses: Mapping[str, str]) -> None:
+    """UserError for the first field whose address is not ours to listen on, or that another field names too."""
+    taken: dict[tuple[str, int], str] = {}
+    for field, address in addresses.items():
+        host, port = split_address(address, field)
+        if port and (host, port) in taken:
+            raise UserError(field, f"{address} is also {taken[host, port]}; allowed: another port")
+        taken[host, port] = field
+        _try(host, port, field, address)
+
+
+def _try(host: str, port: int, field: str, address: str) -> None:
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+            probe.listen(1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(
+            field, f"cannot listen on {address}: {reason}; allowed: a free port, or 0 for any"
+        ) from None

@@ -1,0 +1,180 @@
+"""Where a running swarm keeps its files, and how `status`, `chat` and `generate` find it without being told.
+
+One folder per running swarm, `<runtime>/modelswarm-<uid>/<name>/`: a lock held as long as its owner lives, run.json,
+members/ and logs/. The lock, not a process id, says whether the owner lives, so nothing stale is ever believed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from modelswarm.errors import ModelSwarmError, UserError
+
+
+class RunInfo(BaseModel):
+    """A swarm that runs on this machine. Addresses are `host:port`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str
+    model: str  # the served name
+    pid: int  # of `modelswarm up`
+    http: str
+    grpc: str
+    metrics: str
+
+
+class NoSwarmError(ModelSwarmError):
+    """Nothing runs here that a command could talk to."""
+
+
+class RunFolder:
+    """The folder of one running swarm, claimed until `release`."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path, self._lock = path, lock
+        self.members, self.logs = path / "members", path / "logs"
+        self.announce = path / "gateway.json"
+
+    @classmethod
+    def claim(cls, name: str, parent: Path | None = None) -> RunFolder:
+        """Take the name; what a killed owner has left there is removed. UserError if its owner lives."""
+        path = (parent or runs_folder()) / name
+        lock = _lock(path)
+        if lock is None:
+            pid = _read_pid(path)
+            who = f" (pid {pid})" if pid else ""
+            raise UserError(
+                "metadata.name",
+                f"a swarm {name!r} runs already{who}; stop it or choose another name",
+            )
+        folder = cls(path, lock)
+        folder._clear()
+        for part in (folder.members, folder.logs):
+            part.mkdir()
+        (path / "pid").write_text(str(os.getpid()))
+        return folder
+
+    def publish(self, info: RunInfo) -> None:
+        """From now on other commands find the swarm."""
+        written = self.path / "run.json.new"
+        written.write_text(json.dumps(info.model_dump(), indent=1))
+        written.replace(self.path / "run.json")
+
+    def release(self) -> None:
+        """Remove the folder and give the name back. May be called twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.name == "lock":
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+def runs_folder() -> Path:
+    """`$XDG_RUNTIME_DIR` or the temporary folder; ours alone, as others may write to the latter."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    path = base / f"modelswarm-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UserError(str(path), f"cannot be created: {error.strerror}") from None
+    if path.stat().st_uid != os.getuid() or path.is_symlink():
+        raise UserError(
+            str(path), "belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours"
+        )
+    return path
+
+
+def running_swarms(parent: Path | None = None) -> list[RunInfo]:
+    """Those whose owner lives and has published them, by name."""
+    found = []
+    for path in sorted((parent or runs_folder()).iterdir()):
+        info = _read_info(path)
+        if info is not None and _is_locked(path):
+            found.append(info)
+    return found
+
+
+def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
+    """The swarm of that name, or the only one there is."""
+    runs = running_swarms(parent)
+    chosen = [run for run in runs if name is None or run.name == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(run.name for run in runs)
+    if chosen:
+        raise UserError("--name", f"several swarms run here; allowed: one of {names}")
+    if runs:
+        raise UserError("--name", f"no swarm {name!r} runs here; allowed: {names}")
+    raise NoSwarmError(
+        "no swarm runs on this machine: start one with `modelswarm up FILE`, or say where with --url"
+    )
+
+
+def _lock(path: Path) -> int | None:
+    """The lock's descriptor, or None when somebody holds it. It ends with the process, however that ends."""
+    while True:
+        path.mkdir(mode=0o700, exist_ok=True)
+        try:
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue  # its owner removed the folder between the two lines
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        if _same_file(lock, path / "lock"):
+            return lock
+        os.close(lock)  # we locked what its owner was just removing
+
+
+def _same_file(lock: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(lock), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)
+
+
+def _read_info(path: Path) -> RunInfo | None:
+    try:
+        return RunInfo.model_validate_json((path / "run.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return None
+
+
+def _read_pid(path: Path) -> str:
+    try:
+        return (path / "pid").read_text()
+    except FileNotFoundError:
+        return ""

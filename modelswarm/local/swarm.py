@@ -1,0 +1,219 @@
+"""A swarm as processes of this machine: servers for every slot of a plan, and one gateway before them.
+
+Used by `modelswarm up`, `modelswarm demo`, benchmarks and tests; the same class for all, so that what is tested is
+what runs. `with LocalSwarm(plan) as swarm:` starts it, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from modelswarm.errors import UserError
+from modelswarm.local.commands import (
+    LocalSettings,
+    child_environment,
+    gateway_command,
+    server_command,
+)
+from modelswarm.local.members import Announcement, Member, read_announcement, read_member
+from modelswarm.local.ports import check_free
+from modelswarm.local.rundir import RunFolder, RunInfo
+from modelswarm.local.supervisor import Change, Job, JobView, State, Supervisor
+from modelswarm.placement.plan import SwarmPlan
+from modelswarm.placement.slots import Slot, coverage, slots_of
+
+GATEWAY = "gateway"
+GATEWAY_RANK, SERVER_RANK = 0, 1  # the gateway stops first: it can still tell its clients
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalServer:
+    """A slot and the process in it. `member` is there while the server serves."""
+
+    slot: Slot
+    job: JobView
+    member: Member | None
+
+
+class LocalSwarm:
+    def __init__(
+        self,
+        plan: SwarmPlan,
+        settings: LocalSettings | None = None,
+        listener: Callable[[Change], None] = lambda change: None,
+    ) -> None:
+        self.plan = plan
+        self.slots = slots_of(plan.name, plan.spans, plan.replicas)
+        self._settings = settings or LocalSettings()
+        self._listener = listener
+        self._folder: RunFolder | None = None
+        self._supervisor: Supervisor | None = None
+        self._gateway: Announcement | None = None
+
+    def start(self) -> RunInfo:
+        """Start everything and wait until it serves. Checks first; whatever fails, nothing is left running."""
+        if not self.slots:
+            raise UserError("spec.replicas", "0 suspends the swarm; allowed to start it: 1 or more")
+        wanted = self._settings
+        check_free({"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics})
+        self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
+        try:
+            self._supervisor = self._new_supervisor(self._folder)
+            self._supervisor.start(wanted.start_timeout)
+            info = self._info()
+            if wanted.publish:
+                self._folder.publish(info)
+        except BaseException:
+            self.stop()
+            raise
+        return info
+
+    def stop(self) -> None:
+        """Stop everything and remove the files. May be called twice, or after a failed start."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+        if self._folder is not None:
+            self._folder.release()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def http(self) -> str:
+        """`host:port`."""
+        return self._announced.http
+
+    @property
+    def grpc(self) -> str:
+        return self._announced.grpc
+
+    @property
+    def metrics(self) -> str:
+        return self._announced.metrics
+
+    @property
+    def servers(self) -> tuple[LocalServer, ...]:
+        jobs = {job.name: job for job in self._started.views()}
+        return tuple(
+            LocalServer(slot, jobs[slot.name], self._member(jobs[slot.name])) for slot in self.slots
+        )
+
+    @property
+    def gateway(self) -> JobView:
+        return next(job for job in self._started.views() if job.name == GATEWAY)
+
+    @property
+    def coverage(self) -> int:
+        """The fewest ready servers that any block has."""
+        serving = (server.slot.span for server in self.servers if server.job.state is State.READY)
+        return coverage(self.plan.spans, serving)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobView:
+        """Signal a server, or `gateway`; returns what it was. The dead are replaced after their backoff."""
+        return self._started.send(name, number)
+
+    def wait_ready(self, timeout: float) -> bool:
+        """Wait until every slot and the gateway serve."""
+        return self._started.wait_for(
+            lambda: all(job.state is State.READY for job in self._started.views()), timeout
+        )
+
+    def wait_replaced(self, name: str, incarnation: int, timeout: float) -> bool:
+        """Wait until a later incarnation of a job serves."""
+
+        def replaced() -> bool:
+            return any(
+                job.name == name and job.incarnation > incarnation and job.state is State.READY
+                for job in self._started.views()
+            )
+
+        return self._started.wait_for(replaced, timeout)
+
+    def check(self) -> None:
+        """Raise if the watching itself has failed."""
+        self._started.check()
+
+    @property
+    def _started(self) -> Supervisor:
+        if self._supervisor is None:
+            raise RuntimeError("the swarm has not been started")
+        return self._supervisor
+
+    @property
+    def _announced(self) -> Announcement:
+        if self._gateway is None:
+            raise RuntimeError("the swarm has not been started")
+        return self._gateway
+
+    def _info(self) -> RunInfo:
+        announced = self._announced
+        return RunInfo(
+            name=self._settings.run_name or self.plan.name,
+            model=self.plan.served_name,
+            pid=os.getpid(),
+            http=announced.http,
+            grpc=announced.grpc,
+            metrics=announced.metrics,
+        )
+
+    def _member(self, job: JobView) -> Member | None:
+        if job.state is not State.READY or self._folder is None:
+            return None
+        return read_member(self._folder.members, job.name)
+
+    def _new_supervisor(self, folder: RunFolder) -> Supervisor:
+        jobs = [self._gateway_job(folder), *(self._server_job(folder, slot) for slot in self.slots)]
+        env = child_environment(self._settings.threads)
+        return Supervisor(jobs, env, folder.logs, self._listener)
+
+    def _server_job(self, folder: RunFolder, slot: Slot) -> Job:
+        def command(incarnation: int, lifeline: int) -> list[str]:
+            return server_command(self.plan, slot, self._settings, folder, incarnation, lifeline)
+
+        def ready(pid: int) -> bool:
+            member = read_member(folder.members, slot.name)
+            return member is not None and member.pid == pid
+
+        def forget() -> None:
+            (folder.members / f"{slot.name}.json").unlink(missing_ok=True)
+
+        return Job(slot.name, command, ready, forget, SERVER_RANK)
+
+    def _gateway_job(self, folder: RunFolder) -> Job:
+        def command(incarnation: int, lifeline: int) -> list[str]:
+            return gateway_command(self._gateway_settings(), folder, lifeline)
+
+        def ready(pid: int) -> bool:
+            announced = read_announcement(folder.announce)
+            if announced is None or announced.pid != pid:
+                return False
+            self._gateway = announced
+            return True
+
+        def forget() -> None:
+            folder.announce.unlink(missing_ok=True)
+
+        return Job(GATEWAY, command, ready, forget, GATEWAY_RANK)
+
+    def _gateway_settings(self) -> LocalSettings:
+        """A gateway that is started again listens where clients know it."""
+        known = self._gateway
+        if known is None:
+            return self._settings
+        return dataclasses.replace(
+            self._settings, http=known.http, grpc=known.grpc, metrics=known.metrics
+        )
