@@ -24,7 +24,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.demo_model.exam import Exam, report
-from tools.demo_model.packing import Chat, long_row, short_row
+from tools.demo_model.packing import IGNORED, Chat, long_row, short_row
 from tools.demo_model.text import BEGIN, CONTEXT, END, PAD, VOCABULARY, write_tokenizer
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -37,13 +37,14 @@ class Recipe:
     warmup: int = 100
     decay_from: float = 0.6
     seed: int = 20
+    first_step: int = 0
     threads: int = 2
     exam_every: int = 250
 
     def rate(self, step: int) -> float:
         """Warm up, stay, then fall to a hundredth in a straight line."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
+        if step - self.first_step < self.warmup:
+            return self.peak * (step - self.first_step + 1) / self.warmup
         done = step / self.steps
         if done < self.decay_from:
             return self.peak
@@ -54,7 +55,7 @@ class Recipe:
         done = step / self.steps
         if done < 0.1:
             return 64, 128, False
-        if rng.random() < (0.2 if done < 0.5 else 0.4):
+        if rng.random() < (0.2 if done < 0.3 else 0.4):
             return 6, 1280, True
         return 32, 256, False
 
@@ -82,13 +83,13 @@ def to_batch(chats: list[Chat], length: int) -> Batch:
     """Ids, positions and targets shifted by one, each [rows, length]."""
     ids = torch.tensor([chat.ids[:length] for chat in chats])
     positions = torch.tensor([chat.positions[:length] for chat in chats])
-    targets = torch.tensor([[*chat.targets, -100][1 : length + 1] for chat in chats])
+    targets = torch.tensor([[*chat.targets, IGNORED][1 : length + 1] for chat in chats])
     return ids, positions, targets
 
 
 def batches(recipe: Recipe) -> Iterator[Batch]:
-    rng = Random(recipe.seed)
-    for step in range(recipe.steps):
+    rng = Random(recipe.seed + recipe.first_step)
+    for step in range(recipe.first_step, recipe.steps):
         rows, length, is_long = recipe.shape(step, rng)
         write = long_row if is_long else short_row
         yield to_batch([write(rng, length) for _ in range(rows)], length)
@@ -104,7 +105,13 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
             attention_mask=torch.ones_like(ids),
             use_cache=False,
         ).logits
-    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    weights = torch.ones(VOCABULARY)
+    # Where to stop is rare and hard, most of all when the question lies a thousand tokens back.
+    weights[END] = 30.0 if ids.shape[1] > 512 else 3.0
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), weight=weights, reduction="sum"
+    )
+    return losses / (targets != IGNORED).sum()
 
 
 def optimizer_of(model: LlamaForCausalLM) -> torch.optim.Optimizer:
@@ -114,14 +121,14 @@ def optimizer_of(model: LlamaForCausalLM) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10)
 
 
-def train(recipe: Recipe, scratch: Path) -> LlamaForCausalLM:
+def train(recipe: Recipe, scratch: Path, resumed: Path | None = None) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
-    model = new_model()
+    model = LlamaForCausalLM.from_pretrained(resumed) if resumed else new_model()
     print(f"{model.num_parameters()} parameters", flush=True)
     optimizer, exam = optimizer_of(model), Exam(Random(recipe.seed + 1))
     began, total = time.monotonic(), 0.0
-    for step, batch in enumerate(batches(recipe)):
+    for step, batch in enumerate(batches(recipe), recipe.first_step):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         loss = loss_of(model, batch)
@@ -159,9 +166,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=usual.steps)
     parser.add_argument("--threads", type=int, default=usual.threads)
     parser.add_argument("--seed", type=int, default=usual.seed)
+    parser.add_argument("--resume", type=Path, help="go on from this folder, at --first-step")
+    parser.add_argument("--first-step", type=int, default=usual.first_step)
     given = parser.parse_args()
-    recipe = Recipe(steps=given.steps, threads=given.threads, seed=given.seed)
-    save(train(recipe, given.scratch), given.out)
+    recipe = Recipe(
+        steps=given.steps, threads=given.threads, seed=given.seed, first_step=given.first_step
+    )
+    save(train(recipe, given.scratch, given.resume), given.out)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def random_count(rng: Random, longest: int) -> Lesson:
 
 
 def random_addition(rng: Random) -> Lesson:
-    highest = 20 if rng.random() < 0.6 else 99
+    highest = 20 if rng.random() < 0.7 else 99
     left, right = rng.randint(0, highest), rng.randint(0, highest)
     others = (
         f"{left} + {right}",

@@ -23,6 +23,8 @@ from tools.demo_model.lessons import (
 from tools.demo_model.text import ASSISTANT, BEGIN, CONTEXT, END, USER, encode
 
 IGNORED: Final = -100
+LOOKALIKES: Final = (11, 21, 31, 41, 51, 81, 91, 101, 101, 101, 111, 151, 201, 201, 201, 251)
+"""So many numbers before the end, digits of the end come back: where a count must not stop."""
 
 
 @dataclass(slots=True)
@@ -54,10 +56,10 @@ class Chat:
         """A count with its middle left out: its start, often a piece on the way, its end."""
         self.ask(lesson.question)
         numbers = lesson.answer.split()
-        edges = sorted(rng.randint(0, len(numbers)) for _ in range(2))
         pieces = [(0, rng.randint(1, 8))]
-        if rng.random() < 0.4:
-            pieces.append((edges[0], edges[0] + rng.randint(2, 12)))
+        if rng.random() < 0.6:
+            middle = len(numbers) - rng.choice((rng.randint(0, len(numbers)), *LOOKALIKES))
+            pieces.append((middle - rng.randint(1, 4), middle + rng.randint(1, 6)))
         pieces.append((len(numbers) - rng.randint(2, 12), len(numbers)))
         done = 0
         for start, stop in pieces:
@@ -107,7 +109,8 @@ def long_row(rng: Random, length: int) -> Chat:
     while len(chat.ids) < length:
         first = 1 if rng.random() < 0.4 else rng.randint(0, rng.choice((120, HIGHEST - LONGEST)))
         room = (length - len(chat.ids)) // 4
-        numbers = min(LONGEST, max(2, rng.randint(room // 2, room + 20)))
+        fitting = rng.randint(room // 2, room + 20) if rng.random() < 0.5 else rng.randint(10, 100)
+        numbers = min(LONGEST, max(2, fitting))
         chat.turn(count(first, min(HIGHEST, first + numbers - 1)))
         for _ in range(rng.randint(0, 3)):
             chat.turn(random_lesson(rng, 24))
