@@ -55,7 +55,9 @@ def report(result: Result) -> bool:
     console.print(table)
     for bar in result.bars:
         verdict = "held" if bar.held(result.figures) else "MISSED"
-        console.print(f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}")
+        console.print(
+            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}"
+        )
     RESULTS.mkdir(exist_ok=True)
     document = {
         "name": result.name,
@@ -74,7 +76,11 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         model = names[0] if names else model
     return f"{os.cpu_count()} x {model}, {platform.system()}, Python {platform.python_version()}"
 

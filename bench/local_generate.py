@@ -19,7 +19,9 @@ class LocalGenerate:
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         command = [sys.executable, "-m", "bench.local_generate", str(folder), str(threads)]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def run(self, *, batch: int, prompt: int, new: int) -> float:
         """Seconds that `generate` took, prefill included."""
@@ -32,7 +34,10 @@ class LocalGenerate:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._child.kill()
         self._child.communicate()
@@ -43,7 +48,7 @@ def serve(folder: str, threads: int) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     for line in sys.stdin:
         batch, prompt, new = map(int, line.split())
@@ -51,7 +56,11 @@ def serve(folder: str, threads: int) -> None:
         began = time.perf_counter()
         with torch.inference_mode():
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
             )
         seconds = time.perf_counter() - began
         if out.shape[1] != prompt + new:

@@ -65,10 +65,12 @@ def make(shape: Shape, folder: Path) -> None:
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder, max_shard_size="10GB")
     vocabulary = {f"t{index}": index for index in range(shape.vocab)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))  # noqa: S106
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n')
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
+    )
 
 
 if __name__ == "__main__":

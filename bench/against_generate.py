@@ -1,0 +1,66 @@
+"""Tokens per second of two span processes over Hugging Face `generate`: what `two_spans_1` and `two_spans_8` share.
+
+Both run in turn, round by round, so that the machine's noise falls on both; the ratio is the median over rounds of
+the ratio within a round. Prefill is in both times (prompt 32, 128 new tokens).
+"""
+
+from __future__ import annotations
+
+import random
+
+from bench.harness import Bar, Result, median
+from bench.local_generate import LocalGenerate
+from bench.models import SHAPES, model_folder
+from bench.swarm import Door, swarm_of, timed_streams
+
+PROMPT, NEW = 32, 128
+ROUNDS = {"27m": 9, "246m": 5}
+
+
+def compare(name: str, streams: int, bar: float) -> Result:
+    figures: dict[str, float] = {}
+    rows = []
+    for shape in ("27m", "246m"):
+        local, swarm = measure(shape, streams)
+        ratios = [ours / theirs for ours, theirs in zip(swarm, local, strict=True)]
+        figures[f"ratio_{shape}"] = median(ratios)
+        figures[f"local_{shape}"] = median(local)
+        figures[f"swarm_{shape}"] = median(swarm)
+        rows.append(
+            (
+                shape,
+                f"{median(local):.1f}",
+                f"{median(swarm):.1f}",
+                f"{median(ratios):.3f}",
+                f"{min(ratios):.3f} .. {max(ratios):.3f}",
+            )
+        )
+    return Result(
+        name=name,
+        figures=figures,
+        columns=("model", "generate tok/s", "swarm tok/s", "ratio", "over rounds"),
+        rows=rows,
+        shape=f"Llama 27M and 246M fp32, 2 spans, {streams} stream(s), prompt {PROMPT}, {NEW} new",
+        threads=1,
+        bars=[Bar("ratio_27m", ">=", bar), Bar("ratio_246m", ">=", bar)],
+    )
+
+
+def measure(shape: str, streams: int) -> tuple[list[float], list[float]]:
+    """Tokens per second of (generate, swarm), round by round."""
+    folder = model_folder(shape)
+    rng = random.Random(1)
+    vocabulary = SHAPES[shape].vocab
+    local_rates, swarm_rates = [], []
+    with LocalGenerate(folder) as local, swarm_of(folder, spans=2) as swarm:
+        door = Door(swarm.grpc)
+        for number in range(ROUNDS[shape] + 1):
+            prompts = [
+                [rng.randrange(1, vocabulary) for _ in range(PROMPT)] for _ in range(streams)
+            ]
+            theirs = streams * NEW / local.run(batch=streams, prompt=PROMPT, new=NEW)
+            ours = streams * NEW / timed_streams(door, prompts, NEW)
+            if number:  # the first round warms both up
+                local_rates.append(theirs)
+                swarm_rates.append(ours)
+    return local_rates, swarm_rates

@@ -1,0 +1,36 @@
+"""What one more hop costs per token: the same small model over 1, 2 and 4 server processes, one stream.
+
+The model is so small that the time between two tokens is nearly all hand-over: link, event loop, engine thread.
+"""
+
+from __future__ import annotations
+
+from bench.harness import Result, median
+from bench.models import model_folder
+from bench.swarm import Door, swarm_of
+
+NEW = 256
+RUNS = 3
+
+
+def run() -> Result:
+    medians = {spans: token_ms(spans) for spans in (1, 2, 4)}
+    per_hop = (medians[4] - medians[1]) / 3
+    rows = [(str(spans), f"{ms:.2f}") for spans, ms in medians.items()]
+    figures = {f"token_ms_{spans}": ms for spans, ms in medians.items()}
+    return Result(
+        name="hop",
+        figures={**figures, "hop_ms": per_hop},
+        columns=("hops", "ms per token (median gap)"),
+        rows=[*rows, ("each more", f"{per_hop:.2f}")],
+        shape="Llama 1M fp32 (8 blocks), one stream",
+        threads=1,
+    )
+
+
+def token_ms(spans: int) -> float:
+    """Median gap between tokens at the client, in ms; the least of a few runs."""
+    with swarm_of(model_folder("1m"), spans=spans) as swarm:
+        door = Door(swarm.grpc)
+        door.stream([1, 2, 3], 32)
+        return min(median(door.stream([1, 2, 3], NEW).gaps) * 1000 for _ in range(RUNS))

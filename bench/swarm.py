@@ -1,0 +1,126 @@
+"""The system under test: a local swarm of a benchmark shape, and streams through its gateway's gRPC door."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+
+from modelswarm.cli.document import plan_document
+from modelswarm.local.commands import LocalSettings
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm.resources_load import parse_document
+
+START_SECONDS = 120.0
+STREAM_SECONDS = 300.0
+NAME = "bench"
+
+
+@contextmanager
+def swarm_of(
+    folder: Path, spans: int, replicas: int = 1, max_length: int = 1024, sessions: int = 10
+) -> Iterator[LocalSwarm]:
+    """A swarm of that model folder, one torch thread per server."""
+    document = f"""
+apiVersion: modelswarm.io/v1alpha1
+kind: ModelSwarm
+metadata: {{name: {NAME}}}
+spec:
+  model: {{source: "file://{folder}", servedName: {NAME}}}
+  spans: {{count: {spans}}}
+  replicas: {replicas}
+  sessions: {{maxLength: {max_length}, concurrent: {sessions}}}
+"""
+    settings = LocalSettings(
+        publish=False, threads=1, run_name=f"bench-{folder.name}-{spans}x{replicas}"
+    )
+    with LocalSwarm(plan_document(parse_document(document, "bench")), settings) as swarm:
+        if not swarm.wait_ready(START_SECONDS):
+            raise RuntimeError("the swarm did not start")
+        yield swarm
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """One answer: its tokens, and when each piece of it came."""
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]  # of every token, in the session's log
+    times: tuple[float, ...]  # of every piece that carried tokens
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.times)]
+
+
+class Recorder:
+    """Makes a Streamed of the parts it is shown."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.times: list[float] = []
+
+    def add(self, part: api_pb2.GenerateResponse) -> None:
+        if part.token_ids:
+            self.times.append(time.perf_counter())
+            self.tokens += part.token_ids
+            self.positions += range(part.position, part.position + len(part.token_ids))
+
+    def streamed(self) -> Streamed:
+        return Streamed(tuple(self.tokens), tuple(self.positions), tuple(self.times))
+
+
+class Door:
+    """Streams of token ids in and token ids out."""
+
+    def __init__(self, target: str) -> None:
+        self._stub = api_pb2_grpc.InferenceStub(grpc.insecure_channel(target))
+
+    def parts(
+        self, prompt: Sequence[int], new: int, seed: int | None = None
+    ) -> Iterator[api_pb2.GenerateResponse]:
+        """Exactly `new` tokens, greedy without a seed, else sampled."""
+        sampling = api_pb2.Sampling(temperature=0.0 if seed is None else 0.8)
+        if seed is not None:
+            sampling.seed = seed
+        request = api_pb2.GenerateRequest(
+            model=NAME,
+            tokens=api_pb2.TokenIds(ids=prompt),
+            max_tokens=new,
+            sampling=sampling,
+            ignore_eos=True,
+        )
+        yield from self._stub.GenerateStream(request, timeout=STREAM_SECONDS)
+
+    def stream(self, prompt: Sequence[int], new: int, seed: int | None = None) -> Streamed:
+        recorder = Recorder()
+        for part in self.parts(prompt, new, seed):
+            recorder.add(part)
+        return recorder.streamed()
+
+
+def timed_streams(door: Door, prompts: Sequence[Sequence[int]], new: int) -> float:
+    """Seconds until all of the streams, started together, have ended; each must give `new` tokens."""
+    done: list[Streamed] = []
+    threads = [
+        threading.Thread(target=lambda p=p: done.append(door.stream(p, new))) for p in prompts
+    ]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    if len(done) != len(prompts) or any(len(stream.tokens) != new for stream in done):
+        raise RuntimeError(
+            f"{[len(stream.tokens) for stream in done]} tokens came, {new} were wanted of each"
+        )
+    return seconds

@@ -1,0 +1,10 @@
+"""One stream over two span processes, against `generate` of the whole model in one process."""
+
+from __future__ import annotations
+
+from bench.against_generate import compare
+from bench.harness import Result
+
+
+def run() -> Result:
+    return compare("two_spans_1", streams=1, bar=0.90)

@@ -1,0 +1,10 @@
+"""Eight streams over two span processes, total tokens/s against `generate` with batch 8 in one process."""
+
+from __future__ import annotations
+
+from bench.against_generate import compare
+from bench.harness import Result
+
+
+def run() -> Result:
+    return compare("two_spans_8", streams=8, bar=1.0)
