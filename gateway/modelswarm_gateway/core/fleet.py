@@ -6,7 +6,7 @@ Used by the loop to cover blocks. Knows nothing of sessions beyond how many hops
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Address, PeerId
@@ -85,6 +85,12 @@ class Fleet:
             for names, pair in self._pairs.items()
             if max(Counter(reporter for reporter, _ in pair.seen).values()) >= 2
         }
+
+    def bad_pair(self, route: Sequence[PeerId], now: float) -> frozenset[PeerId] | None:
+        """The first pair to avoid that a route has: neighbours, or tail and head, which the ring joins."""
+        bad = self.bad_pairs(now)
+        links = zip(route, [*route[1:], route[0]], strict=True)
+        return next((pair for link in links if (pair := frozenset(link)) in bad), None)
 
     def cover(
         self,

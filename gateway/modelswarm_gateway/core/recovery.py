@@ -28,6 +28,9 @@ from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 
 INPUT_TOKENS = 8192  # log entries per Input message
+MOST_DETOURS = (
+    32  # servers and pairs of them left out of a plan, in search of one without failing pairs
+)
 SHORT_INPUT = 256  # up to here an Input goes on the live lane: cheaper than waking the bulk lane
 
 
@@ -92,17 +95,43 @@ class Recovery:
 
     # ---- the route
 
-    def _usable(self, session: Session, hop: Hop) -> bool:
-        return self._fleet.linked(hop.peer) and hop.peer not in session.shunned
-
     def _complete(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
         n_blocks = self._fleet.n_blocks(session.model)
         if n_blocks is None:
             self._no_way(session, now)
             return False
+        route = self._plan(session, n_blocks, now)
+        if route is None:
+            self._no_way(session, now)
+            return False
+        self._replace(session, route)
+        return True
+
+    def _plan(self, session: Session, n_blocks: int, now: float) -> list[Hop] | None:
+        """The kept hops and what they lack, around pairs that keep failing (R5); through one if there is no way
+        around. Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
+        """
+        best: list[Hop] | None = None
+        without = [frozenset[PeerId]()]
+        for left_out in without:  # grows below
+            route = self._fill(session, n_blocks, left_out | session.shunned, now)
+            if route is None:
+                continue
+            bad = self._fleet.bad_pair([hop.peer for hop in route], now)
+            if bad is None:
+                return route
+            best = best or route
+            if len(without) < MOST_DETOURS:
+                without += [left_out | {peer} for peer in sorted(bad)]
+        return best
+
+    def _fill(
+        self, session: Session, n_blocks: int, without: frozenset[PeerId], now: float
+    ) -> list[Hop] | None:
+        """The session's hops that can stay, and cheapest servers for the blocks between them."""
         route: list[Hop] = []
-        kept = [hop for hop in session.hops if self._usable(session, hop)]
+        kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
         edge = 0
         for hop in [*kept, None]:
             end = n_blocks if hop is None else hop.first
@@ -113,17 +142,15 @@ class Recovery:
                     now,
                     before=route[-1].peer if route else None,
                     after=hop.peer if hop else None,
-                    without=session.shunned,
+                    without=without,
                 )
                 if legs is None:
-                    self._no_way(session, now)
-                    return False
+                    return None
                 route += [self._hop(session, leg.peer, leg.first, leg.last) for leg in legs]
             if hop is not None:
                 route.append(hop)
                 edge = hop.last
-        self._replace(session, route)
-        return True
+        return route
 
     def _hop(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
         """The hop for these blocks there: one that the session has or is leaving, else a new one."""
