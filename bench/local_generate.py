@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class LocalGenerate:
@@ -48,7 +48,8 @@ def serve(folder: str, threads: int) -> None:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()
     generator = torch.Generator().manual_seed(1)
     for line in sys.stdin:
         batch, prompt, new = map(int, line.split())
