@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.guards import check_span
@@ -62,6 +63,7 @@ def plan_shape(
     _check_options(options)
     facts = read_facts(folder, (first, last))
     outline = facts.outline
+    check_tokenizer(folder, outline.vocab)
     length = options.max_length or outline.context
     if length > outline.context:
         raise UserError(

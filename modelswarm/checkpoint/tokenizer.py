@@ -1,0 +1,32 @@
+"""Checks that a model folder has a tokenizer whose every id is a row of the embedding.
+
+Called by the server before it loads a span, so that no gateway can ever send an id that the model has no row for.
+The `tokenizers` library is imported lazily: only servers and gateways have it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelswarm.errors import ModelSourceError
+
+FILE = "tokenizer.json"
+
+
+def check_tokenizer(folder: Path, vocab: int) -> None:
+    """ModelSourceError when there is none, it cannot be read, or an id is `vocab` or more."""
+    from tokenizers import Tokenizer
+
+    path = folder / FILE
+    if not path.is_file():
+        raise ModelSourceError("model", f"{folder} has no {FILE}; a fast tokenizer is needed")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise ModelSourceError("model", f"{path} is not a tokenizer: {error}") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab:
+        raise ModelSourceError(
+            "model",
+            f"{path} has ids up to {largest}, but the model's vocabulary ends at {vocab - 1}",
+        )
