@@ -108,6 +108,9 @@ class Pump:
         core = ServerCore(settings, shape, lambda: draws.getrandbits(64))
         server = Server(address, core, HashModel(shape))
         core.connected(GATEWAY, Role.GATEWAY, self.now)
+        for other in self.servers.values():
+            core.connected(other.address.peer, Role.SERVER, self.now)
+            other.core.connected(name, Role.SERVER, self.now)
         self.servers[name] = server
         return server
 

@@ -1,0 +1,215 @@
+"""Pages and who may hold them: reserves, repairs, grants, leases, the gateway's list (R12, R19)."""
+
+from __future__ import annotations
+
+import pytest
+from protocol.server_pump import GATEWAY, Client, Pump, Server, prompt, route
+
+from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.messages import (
+    Beat,
+    Close,
+    Create,
+    Fence,
+    Fenced,
+    Go,
+    Live,
+    LiveSession,
+    Refusal,
+    Report,
+    Role,
+    Trouble,
+    Turn,
+)
+
+
+def create(
+    pump: Pump,
+    server: Server,
+    session: str,
+    reserve: int,
+    *,
+    blocks: tuple[int, int] = (0, 6),
+    repair: bool = False,
+    gateway: str = GATEWAY,
+    end: int | None = None,
+) -> Fenced:
+    turn = Turn(reserve, reserve + 1 if end is None else end)
+    item = Fence(0, 1, Epoch(1, 1), 0, 0, Create(session, *blocks, repair=repair), turn)
+    server.core.receive(gateway, item, pump.now)
+    pump.collect()
+    answer = pump.answers[-1][1]
+    assert isinstance(answer, Fenced)
+    return answer
+
+
+def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    assert create(pump, server, "a", 33).free_pages == 20 - 9
+    assert create(pump, server, "b", 36).refused is None
+    refused = create(pump, server, "c", 1)
+    assert (refused.refused, refused.own, refused.free_pages) == (Refusal.NO_PAGES, 0, 2)
+    assert server.core.stats.sessions == 2
+    assert create(pump, server, "c", 8, repair=True).refused is None
+    assert create(pump, server, "d", 1, repair=True).refused is Refusal.NO_PAGES
+    assert server.core.stats.free_pages == 0
+
+
+def test_a_refused_create_leaves_nothing_behind() -> None:
+    pump = Pump()
+    server = pump.serve(2, 4, pages=20, max_length=60)
+    assert create(pump, server, "a", 61, blocks=(2, 4)).refused is Refusal.TOO_LONG
+    assert create(pump, server, "a", 10, blocks=(2, 4), end=12).refused is Refusal.TOO_LONG
+    for blocks in ((0, 4), (2, 5), (3, 3), (4, 2), (-1, 3)):
+        assert create(pump, server, "a", 4, blocks=blocks).refused is Refusal.WRONG_BLOCKS
+    assert server.core.stats.sessions == 0 and pump.free_pages == [20]
+    assert create(pump, server, "a", 60, blocks=(2, 4)).refused is None
+
+
+def test_what_could_never_fit_is_too_long_not_busy() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20)
+    assert create(pump, server, "a", 77).refused is Refusal.TOO_LONG
+    assert create(pump, server, "a", 77, repair=True).refused is None
+
+
+def test_a_server_that_stops_takes_no_new_session() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6)
+    create(pump, server, "a", 9)
+    server.core.refuse_new()
+    assert create(pump, server, "b", 9).refused is Refusal.DRAINING
+    assert server.core.beat().draining and server.core.beat().sessions == 1
+
+
+def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2), prompt(9))
+    client.fence(5)
+    pump.run()
+    client.listen()
+    pump.tick(4.9)
+    assert all(pages < 64 for pages in pump.free_pages)
+    pump.tick(0.2)
+    assert pump.free_pages == [64, 64]
+    client.go()
+    client.finish()
+    assert {report.trouble for report in client.reports} == {Trouble.UNKNOWN_HANDLE}
+    assert {report.handle for report in client.reports} == {100, 101}
+    assert len(client.reports) == 4  # at the end of the grant, and again for the Go
+
+
+def test_a_parked_hop_that_ran_is_not_freed_by_the_grant() -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2), prompt(9))
+    client.start(5)
+    client.finish()
+    client.fence()
+    pump.run()
+    client.listen()
+    pump.tick(1000.0)
+    assert all(pages < 64 for pages in pump.free_pages)
+    client.close()
+    pump.run()
+    assert pump.free_pages == [64, 64]
+
+
+def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2), prompt(9))
+    client.start(20)
+    for server in pump.servers.values():
+        server.core.disconnected(GATEWAY, pump.now)
+    pump.run()
+    assert client.hops[1][0].core.stats.rows == 9 + 19
+    assert not client.finish()  # nothing is sent to a gateway that is gone
+    pump.tick(59.0)
+    assert all(pages < 64 for pages in pump.free_pages)
+    pump.tick(1.5)
+    assert pump.free_pages == [64, 64]
+
+
+def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6)
+    kept = create(pump, server, "kept", 9).own
+    renamed = create(pump, server, "renamed", 9).own
+    create(pump, server, "lost", 9)
+    other = create(pump, server, "other", 9, gateway="gateway/2/b").own
+    for handle in (kept, renamed, other):
+        gateway = "gateway/2/b" if handle == other else GATEWAY
+        server.core.receive(gateway, Go(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.disconnected(GATEWAY, 0.0)
+    pump.tick(50.0)
+    server.core.connected(GATEWAY, Role.GATEWAY, pump.now)
+    listed = [LiveSession("kept", kept, Epoch(1, 1)), LiveSession("not so", renamed, Epoch(1, 1))]
+    server.core.receive(GATEWAY, Live(tuple(listed)), pump.now)
+    assert set(server.core.handles()) == {kept, other}
+    pump.tick(5.0)
+    assert set(server.core.handles()) == {kept, other}
+    pump.tick(10_000.0)  # its link is up; the other one never had one
+    assert set(server.core.handles()) == {kept}
+
+
+def test_a_list_that_is_late_is_answered_with_what_it_freed() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6)
+    create(pump, server, "new", 9)
+    server.core.receive(GATEWAY, Live(()), pump.now)
+    pump.collect()
+    report = pump.answers[-1][1]
+    assert isinstance(report, Report)
+    assert (report.handle, report.trouble) == (1, Trouble.UNKNOWN_HANDLE)
+
+
+def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20)
+    for name, gateway in (("one", "gateway/1/x"), ("two", "gateway/2/x")):
+        server.core.connected(gateway, Role.GATEWAY, 0.0)
+        own = create(pump, server, name, 36, gateway=gateway).own
+        server.core.receive(gateway, Go(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.disconnected("gateway/1/x", 0.0)
+    pump.tick(20.0)
+    server.core.disconnected("gateway/2/x", pump.now)
+    assert create(pump, server, "three", 36).refused is Refusal.NO_PAGES
+    pump.tick(11.0)
+    assert create(pump, server, "three", 36).refused is None
+    assert create(pump, server, "four", 36).refused is Refusal.NO_PAGES
+    server.core.receive("gateway/2/x", Beat(), pump.now)  # it lives: its lease begins anew
+    pump.tick(29.0)
+    assert create(pump, server, "four", 36).refused is None  # the grant of "three" is over
+
+
+@pytest.mark.parametrize("drop", ["close", "lease", "live"])
+def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None:
+    pump = Pump(seed=3)
+    servers = route(pump, 2, pages=3000)
+    clients = [
+        Client(pump, servers, prompt(1 + at % 13, at), session=f"s{at}", base=10 * (at + 1))
+        for at in range(200)
+    ]
+    for client in clients:
+        client.fence(20)
+    pump.run(1500)
+    for client in clients:
+        client.listen()
+        if len(client.fenced) == 2:
+            client.go()
+    pump.run(3000)
+    if drop == "close":
+        for client in clients:
+            client.listen()
+            for index, answer in client.fenced.items():
+                client.put(index, Close(answer.own))
+    elif drop == "live":
+        for server, _, _ in servers:
+            pump.put(GATEWAY, server.address.peer, Live(()))
+    else:
+        for server, _, _ in servers:
+            server.core.disconnected(GATEWAY, pump.now)
+    pump.run()
+    pump.tick(61.0)
+    assert pump.free_pages == [3000, 3000]
+    assert not any(server.core.handles() for server in pump.servers.values())
