@@ -34,7 +34,7 @@ class Engine:
         self._model = model
         self._done = done
         self._loop = asyncio.get_running_loop()
-        self._steps: queue.SimpleQueue[Sequence[Work] | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Sequence[Work]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -42,17 +42,11 @@ class Engine:
         """Start a step; not before `done` was called for the one before."""
         self._steps.put(batch)
 
-    def stop(self, patience: float) -> bool:
-        """Ends after the running step; False if that takes longer than `patience` seconds."""
-        self._steps.put(None)
-        self._thread.join(patience)
-        return not self._thread.is_alive()
-
     def _run(self) -> None:
-        while (batch := self._steps.get()) is not None:
-            done = self._step(batch)
+        while True:
+            done = self._step(self._steps.get())
             if self._loop.is_closed():
-                return
+                return  # the process ends; nobody wants this step any more
             self._loop.call_soon_threadsafe(self._done, done)
 
     def _step(self, batch: Sequence[Work]) -> StepDone:

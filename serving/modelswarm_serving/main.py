@@ -15,6 +15,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Never
 
 import click
 
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _leave)  # until the node has its own way to stop
     try:
         settings = parse(sys.argv[1:] if arguments is None else arguments)
-        return _serve(settings)
+        _serve(settings)
     except UserError as error:
         return _refuse(f"{_flag(error.field)}: {error.message}")
     except ModelSwarmError as error:
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("interrupted")
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: Settings) -> Never:
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
@@ -65,15 +66,11 @@ def _serve(settings: Settings) -> int:
     if settings.parent_fd is not None:
         _die_with_parent(settings.parent_fd)
     loaded = load(settings)
-    stopped = asyncio.run(_run(settings, loaded))
-    if not stopped:
-        logging.shutdown()
-        os._exit(0)  # a step still runs in its thread; nobody waits for it any more
-    return 0
-
-
-async def _run(settings: Settings, loaded: Loaded) -> bool:
-    return await Node(settings, loaded.model, loaded.folder, loaded.revision).run()
+    asyncio.run(Node(settings, loaded.model, loaded.folder, loaded.revision).run())
+    logging.shutdown()
+    # Everything is closed and written. A step may still run in its thread, and taking torch apart
+    # takes seconds: nobody waits for either.
+    os._exit(0)
 
 
 def load(settings: Settings) -> Loaded:

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 _FILE_REQUESTS = 256  # that may wait
 _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
-_LAST_STEP_SECONDS = 3.0  # a stop waits so long for the running step
 
 
 class Node:
@@ -66,8 +65,8 @@ class Node:
         self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
         self._stop = asyncio.Event()
 
-    async def run(self) -> bool:
-        """Serve until a signal; False if the running step did not end in time. UserError at start."""
+    async def run(self) -> None:
+        """Serve until a signal. UserError when it cannot start to."""
         loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,7 +85,6 @@ class Node:
             for helper in helpers:
                 helper.cancel()
             await self._links.close()
-        return self._engine.stop(_LAST_STEP_SECONDS)
 
     # What links bring (LinkHandler)
 
