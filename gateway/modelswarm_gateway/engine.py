@@ -58,6 +58,8 @@ class TokenStream:
         self.ended = False  # no more events will be put
 
     def put(self, event: TokenEvent) -> None:
+        if self.ended:
+            return
         self._events.append(event)
         if event.finish is not Finish.NONE:
             self.ended = True

@@ -5,6 +5,7 @@ Both doors use it and neither knows more than it gives; it knows the engine only
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class Service:
         )
         self.accepting = True
         self._running: set[Generation] = set()
+        self._ended = asyncio.Event()
 
     @property
     def running(self) -> int:
@@ -130,6 +132,18 @@ class Service:
 
     def ended(self, generation: Generation) -> None:
         self._running.discard(generation)
+        self._ended.set()
+
+    async def quiet(self, seconds: float) -> bool:
+        """True once nothing runs any more; False if something still does after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._running:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _model(self, name: str) -> tuple[ModelCard, ModelText]:
         card = self.engine.card(name)

@@ -1,0 +1,60 @@
+"""The body of an HTTP request as a JSON value, or an error that says what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from starlette.requests import ClientDisconnect, Request
+
+from modelswarm_gateway.errors import ApiError, Code, invalid
+
+LARGEST_BODY = 16 << 20  # bytes
+BODY_SECONDS = 60.0
+
+
+async def read_json(request: Request) -> object:
+    """Raises ApiError."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            raw = await _read(request)
+    except TimeoutError as error:
+        raise invalid(None, f"the body did not come within {BODY_SECONDS:.0f} seconds") from error
+    except ClientDisconnect as error:
+        raise ApiError(Code.CANCELLED, "the client left") from error
+    return parse_json(raw)
+
+
+async def _read(request: Request) -> bytes:
+    said = request.headers.get("content-length", "")
+    if said.isdigit() and int(said) > LARGEST_BODY:
+        raise _too_large()
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_BODY:
+            raise _too_large()
+    return bytes(body)
+
+
+def _too_large() -> ApiError:
+    return ApiError(Code.TOO_LARGE, f"the body may have {LARGEST_BODY >> 20} MiB at most")
+
+
+def parse_json(raw: bytes) -> object:
+    """Raises ApiError."""
+    try:
+        value: object = json.loads(raw.decode())
+        if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but no text
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise invalid(
+            None, f"the body is not valid UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise invalid(
+            None, "the body holds half of a surrogate pair, which is no character"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise invalid(None, f"the body is not valid JSON: {error}") from error
+    return value

@@ -1,0 +1,249 @@
+"""The gRPC door: modelswarm.v1 (api.proto), grpc.health.v1 and reflection.
+
+`main.py` starts it. Failures become status codes by the table in `errors.py`; the same codes that HTTP gives travel
+in the trailing metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from modelswarm.errors import UserError
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm_gateway.defaults import Options
+from modelswarm_gateway.doors.snapshots import snapshot
+from modelswarm_gateway.errors import ApiError, Code, invalid
+from modelswarm_gateway.service import (
+    Ask,
+    ChatPrompt,
+    Generation,
+    Piece,
+    Prompt,
+    Service,
+    TextPrompt,
+    TokenPrompt,
+)
+
+log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 5.0
+LEAST_INTERVAL = 0.5  # seconds between snapshots
+LARGEST_MESSAGE = 16 << 20
+GRACE_SECONDS = 1.0
+MOST_STOPS, LONGEST_STOP = 16, 1000
+ROLES = ("developer", "system", "user", "assistant", "tool")
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
+SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")
+
+
+class GrpcDoor:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._server = aio.server(
+            options=[
+                ("grpc.so_reuseport", 0),  # a port in use must be an error
+                ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+            ]
+        )
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self, field: str, target: str) -> str:
+        """The bound target. Raises UserError when it cannot be had."""
+        api_pb2_grpc.add_InferenceServicer_to_server(Inference(self._service), self._server)
+        api_pb2_grpc.add_SwarmServicer_to_server(Swarm(self._service), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            port = self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise UserError(
+                field, f"cannot listen on {target}: allowed: a free port, or 0"
+            ) from error
+        await self._server.start()
+        self._watcher = asyncio.create_task(self._show_health())
+        return f"{target.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(GRACE_SECONDS)
+
+    async def _show_health(self) -> None:
+        """The whole process is healthy while it runs; the services are when a model can answer."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.SERVING)
+        while True:
+            good = self._service.accepting and any(c.ready for c in self._service.engine.cards())
+            for name in SERVICES:
+                await self._health.set(name, status.SERVING if good else status.NOT_SERVING)
+            await asyncio.sleep(LEAST_INTERVAL)
+
+
+class Inference(api_pb2_grpc.InferenceServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def Generate(
+        self, request: api_pb2.GenerateRequest, context: Context
+    ) -> api_pb2.GenerateResponse:
+        whole: api_pb2.GenerateResponse | None = None
+        async for part in self._answer(request, context):
+            if whole is None:
+                whole = part
+            else:
+                text = whole.text + part.text
+                whole.MergeFrom(part)
+                whole.text = text
+        assert whole is not None
+        return whole
+
+    async def GenerateStream(
+        self, request: api_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[api_pb2.GenerateResponse]:
+        async for part in self._answer(request, context):
+            yield part
+
+    async def _answer(
+        self, request: api_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[api_pb2.GenerateResponse]:
+        failure: ApiError | None = None
+        try:
+            async for part in self._parts(request):
+                yield part
+        except ApiError as error:
+            failure = error
+        except (asyncio.CancelledError, GeneratorExit):
+            self._service.metrics.request(request.model, Code.CANCELLED)
+            raise
+        except Exception:
+            log.exception("a request failed by a fault of ours")
+            failure = ApiError(Code.INTERNAL, "internal error")
+        self._service.metrics.request(request.model, failure.code if failure else None)
+        if failure is not None:
+            await abort(context, failure)
+
+    async def _parts(
+        self, request: api_pb2.GenerateRequest
+    ) -> AsyncIterator[api_pb2.GenerateResponse]:
+        generation = await self._service.start(ask(request))
+        try:
+            name = f"gen-{secrets.token_hex(12)}"
+            finish = None
+            while finish is None:
+                piece = await generation.take(WAIT_SECONDS)
+                if piece is not None:
+                    finish = piece.finish
+                    yield _part(name, piece, generation)
+                    generation.taken(piece)
+        finally:
+            generation.close()
+
+
+def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:
+    part = api_pb2.GenerateResponse(
+        id=name, text=piece.text, token_ids=piece.tokens, position=piece.position
+    )
+    if piece.finish is not None:
+        prompt, completion = len(generation.prompt), generation.completion_tokens
+        part.finish_reason = piece.finish
+        part.usage.prompt_tokens = prompt
+        part.usage.completion_tokens = completion
+        part.usage.total_tokens = prompt + completion
+    return part
+
+
+async def abort(context: Context, error: ApiError) -> None:
+    """Ends the call with the status, and the details in the trailing metadata."""
+    trailing = [("error-code", error.code.value)]
+    if error.param is not None:
+        trailing.append(("error-param", error.param))
+    if error.retry_after is not None:
+        trailing.append(("retry-after", f"{error.retry_after:.3f}"))
+    await context.abort(error.mapping.grpc, error.message, tuple(trailing))
+
+
+class Swarm(api_pb2_grpc.SwarmServicer):
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
+        return snapshot(self._service.engine, request.model)
+
+    async def Watch(
+        self, request: api_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[api_pb2.Snapshot]:
+        interval = max(LEAST_INTERVAL, request.min_interval_seconds)
+        last: api_pb2.Snapshot | None = None
+        while self._service.accepting:
+            now = snapshot(self._service.engine, request.model)
+            if now != last:
+                yield now
+                last = now
+            await asyncio.sleep(interval)
+
+
+def ask(request: api_pb2.GenerateRequest) -> Ask:
+    """Raises ApiError. The ranges are those of the HTTP door."""
+    if not request.model:
+        raise invalid("model", "model: this field is required")
+    field, prompt = _prompt(request)
+    stops = tuple(request.stop)
+    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+        raise invalid("stop", f"stop: up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
+    return Ask(request.model, prompt, field, _options(request), stops, request.session_id or None)
+
+
+def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:
+    match request.WhichOneof("input"):
+        case "prompt":
+            return "prompt", TextPrompt(request.prompt)
+        case "tokens":
+            return "tokens", TokenPrompt(tuple(request.tokens.ids))
+        case "chat":
+            return "chat", ChatPrompt(_messages(request.chat))
+        case _:
+            raise invalid("input", "input: one of prompt, chat and tokens is required")
+
+
+def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
+    made = []
+    for place, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            field = f"chat.messages[{place}].role"
+            raise invalid(field, f"{field}: must be one of {', '.join(ROLES)}")
+        role = "system" if message.role == "developer" else message.role
+        entry = {"role": role, "content": message.content}
+        made.append({**entry, "name": message.name} if message.name else entry)
+    if not made:
+        raise invalid("chat.messages", "chat.messages: at least one message is needed")
+    return made
+
+
+def _options(request: api_pb2.GenerateRequest) -> Options:
+    given = request.sampling
+    set_fields = {name.name: value for name, value in given.ListFields()}
+    ranges: dict[str, tuple[float, float]] = {
+        "temperature": (0, 2),
+        "top_p": (1e-9, 1),
+        "top_k": (-1, float("inf")),
+        "min_p": (0, 1),
+        "repetition_penalty": (1e-9, 10),
+    }
+    for name, (low, high) in ranges.items():
+        if name in set_fields and not low <= set_fields[name] <= high:
+            raise invalid(
+                f"sampling.{name}", f"sampling.{name}: {set_fields[name]} is out of range"
+            )
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else None
+    return Options(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)

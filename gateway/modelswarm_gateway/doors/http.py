@@ -1,0 +1,196 @@
+"""The HTTP door: OpenAI's routes, health and readiness.
+
+`main.py` serves the app that this makes. Every failure has OpenAI's error envelope, every answer an `x-request-id`.
+Knows the service; neither sessions nor servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from modelswarm_gateway.doors.bodies import read_json
+from modelswarm_gateway.doors.openai import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
+from modelswarm_gateway.doors.replies import Reply, error_response
+from modelswarm_gateway.doors.shapes import ChatShape, Shape, TextShape
+from modelswarm_gateway.engine import ModelCard
+from modelswarm_gateway.errors import ApiError, Code, model_not_found
+from modelswarm_gateway.metrics import OTHER
+from modelswarm_gateway.service import Service
+
+log = logging.getLogger(__name__)
+
+
+def http_app(service: Service) -> ASGIApp:
+    app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
+    _generation_routes(app, service)
+    _model_routes(app, service)
+    _state_routes(app, service)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _our_fault)
+    return RequestIds(app)
+
+
+def _generation_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _reply(request, service, parse_chat, ChatShape)
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await _reply(request, service, parse_completion, TextShape)
+
+
+async def _reply(
+    request: Request,
+    service: Service,
+    parse: Callable[[object], ChatRequest | CompletionRequest],
+    shape: type[Shape],
+) -> Response:
+    try:
+        asked = parse(await read_json(request))
+        ask = asked.ask()
+    except ApiError as error:
+        service.metrics.request(OTHER, error.code)
+        raise
+    return Reply(
+        service,
+        ask,
+        shape,
+        stream=bool(asked.stream),
+        usage_in_stream=asked.usage_in_stream,
+        token_ids=bool(asked.return_token_ids),
+    )
+
+
+def _model_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        data = [_model(card) for card in service.engine.cards()]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        card = service.engine.card(name)
+        if card is None:
+            raise model_not_found(name)
+        return JSONResponse(_model(card))
+
+
+def _model(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.since,
+        "owned_by": "modelswarm",
+        "max_model_len": card.max_length or None,
+        "ready": card.ready,
+    }
+
+
+def _state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        cards = service.engine.cards()
+        good = service.accepting and any(card.ready for card in cards)
+        return JSONResponse(
+            {
+                "ready": good,
+                "reason": _reason(service, cards),
+                "models": [_state(c) for c in cards],
+            },
+            status_code=200 if good else 503,
+        )
+
+
+def _state(card: ModelCard) -> dict[str, Any]:
+    return {
+        "model": card.name,
+        "ready": card.ready,
+        "missing_blocks": list(card.missing),
+        "tokenizer_loaded": card.text is not None,
+    }
+
+
+def _reason(service: Service, cards: Iterable[ModelCard]) -> str | None:
+    """Why it is not ready; None when it is."""
+    if not service.accepting:
+        return "the gateway is stopping"
+    said: list[str] = []
+    for card in cards:
+        if card.ready:
+            return None
+        if card.missing:
+            said.append(f"{card.name}: no server for blocks {_ranges(card.missing)}")
+        if card.text is None:
+            said.append(f"{card.name}: its tokenizer has not come yet")
+    return "; ".join(said) or "no server is linked"
+
+
+def _ranges(blocks: Iterable[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed here"
+    else:
+        code, message = Code.NOT_FOUND, f"there is nothing at {request.url.path}"
+    response = error_response(ApiError(code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(Code.INTERNAL, "internal error"))
+
+
+class RequestIds:
+    """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        header = (b"x-request-id", f"req_{secrets.token_hex(12)}".encode())
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        await self._app(scope, receive, named)

@@ -1,0 +1,147 @@
+"""Runs one generation as the answer to one HTTP request: whole, or as server-sent events.
+
+Used by the HTTP door. An answer that has not begun fails with a status; one that has begun ends with a single error
+event and no end mark (I8). A client that leaves ends its turn at once, streamed or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from modelswarm_gateway.doors.shapes import WAITING, Head, Shape, error_event
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.service import Ask, Generation, Piece, Service
+
+log = logging.getLogger(__name__)
+
+COMMENT_SECONDS = 5.0  # silence after which the connection gets a sign of life
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+def error_response(error: ApiError) -> Response:
+    return JSONResponse(error.envelope(), error.mapping.status, error.headers())
+
+
+class Reply(Response):
+    """The response of one request to generate; it does the work while it is being sent."""
+
+    def __init__(
+        self,
+        service: Service,
+        ask: Ask,
+        shape: type[Shape],
+        *,
+        stream: bool,
+        usage_in_stream: bool,
+        token_ids: bool,
+    ) -> None:
+        super().__init__()
+        self._service, self._ask, self._shape = service, ask, shape
+        self._stream, self._usage, self._token_ids = stream, usage_in_stream, token_ids
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: ApiError | None = None
+        try:
+            await self._generate(receive, send)
+        except ApiError as error:
+            failure = error
+        except Exception:
+            log.exception("a request failed by a fault of ours")
+            failure = ApiError(Code.INTERNAL, "internal error")
+        self._service.metrics.request(self._ask.model, failure.code if failure else None)
+        if failure is not None and failure.code is not Code.CANCELLED:
+            await self._fail(failure, scope, receive, send)
+
+    async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._started:
+            await _send(send, error_event(error.envelope()), more=False)
+        else:
+            await error_response(error)(scope, receive, send)
+
+    async def _generate(self, receive: Receive, send: Send) -> None:
+        generation = await self._service.start(self._ask)
+        watcher = asyncio.create_task(_watch(receive, generation))
+        try:
+            head = Head(
+                model=self._ask.model,
+                created=int(time.time()),
+                prompt=generation.prompt,
+                usage_in_stream=self._usage,
+                token_ids=self._token_ids,
+            )
+            shape = self._shape(head)
+            await (self._events if self._stream else self._whole)(generation, shape, send)
+        finally:
+            watcher.cancel()
+            generation.close()
+
+    async def _whole(self, generation: Generation, shape: Shape, send: Send) -> None:
+        texts: list[str] = []
+        tokens: list[int] = []
+        finish: str | None = None
+        while finish is None:
+            piece = await generation.take(COMMENT_SECONDS)
+            if piece is not None:
+                texts.append(piece.text)
+                tokens += piece.tokens
+                finish = piece.finish
+                generation.taken(piece)
+        body = shape.body("".join(texts), tokens, finish)
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await self._begin(send, headers)
+        await _send(send, body, more=False)
+
+    async def _events(self, generation: Generation, shape: Shape, send: Send) -> None:
+        piece = await generation.take(COMMENT_SECONDS)  # a refusal comes here: nothing is sent yet
+        await self._begin(send, list(STREAM_HEADERS))
+        opening = shape.opening()
+        pending: list[int] = []  # tokens that have shown no text yet
+        while True:
+            if piece is None:
+                await _send(send, WAITING)
+            else:
+                pending += piece.tokens
+                event = _event(shape, piece, pending)
+                if event:
+                    await _send(send, opening + event)
+                    opening = b""
+                    pending.clear()
+                if piece.finish is not None:
+                    break
+                generation.taken(piece)
+            piece = await generation.take(COMMENT_SECONDS)
+        last = shape.closing(piece.finish, generation.completion_tokens)
+        await _send(send, opening + last, more=False)
+
+    async def _begin(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._started = True
+
+
+def _event(shape: Shape, piece: Piece, tokens: list[int]) -> bytes:
+    """Nothing for a token that shows no text yet, unless it is the last one."""
+    if piece.text or (piece.finish is not None and tokens):
+        return shape.event(piece.text, tokens, piece.end - 1)
+    return b""
+
+
+async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    """Until the client leaves; then its turn ends."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    generation.abort(ApiError(Code.CANCELLED, "the client left"))

@@ -1,0 +1,142 @@
+"""OpenAI's answers: the bodies and the stream events of chat and of text completions.
+
+Used by the HTTP door. Events are put together from strings prepared once per request, because one is written for
+every token.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+DONE = b"data: [DONE]\n\n"
+WAITING = b": waiting\n\n"
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all events and the body of one answer share."""
+
+    model: str
+    created: int  # unix seconds
+    prompt: Tokens
+    usage_in_stream: bool = False
+    token_ids: bool = False  # the client wants them
+
+    def usage(self, completion: int) -> dict[str, int]:
+        prompt = len(self.prompt)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+
+class Shape(Protocol):
+    """One kind of answer."""
+
+    def __init__(self, head: Head) -> None: ...
+
+    def opening(self) -> bytes:
+        """Goes before the first text."""
+        ...
+
+    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
+        """`position` is the last one of the log that the text covers (R17)."""
+        ...
+
+    def closing(self, finish: str, completion: int) -> bytes:
+        """The finish reason, the usage if it was asked for, and the end mark."""
+        ...
+
+    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
+        """The whole answer at once."""
+        ...
+
+
+def error_event(envelope: object) -> bytes:
+    return b"data: " + json.dumps(envelope).encode() + b"\n\n"
+
+
+class _Events:
+    """`data: {` + what every event has + one choice + `}`."""
+
+    def __init__(self, head: Head, prefix: str, kind: str) -> None:
+        self.head = head
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        model = json.dumps(head.model)
+        self._common = (
+            f'"id":"{self.id}","object":"{kind}","created":{head.created},"model":{model}'
+        )
+        usage = ',"usage":null' if head.usage_in_stream else ""
+        self._start = f'data: {{{self._common},"choices":[{{"index":0,'
+        self._end = f"}}]{usage}}}\n\n"
+
+    def choice(self, fields: str, tokens: Tokens = (), position: int | None = None) -> bytes:
+        """`fields`: the inside of the choice's JSON object, without its index."""
+        mark = "" if position is None else f"id: {position}\n"
+        ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
+        return f"{mark}{self._start}{fields}{ids}{self._end}".encode()
+
+    def usage(self, completion: int) -> bytes:
+        """The event after the last choice, if the client wants it, and the end mark."""
+        if not self.head.usage_in_stream:
+            return DONE
+        usage = json.dumps(self.head.usage(completion))
+        return f'data: {{{self._common},"choices":[],"usage":{usage}}}\n\n'.encode() + DONE
+
+
+class ChatShape:
+    def __init__(self, head: Head) -> None:
+        self._events = _Events(head, "chatcmpl", "chat.completion.chunk")
+
+    def opening(self) -> bytes:
+        said = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        return self._events.choice(said)
+
+    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
+        said = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
+        return self._events.choice(said, tokens, position)
+
+    def closing(self, finish: str, completion: int) -> bytes:
+        last = self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
+        return last + self._events.usage(completion)
+
+    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        return _body(self._events, "chat.completion", choice, tokens)
+
+
+class TextShape:
+    def __init__(self, head: Head) -> None:
+        self._events = _Events(head, "cmpl", "text_completion")
+
+    def opening(self) -> bytes:
+        return b""
+
+    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
+        said = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
+        return self._events.choice(said, tokens, position)
+
+    def closing(self, finish: str, completion: int) -> bytes:
+        last = self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
+        return last + self._events.usage(completion)
+
+    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+        return _body(self._events, "text_completion", choice, tokens)
+
+
+def _body(events: _Events, kind: str, choice: dict[str, object], tokens: Tokens) -> bytes:
+    head = events.head
+    made: dict[str, object] = {"id": events.id, "object": kind, "created": head.created}
+    made |= {"model": head.model, "choices": [choice], "usage": head.usage(len(tokens))}
+    if head.token_ids:
+        choice["token_ids"] = list(tokens)
+        made["prompt_token_ids"] = list(head.prompt)
+    return json.dumps(made).encode()

@@ -1,0 +1,170 @@
+"""The models this gateway has met: what their servers said of them, and their tokenizer files.
+
+The node tells it of links and hands it file chunks; it asks servers for files and builds `ModelText` from them, once
+per model and revision. A model stays known when its servers go, so that a client hears "no servers" and not "no such
+model". Knows no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
+from modelswarm.protocol.messages import reply_address as reply
+from modelswarm_gateway.text import OPTIONAL_FILES, REQUIRED_FILES, ModelFilesError, ModelText
+
+log = logging.getLogger(__name__)
+
+FILES = (*REQUIRED_FILES, *OPTIONAL_FILES)
+MOST_BYTES = 256 << 20  # of one file
+FETCH_SECONDS = 60.0  # for all files of a model; then another server is asked
+RETRY_SECONDS = 5.0  # after files that cannot be used
+MOST_MODELS = 256
+
+
+@dataclass(slots=True)
+class _Fetch:
+    """Files that are coming from one server."""
+
+    peer: PeerId
+    revision: str
+    deadline: float
+    parts: dict[str, bytearray] = field(default_factory=dict)
+    done: dict[str, bytes | None] = field(default_factory=dict)  # None: the model has no such file
+
+    @property
+    def complete(self) -> bool:
+        return len(self.done) == len(FILES)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {name: content for name, content in self.done.items() if content is not None}
+
+
+@dataclass(slots=True)
+class Entry:
+    """One model."""
+
+    name: str
+    n_blocks: int
+    since: int  # unix seconds
+    revision: str = ""  # of `text`
+    text: ModelText | None = None
+    servers: dict[PeerId, Hello] = field(default_factory=dict)
+    fetch: _Fetch | None = None
+    retry_at: float = 0.0
+
+    @property
+    def wanted(self) -> bool:
+        """Files are needed: there are none, or only those of a revision that nobody serves any more."""
+        revisions = {hello.revision for hello in self.servers.values()}
+        return bool(revisions) and (self.text is None or self.revision not in revisions)
+
+
+class Library:
+    def __init__(
+        self,
+        send: Callable[[list[Send]], None],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called whenever an entry says something new."""
+        self._send, self._clock, self._wall, self._changed = send, clock, wall, changed
+        self._entries: dict[str, Entry] = {}
+        self._building: set[asyncio.Task[None]] = set()
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def linked(self, hello: Hello) -> None:
+        entry = self._entries.get(hello.model)
+        if entry is None:
+            if len(self._entries) >= MOST_MODELS:
+                log.warning("%s serves one model too many: %s", hello.peer, hello.model)
+                return
+            entry = Entry(hello.model, hello.n_blocks, int(self._wall()))
+            self._entries[hello.model] = entry
+        entry.n_blocks = hello.n_blocks
+        entry.servers[hello.peer] = hello
+        entry.retry_at = 0.0
+        self._ask(entry)
+        self._changed()
+
+    def unlinked(self, peer: PeerId) -> None:
+        for entry in self._entries.values():
+            if entry.servers.pop(peer, None) is not None:
+                if entry.fetch is not None and entry.fetch.peer == peer:
+                    entry.fetch = None
+                self._ask(entry)
+                self._changed()
+
+    def tick(self) -> None:
+        """Ends waits for servers that do not answer, and pauses."""
+        now = self._clock()
+        for entry in self._entries.values():
+            if entry.fetch is not None and now >= entry.fetch.deadline:
+                log.warning("%s: files did not come from %s in time", entry.name, entry.fetch.peer)
+                entry.fetch = None
+            self._ask(entry)
+
+    def received(self, peer: PeerId, chunk: ModelFileChunk) -> None:
+        for entry in self._entries.values():
+            fetch = entry.fetch
+            if fetch is not None and fetch.peer == peer:
+                self._take(entry, fetch, chunk)
+
+    async def close(self) -> None:
+        for task in self._building:
+            task.cancel()
+        await asyncio.gather(*self._building, return_exceptions=True)
+
+    def _ask(self, entry: Entry) -> None:
+        now = self._clock()
+        if entry.fetch is not None or not entry.wanted or now < entry.retry_at:
+            return
+        peer, hello = next(reversed(entry.servers.items()))
+        entry.fetch = _Fetch(peer, hello.revision, now + FETCH_SECONDS)
+        requests = [Send(reply(peer), Lane.LIVE, ModelFileRequest(name)) for name in FILES]
+        self._send(requests)
+
+    def _take(self, entry: Entry, fetch: _Fetch, chunk: ModelFileChunk) -> None:
+        if chunk.name not in FILES or chunk.name in fetch.done:
+            return
+        if chunk.missing:
+            fetch.done[chunk.name] = None
+        else:
+            part = fetch.parts.setdefault(chunk.name, bytearray())
+            if chunk.offset != len(part) or chunk.total > MOST_BYTES:
+                self._give_up(entry, f"{chunk.name}: its parts do not fit")
+                return
+            part += chunk.data
+            if len(part) >= chunk.total:
+                fetch.done[chunk.name] = bytes(part)
+                del fetch.parts[chunk.name]
+        if fetch.complete:
+            task = asyncio.get_running_loop().create_task(self._build(entry, fetch))
+            self._building.add(task)
+            task.add_done_callback(self._building.discard)
+
+    async def _build(self, entry: Entry, fetch: _Fetch) -> None:
+        try:
+            text = await asyncio.to_thread(ModelText, fetch.files)
+        except ModelFilesError as error:
+            if entry.fetch is fetch:
+                self._give_up(entry, str(error))
+            return
+        entry.text, entry.revision = text, fetch.revision
+        if entry.fetch is fetch:
+            entry.fetch = None
+        log.info("%s: its tokenizer is loaded", entry.name)
+        self._changed()
+
+    def _give_up(self, entry: Entry, reason: str) -> None:
+        log.error("the files of %s cannot be used: %s", entry.name, reason)
+        entry.fetch = None
+        entry.retry_at = self._clock() + RETRY_SECONDS

@@ -1,0 +1,177 @@
+"""`modelswarm-gateway`: flags in, a serving process, an exit code out.
+
+0 after a graceful stop, 2 with one sentence when it cannot start. All ports are bound before anything else happens, so
+that a port in use leaves nothing half started. The first signal lets running answers end; the second ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import click
+
+from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.protocol.identity import peer_id
+from modelswarm_gateway.announce import announce, withdraw
+from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.doors.grpc import GrpcDoor
+from modelswarm_gateway.doors.http import http_app
+from modelswarm_gateway.doors.metrics import metrics_app
+from modelswarm_gateway.doors.web import WebServer, bind
+from modelswarm_gateway.metrics import Metrics
+from modelswarm_gateway.node import Node
+from modelswarm_gateway.service import Service, ServiceSettings
+from modelswarm_gateway.settings import Settings, parse
+
+log = logging.getLogger(__name__)
+PROGRAM = "modelswarm-gateway"
+CLOSE_SECONDS = 3.0  # for doors and links, after the answers have ended
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _serve(parse(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        return _refuse(f"{error.field}: {error.message}")
+    except ModelSwarmError as error:
+        return _refuse(str(error))
+    except click.ClickException as error:
+        return _refuse(error.format_message())
+    except click.Abort:
+        return _refuse("interrupted")
+
+
+def _refuse(sentence: str) -> int:
+    sys.stderr.write(f"{PROGRAM}: {sentence}\n")
+    return 2
+
+
+def _serve(settings: Settings) -> int:
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if settings.parent_fd is not None:
+        _die_with_parent(settings.parent_fd)
+    asyncio.run(Process(settings).run())
+    return 0
+
+
+class Process:
+    """The parts of a running gateway and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        http_socket = bind("--http", settings.http)
+        metrics_socket = bind("--metrics", settings.metrics)
+        node = self._node(loop.time)
+        metrics = Metrics(node)
+        node.on_reroute, node.on_resume = metrics.rerouted, metrics.resumed
+        options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
+        service = Service(node, metrics, loop.time, options)
+        grpc_door = GrpcDoor(service)
+        grpc_target = await grpc_door.start("--grpc", settings.grpc)
+        doors = [
+            WebServer(http_app(service), http_socket),
+            WebServer(metrics_app(metrics.registry), metrics_socket),
+        ]
+        for door in doors:
+            await door.start()
+        tasks = [loop.create_task(job) for job in self._jobs(node, service)]
+        if settings.announce is not None:
+            addresses = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
+            announce(settings.announce, {**addresses, "pid": os.getpid(), "peer": node.peer})
+        log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
+        try:
+            await self._stopping.wait()
+            await self._let_answers_end(service)
+        finally:
+            if settings.announce is not None:
+                withdraw(settings.announce)
+            await _all([grpc_door.stop(), *(door.stop() for door in doors)])
+            for task in tasks:
+                task.cancel()
+            await _all([node.shut_down()])
+
+    def _node(self, clock: Callable[[], float]) -> Node:
+        settings = self._settings
+        incarnation = settings.incarnation or int(time.time())
+        core = GatewaySettings(hold_seconds=settings.hold_seconds)
+        peer = peer_id(settings.name, incarnation)
+        return Node(peer, incarnation, settings.members, core, clock, time.time)
+
+    def _jobs(self, node: Node, service: Service) -> list[Coroutine[Any, Any, None]]:
+        return [
+            _every(0.05, node.tick),
+            _every(0.2, node.look_around),
+            _every(1.0, node.beat),
+            _every(1.0, service.book.sweep),
+        ]
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            os._exit(1)  # asked twice: whatever hangs, hang no longer
+        self._stopping.set()
+
+    async def _let_answers_end(self, service: Service) -> None:
+        """Takes nothing new and waits for what runs; what does not end in time is told so."""
+        service.accepting = False
+        log.info("stopping: %d answers are running", service.running)
+        await service.quiet(self._settings.drain_seconds)
+        service.abort_all()
+
+
+async def _every(seconds: float, job: Callable[[], None]) -> None:
+    """A job that fails is logged and comes again: streams must not end for a bad beat."""
+    while True:
+        try:
+            job()
+        except Exception:
+            log.exception("a periodic job failed by a fault of ours")
+        await asyncio.sleep(seconds)
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at once, each as far as it gets in the time there is."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+        elif (error := task.exception()) is not None:
+            log.error("could not close cleanly", exc_info=error)
+
+
+def _die_with_parent(fd: int) -> None:
+    """End this process, whatever it does, when the other end of the pipe is closed."""
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        raise UserError("--parent-fd", f"{fd} is not an open file descriptor") from error
+
+    def watch() -> None:
+        while os.read(fd, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

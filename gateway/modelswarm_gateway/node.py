@@ -1,0 +1,227 @@
+"""The gateway process without its doors: links and directory on one side, the core in the middle, an `Engine` for the
+service on the other.
+
+`main.py` makes it and runs its tasks. Everything is on one event loop, so nothing here needs a lock. Decides nothing
+about sessions: it carries what the core says to whom it is for.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.link import Links
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Beat,
+    Hello,
+    Item,
+    Lane,
+    ModelFileChunk,
+    Role,
+    Send,
+    reply_address,
+)
+from modelswarm_gateway.core.effects import (
+    Broken,
+    Emitted,
+    GatewaySettings,
+    Refused,
+    Rerouted,
+    Resumed,
+    ServerView,
+    SessionView,
+    TurnRequest,
+)
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.directory import Directory
+from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
+from modelswarm_gateway.errors import ApiError, Code, from_refusal
+from modelswarm_gateway.library import Entry, Library
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """LinkHandler towards the links, Engine towards the service."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        incarnation: int,
+        members: Path,
+        settings: GatewaySettings,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.peer = peer
+        self._clock = clock
+        self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
+        hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, link="", lane=Lane.LIVE)
+        self._links = Links(hello, self)
+        self._directory = Directory(members, self._links.dial, clock)
+        self._library = Library(self._links.send, clock, wall, self._forget_cards)
+        self._streams: dict[str, TokenStream] = {}
+        self._cards: dict[str, ModelCard] | None = None
+        self._linked: set[PeerId] = set()
+        self.on_reroute: Callable[[str], None] = lambda cause: None
+        self.on_resume: Callable[[float], None] = lambda seconds: None
+
+    # ---- time
+
+    def tick(self) -> None:
+        """Every 50 ms."""
+        self._core.tick(self._clock())
+        self._flush()
+
+    def look_around(self) -> None:
+        """Every 200 ms."""
+        self._directory.poll()
+        self._library.tick()
+
+    def beat(self) -> None:
+        """Every second: renews the leases of our sessions (R19)."""
+        beat = Beat(sessions=len(self._streams))
+        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._linked])
+
+    async def shut_down(self) -> None:
+        """Ends every session, so that servers need not wait for the lease, then the links."""
+        for view in self._core.sessions():
+            self._core.close(view.session, self._clock())
+        self._flush()
+        await self._library.close()
+        await self._links.close()
+
+    # ---- LinkHandler
+
+    def linked(self, peer: PeerId, hello: Hello) -> None:
+        if hello.role is not Role.SERVER:
+            return
+        log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
+        self._linked.add(peer)
+        self._directory.linked(peer)
+        self._core.connected(hello, self._clock())
+        self._library.linked(hello)
+        self._forget_cards()
+        self._flush()
+
+    def unlinked(self, peer: PeerId, reason: str) -> None:
+        self._linked.discard(peer)
+        self._core.disconnected(peer, self._clock())
+        self._library.unlinked(peer)
+        self._directory.unlinked(peer)
+        self._forget_cards()
+        self._flush()
+
+    def received(self, peer: PeerId, items: list[Item]) -> None:
+        now = self._clock()
+        for item in items:
+            if isinstance(item, ModelFileChunk):
+                self._library.received(peer, item)
+            else:
+                self._core.receive(peer, item, now)
+        self._flush()
+
+    # ---- Engine
+
+    def cards(self) -> Sequence[ModelCard]:
+        return list(self._all_cards().values())
+
+    def card(self, model: str) -> ModelCard | None:
+        return self._all_cards().get(model)
+
+    def open(self, model: str) -> str:
+        session = f"{self.peer}:{secrets.token_hex(8)}"
+        self._core.open(session, model, self._clock())
+        return session
+
+    def turn(self, session: str, request: TurnRequest) -> TokenStream:
+        first = self._core.turn(session, request, self._clock())
+
+        def read_to(position: int) -> None:
+            if self._streams.get(session) is stream:
+                self._core.read_to(session, position, self._clock())
+                self._flush()
+
+        def stop_at(length: int) -> None:
+            if self._streams.get(session) is stream:
+                del self._streams[session]
+                self._core.stop_at(session, length, self._clock())
+                self._flush()
+
+        stream = TokenStream(first, read_to, stop_at)
+        self._streams[session] = stream
+        self._flush()
+        return stream
+
+    def close(self, session: str) -> None:
+        self._streams.pop(session, None)
+        self._core.close(session, self._clock())
+        self._flush()
+
+    def servers(self) -> Sequence[ServerView]:
+        return self._core.servers()
+
+    def sessions(self) -> Sequence[SessionView]:
+        return self._core.sessions()
+
+    # ---- effects
+
+    def _flush(self) -> None:
+        """Carry out what the core decided, in its order."""
+        sends: list[Send] = []
+        for effect in self._core.drain():
+            match effect:
+                case Send():
+                    sends.append(effect)
+                case Emitted():
+                    self._emitted(effect)
+                case Refused(session=session):
+                    self._end(session, from_refusal(effect))
+                case Broken(session=session, detail=detail):
+                    self._end(session, ApiError(Code.STREAM_BROKEN, detail))
+                case Rerouted(session=session, cause=cause, peer=peer):
+                    log.info("%s looks for its route again: %s (%s)", session, cause, peer)
+                    self.on_reroute(cause)
+                case Resumed(seconds=seconds):
+                    self.on_resume(seconds)
+        if sends:
+            self._links.send(sends)
+
+    def _emitted(self, effect: Emitted) -> None:
+        stream = self._streams.get(effect.session)
+        if stream is None:
+            return
+        stream.put(TokenEvent(effect.position, effect.token, effect.finish))
+        if stream.ended:
+            del self._streams[effect.session]
+
+    def _end(self, session: str, error: ApiError) -> None:
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            stream.fail(error)
+
+    # ---- cards
+
+    def _forget_cards(self) -> None:
+        self._cards = None
+
+    def _all_cards(self) -> dict[str, ModelCard]:
+        if self._cards is None:
+            self._cards = {entry.name: self._card(entry) for entry in self._library.entries()}
+        return self._cards
+
+    def _card(self, entry: Entry) -> ModelCard:
+        missing = self._core.uncovered(entry.name) if entry.servers else range(entry.n_blocks)
+        return ModelCard(
+            name=entry.name,
+            revision=entry.revision,
+            n_blocks=entry.n_blocks,
+            missing=tuple(missing),
+            max_length=self._core.max_length(entry.name),
+            text=entry.text,
+            since=entry.since,
+        )

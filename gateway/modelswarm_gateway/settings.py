@@ -1,0 +1,91 @@
+"""Everything a gateway process is told at its start: one frozen object, made from the command line.
+
+The only reader of flags in this process; nothing reads the environment. Used by `main.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from modelswarm.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    members: Path
+    http: str  # host:port, as the two that follow
+    grpc: str
+    metrics: str
+    name: str
+    incarnation: int
+    announce: Path | None
+    parent_fd: int | None
+    drain_seconds: float
+    hold_seconds: float
+    idle_seconds: float
+    sessions: int
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SECONDS = click.FloatRange(min=0)
+
+_OPTIONS: list[click.Parameter] = [
+    click.Option(["--members"], required=True, type=click.Path(path_type=Path), help="Folder in "
+                 "which servers write their NAME.json."),
+    click.Option(["--http"], default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the "
+                 "OpenAI routes; port 0: any free one."),
+    click.Option(["--grpc"], default="127.0.0.1:8001", show_default=True, help="HOST:PORT."),
+    click.Option(["--metrics"], default="127.0.0.1:8002", show_default=True, help="HOST:PORT for "
+                 "Prometheus."),
+    click.Option(["--name"], default="gateway", show_default=True),
+    click.Option(["--incarnation"], type=click.IntRange(min=0), help="Orders the lives of this "
+                 "gateway; default: the time of its start."),
+    click.Option(["--announce"], type=click.Path(path_type=Path), help="File to write the bound "
+                 "addresses to, once all doors are open."),
+    click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
+                 "parent holds open: when the parent is gone, so is this process."),
+    click.Option(["--drain", "drain_seconds"], type=_SECONDS, default=30.0, show_default=True,
+                 help="Seconds that running answers get when the process is asked to stop."),
+    click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
+                 help="Seconds that a session waits for a lost server to be replaced."),
+    click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
+                 show_default=True, help="Seconds that an unused named session is kept."),
+    click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
+                 help="Named sessions to keep at most."),
+]  # fmt: skip
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
+    command = click.Command(
+        "modelswarm-gateway",
+        params=_OPTIONS,
+        callback=_settings,
+        help="Answer OpenAI and gRPC clients from the servers of a swarm.",
+    )
+    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
+    if not isinstance(settings, Settings):
+        raise SystemExit(settings)
+    return settings
+
+
+def _settings(incarnation: int | None, **values: Any) -> Settings:
+    if not _NAME.fullmatch(values["name"]):
+        raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
+    for name in ("http", "grpc", "metrics"):
+        split_target(f"--{name}", values[name])
+    return Settings(incarnation=incarnation or 0, **values)
+
+
+def split_target(field: str, target: str) -> tuple[str, int]:
+    """("127.0.0.1", 8000) of "127.0.0.1:8000"; an IPv6 host is written in brackets."""
+    host, _, port = target.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UserError(field, f"{target!r} is not HOST:PORT, like 127.0.0.1:8000")
+    return host.removeprefix("[").removesuffix("]"), int(port)
