@@ -50,6 +50,8 @@ def violations_of(error: ValidationError, root: type[BaseModel]) -> tuple[str, .
     """One sentence per violation, in the order of the document's fields."""
     told: dict[str, str] = {}  # a union reports a location once per branch; the first is enough
     for detail in error.errors(include_url=False, include_context=True):
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # pydantic counts only the items that are right; the wrong one is told by itself
         path = path_of(_without_branches(detail["loc"], root))
         told.setdefault(path, _sentence(detail, root))
     return tuple(f"{path}: {sentence}" for path, sentence in told.items())

@@ -58,11 +58,13 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
     out = console()
     for field in unused_fields(document):
         out.print(f"note: {field} is not used on one machine")
-    swarm = LocalSwarm(plan, LocalSettings(**chosen), LineLog(out))
+    log = LineLog(out)
+    swarm = LocalSwarm(plan, LocalSettings(**chosen), log)
     out.print(f"starting {len(swarm.slots)} servers and a gateway ...")
     with stopping_on_signals():
         try:
             info = swarm.start()
+            log.tell_deaths = True
             _announce(out, info)
             _show(swarm, out, with_table and out.is_terminal)
         except KeyboardInterrupt:
@@ -70,6 +72,7 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
         finally:
             ignore_signals()
             swarm.stop()
+    out.print("stopped")
 
 
 class LineLog:
@@ -77,6 +80,9 @@ class LineLog:
 
     def __init__(self, out: Console) -> None:
         self._out = out
+        self.tell_deaths = (
+            False  # a death while starting is told once, by the error that ends the command
+        )
 
     def __call__(self, change: Change) -> None:
         job = change.job
@@ -84,7 +90,7 @@ class LineLog:
             self._out.print(f"{job.name}: starting (pid {job.pid})")
         elif job.state is State.READY:
             self._out.print(f"{job.name}: ready")
-        elif job.state is State.WAITING:
+        elif job.state is State.WAITING and self.tell_deaths:
             self._out.print(f"{job.name}: {job.ended}, starting again in {job.restart_in:.1f} s")
             for line in change.words:
                 self._out.print(f"  {line}")

@@ -23,7 +23,7 @@ _FACTORS = {
     "Ti": 2**40,
     "Pi": 2**50,
 }
-_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(|[kKMGTP]|[KMGTP]i)$")
+_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(|[kKMGTP]|[KMGTP]i)$", re.ASCII)
 
 
 def bytes_of(quantity: str | int, field: str) -> int:
