@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import Pick, Picked
-from modelswarm_serving.model.filters import complete, find_cut, is_filtered
+from modelswarm_serving.model.filters import Flags, complete, find_cut, is_filtered
 from modelswarm_serving.model.noise import Floats, Ids, Words, draw_key, gumbel
 
 _CANDIDATES = 256  # best scores looked at first when top-p or min-p filter
@@ -96,7 +96,7 @@ def _width(samplings: Sequence[Sampling], vocab: int) -> int:
 
 def _draw_filtered(
     values: Tensor, samplings: Sequence[Sampling], keys: Words, width: int
-) -> tuple[Ids, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+) -> tuple[Ids, Flags]:
     """The race among the `width` best of each row, and for which rows that is the whole truth."""
     best, ids = torch.topk(values, width, dim=-1)
     top = best.cpu().numpy()
