@@ -29,6 +29,7 @@ _CONTROL, _ROWS, _TOKEN = 1, 2, 3
 _ITEM = struct.Struct("<BxxxI")  # kind, body length
 _ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first, count, flags
 _TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
+_ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
 _FINISHES = (Finish.NONE, Finish.STOP, Finish.LENGTH)
 _FINISH_NUMBER = {finish: number for number, finish in enumerate(_FINISHES)}
@@ -41,17 +42,17 @@ def pack(items: Iterable[Item]) -> Iterator[bytes]:
     size = count = 0
     for item in _split(items):
         body = _body(item)
-        length = sum(map(len, body)) - _ITEM.size
+        length = sum(map(len, body))
         padding = -length % 8
-        if parts and (size + length > FRAME_TARGET or count == MAX_ITEMS):
+        if length + padding > MAX_FRAME:
+            raise ValueError(f"a {type(item).__name__} of {length} bytes does not fit into a frame")
+        if parts and (size + length + padding > FRAME_TARGET or count == MAX_ITEMS):
             yield b"".join(parts)
             parts, size, count = [], 0, 0
-        if length + _ITEM.size + padding > MAX_FRAME:
-            raise ValueError(f"a {type(item).__name__} of {length} bytes does not fit into a frame")
         parts += body
         if padding:
             parts.append(bytes(padding))
-        size += _ITEM.size + length + padding
+        size += length + padding
         count += 1
     if parts:
         yield b"".join(parts)
@@ -146,7 +147,7 @@ def _read_token(body: memoryview) -> Token:
 
 def _split(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
-        if type(item) is Rows and len(item.payload) > FRAME_TARGET:
+        if type(item) is Rows and len(item.payload) > _ROWS_TARGET:
             yield from _split_rows(item)
         elif type(item) is Input and len(item.tokens) > _INPUT_TOKENS:
             for at in range(0, len(item.tokens), _INPUT_TOKENS):
@@ -158,7 +159,7 @@ def _split(items: Iterable[Item]) -> Iterator[Item]:
 
 def _split_rows(rows: Rows) -> Iterator[Rows]:
     row_bytes = len(rows.payload) // rows.count
-    step = max(1, FRAME_TARGET // row_bytes)
+    step = max(1, _ROWS_TARGET // row_bytes)
     view = memoryview(rows.payload)
     for at in range(0, rows.count, step):
         count = min(step, rows.count - at)
