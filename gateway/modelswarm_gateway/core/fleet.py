@@ -75,22 +75,22 @@ class Fleet:
         pair.since = now
         pair.seen.add((reporter, generation))
 
-    def bad_pairs(self, now: float) -> set[frozenset[PeerId]]:
-        """Pairs to avoid: two failures seen from one end, and the last of them not long ago."""
+    def bad_pairs(self, now: float) -> dict[frozenset[PeerId], int]:
+        """Pairs to avoid, with how often each failed, as seen from one end: at least twice, and not long ago."""
         expired = [pair for pair, p in self._pairs.items() if now - p.since > self._pair_seconds]
         for pair in expired:
             del self._pairs[pair]
-        return {
-            names
+        failures = {
+            names: max(Counter(reporter for reporter, _ in pair.seen).values())
             for names, pair in self._pairs.items()
-            if max(Counter(reporter for reporter, _ in pair.seen).values()) >= 2
         }
+        return {names: count for names, count in failures.items() if count >= 2}
 
-    def bad_pair(self, route: Sequence[PeerId], now: float) -> frozenset[PeerId] | None:
-        """The first pair to avoid that a route has: neighbours, or tail and head, which the ring joins."""
+    def failing(self, route: Sequence[PeerId], now: float) -> dict[frozenset[PeerId], int]:
+        """The pairs to avoid in a route: neighbours, and tail and head, which the ring joins."""
         bad = self.bad_pairs(now)
         links = zip(route, [*route[1:], route[0]], strict=True)
-        return next((pair for link in links if (pair := frozenset(link)) in bad), None)
+        return {pair: bad[pair] for link in links if (pair := frozenset(link)) in bad}
 
     def cover(
         self,

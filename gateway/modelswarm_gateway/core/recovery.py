@@ -109,21 +109,25 @@ class Recovery:
         return True
 
     def _plan(self, session: Session, n_blocks: int, now: float) -> list[Hop] | None:
-        """The kept hops and what they lack, around pairs that keep failing (R5); through one if there is no way
-        around. Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
+        """The kept hops and what they lack, around pairs that keep failing (R5), or through those that failed least.
+
+        Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
         """
         best: list[Hop] | None = None
+        fewest = 0
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
             route = self._fill(session, n_blocks, left_out | session.shunned, now)
             if route is None:
                 continue
-            bad = self._fleet.bad_pair([hop.peer for hop in route], now)
-            if bad is None:
+            failing = self._fleet.failing([hop.peer for hop in route], now)
+            if not failing:
                 return route
-            best = best or route
+            failures = sum(failing.values())
+            if best is None or failures < fewest:
+                best, fewest = route, failures
             if len(without) < MOST_DETOURS:
-                without += [left_out | {peer} for peer in sorted(bad)]
+                without += [left_out | {peer} for peer in sorted(next(iter(failing)))]
         return best
 
     def _fill(
