@@ -450,3 +450,22 @@ def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
     client.put(0, go)
     client.finish()
     assert [report.trouble for report in client.reports] == [Trouble.GAP]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=float("nan")),
+        Sampling(temperature=float("inf")),
+        Sampling(top_k=-1),
+        Sampling(top_p=1.5),
+        Sampling(repetition_penalty=-1.0),
+        Sampling(seed=1 << 64),
+    ],
+)
+def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling: Sampling) -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2), prompt(5), sampling=sampling)
+    client.start(5)
+    assert not client.finish()
+    assert Trouble.FAILED in {report.trouble for report in client.reports}

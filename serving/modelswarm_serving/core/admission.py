@@ -50,4 +50,5 @@ class Admission:
         hop.pages = []
 
     def _pages(self, turn: Turn) -> int:
-        return pages_for(turn.reserve, self._shape.page_size)
+        """At least one, so that the pages bound the number of hops."""
+        return max(1, pages_for(turn.reserve, self._shape.page_size))

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from modelswarm.protocol.messages import (
     Go,
     Input,
     Rows,
+    Sampling,
     Token,
     Trouble,
     Turn,
@@ -38,6 +40,22 @@ class Fault:
 
     trouble: Trouble
     detail: str
+
+
+def sampling_fault(wanted: Sampling) -> str | None:
+    """What a sampler could not take; checked here, since a step that raises stops every session in it."""
+    limits = (
+        ("temperature", wanted.temperature, 0.0, math.inf),
+        ("top_k", wanted.top_k, 0, math.inf),
+        ("top_p", wanted.top_p, 0.0, 1.0),
+        ("min_p", wanted.min_p, 0.0, 1.0),
+        ("repetition_penalty", wanted.repetition_penalty, 0.0, math.inf),
+        ("seed", wanted.seed, 0, (1 << 64) - 1),
+    )
+    for name, value, least, most in limits:
+        if not least <= value <= most or value == math.inf:  # neither is a NaN in range
+            return f"{name} is {value}; it must be between {least} and {most}"
+    return None
 
 
 @dataclass(slots=True)
@@ -154,6 +172,8 @@ class Hop:
             return Fault(Trouble.FAILED, f"start {go.start} is beyond kv {self.kv} or row {n}")
         if n + go.sample > self.turn.reserve:
             return Fault(Trouble.FAILED, f"{go.length} entries, {self.turn.reserve} reserved")
+        if self.is_tail and (wrong := sampling_fault(self.turn.sampling)) is not None:
+            return Fault(Trouble.FAILED, wrong)
         if not self.is_tail and go.send_from < go.start:
             return Fault(Trouble.GAP, f"rows {go.send_from} to {go.start} are not kept here")
         return None

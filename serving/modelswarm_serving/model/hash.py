@@ -51,7 +51,7 @@ def pick(
     value = mix(row ^ mix(int.from_bytes(digest, "little") ^ mix(position)))
     if sampling.temperature > 0:
         wanted = struct.pack(
-            "<4diQq",
+            "<4dqQq",
             sampling.temperature,
             sampling.top_p,
             sampling.min_p,
