@@ -13,6 +13,8 @@ from modelswarm.local.rundir import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 
+GATEWAY_DRAIN_SECONDS = 2.0  # running answers get this long when a person stops the swarm
+
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
@@ -60,7 +62,9 @@ def server_command(
     return [*_python("modelswarm_serving.main"), *_flat(flags), *switches]
 
 
-def gateway_command(settings: LocalSettings, folder: RunFolder, lifeline: int) -> list[str]:
+def gateway_command(
+    plan: SwarmPlan, settings: LocalSettings, folder: RunFolder, lifeline: int
+) -> list[str]:
     flags = {
         "--members": str(folder.members),
         "--http": settings.http,
@@ -68,6 +72,8 @@ def gateway_command(settings: LocalSettings, folder: RunFolder, lifeline: int) -
         "--metrics": settings.metrics,
         "--name": "gateway",
         "--announce": str(folder.announce),
+        "--hold": str(plan.hold_seconds),
+        "--drain": str(GATEWAY_DRAIN_SECONDS),
         "--parent-fd": str(lifeline),
     }
     return [*_python("modelswarm_gateway.main"), *_flat(flags)]

@@ -19,6 +19,7 @@ from modelswarm.local.backoff import Backoff
 from modelswarm.local.processes import Child, Lifeline, how_it_ended, last_words, stop_all
 
 LOOK_EVERY = 0.05  # seconds
+STOP_SECONDS = 6.0  # that a process gets to stop by itself
 KEPT_LOGS = 3  # per job: a job that keeps dying must not fill the disk with files
 USER_FAULT = 2  # the exit code of a process whose flags or model are wrong
 
@@ -136,7 +137,7 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
 
-    def stop(self, grace: float = 5.0) -> None:
+    def stop(self, grace: float = STOP_SECONDS) -> None:
         """Stop everything, rank by rank; nothing runs when it returns. May be called twice."""
         already = self._stopping.is_set()
         self._stopping.set()
@@ -232,7 +233,7 @@ def _obituary(dead: _Running) -> str:
     """A process that knows what is wrong says so in its last line; otherwise its last lines are shown."""
     words = last_words(dead.logs[-1])
     if dead.code == USER_FAULT and words:
-        return words[-1].removeprefix("Error: ").removeprefix("error: ")
+        return words[-1]
     shown = "".join(f"\n  {line}" for line in words)
     return (
         f"{dead.job.name} {dead.ended} while starting{'; its last words:' if shown else ''}{shown}"

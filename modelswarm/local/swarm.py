@@ -195,7 +195,7 @@ class LocalSwarm:
 
     def _gateway_job(self, folder: RunFolder) -> Job:
         def command(incarnation: int, lifeline: int) -> list[str]:
-            return gateway_command(self._gateway_settings(), folder, lifeline)
+            return gateway_command(self.plan, self._gateway_settings(), folder, lifeline)
 
         def ready(pid: int) -> bool:
             announced = read_announcement(folder.announce)

@@ -13,7 +13,7 @@ from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
-from modelswarm.resources import ModelSwarm, Spec
+from modelswarm.resources import ModelSwarm, Spec, seconds_of
 
 PAGE_SIZE = 16  # positions
 REPAIR_FRACTION = 0.1  # of the pages; new sessions never get these (R12)
@@ -53,6 +53,7 @@ class SwarmPlan:
     dtype: str
     max_length: int
     replicas: int
+    hold_seconds: float  # a session without a route is held so long
     servers: tuple[ServerPlan, ...]  # one per span, in order
 
     @property
@@ -91,6 +92,7 @@ def plan_swarm(
         dtype=dtype,
         max_length=max_length,
         replicas=spec.replicas,
+        hold_seconds=seconds_of(spec.sessions.hold_limit),
         servers=servers,
     )
 
