@@ -1,0 +1,120 @@
+"""Which rows a step takes: decode first, prompts by age under the budget, nobody starves."""
+
+from __future__ import annotations
+
+from protocol.server_pump import Client, Pump, prompt, route, start_all
+
+from modelswarm.protocol.messages import Lane
+from modelswarm_serving.model.base import Work
+
+
+def sessions(pump: Pump, lengths: list[int], hops: int = 1, **settings: int) -> list[Client]:
+    servers = route(pump, hops, pages=2000, **settings)
+    return [
+        Client(pump, servers, prompt(length, at), session=f"s{at}", base=100 * (at + 1))
+        for at, length in enumerate(lengths)
+    ]
+
+
+def to_servers(pump: Pump) -> None:
+    """Deliver everything that is under way, run no step."""
+    while any(pump.lanes.values()):
+        for key in [key for key, items in pump.lanes.items() if items]:
+            pump.deliver(key)
+
+
+def steps(pump: Pump, count: int) -> list[tuple[Work, ...]]:
+    (server,) = pump.servers.values()
+    out = []
+    for _ in range(count):
+        to_servers(pump)
+        server.plan(pump.now)
+        out.append(server.out)
+        server.retire(pump.now)
+        pump.collect()
+    return out
+
+
+def shape(work: tuple[Work, ...]) -> list[tuple[int, int]]:
+    return [(item.first, item.count) for item in work]
+
+
+def test_prompts_are_taken_oldest_first_within_the_budget() -> None:
+    pump = Pump()
+    start_all(sessions(pump, [70, 50, 5], token_budget=64), 3)
+    first, second, third = steps(pump, 3)
+    assert shape(first) == [(0, 64)]
+    assert shape(second) == [(64, 6), (0, 50), (0, 5)]
+    assert shape(third) == [(70, 1), (50, 1), (5, 1)]
+
+
+def test_decode_rows_come_first_and_a_prompt_still_gets_on() -> None:
+    pump = Pump()
+    clients = sessions(pump, [1] * 40 + [500], token_budget=48)
+    start_all(clients[:40], 100)
+    steps(pump, 2)
+    clients[40].fence(5)
+    to_servers(pump)
+    clients[40].listen()
+    clients[40].go()
+    (work,) = steps(pump, 1)
+    assert [item.count for item in work] == [1] * 40 + [32]
+    done = steps(pump, 16)
+    assert all(len(item) == 41 for item in done)
+
+
+def test_no_row_waits_for_more_than_a_round_of_the_others() -> None:
+    pump = Pump()
+    clients = sessions(pump, [1] * 10, token_budget=3)
+    start_all(clients, 30)
+    steps(pump, 100)
+    for client in clients:
+        client.listen()
+        assert len(client.tokens) == 30
+
+
+def test_one_session_is_never_held_back() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3], hops=3)
+    client.start(10)
+    client.finish()
+    for server in pump.servers.values():
+        assert server.core.stats.steps == 10
+
+
+def test_nothing_is_planned_while_a_step_is_out_or_nothing_is_ready() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3])
+    (server,) = pump.servers.values()
+    assert server.core.plan_step(0.0) == ()
+    client.start(10)
+    to_servers(pump)
+    assert len(server.core.plan_step(0.0)) == 1
+    assert server.core.plan_step(0.0) == ()
+
+
+def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3])
+    (server,) = pump.servers.values()
+    client.start(2)
+    to_servers(pump)
+    pump.tick(2.0)
+    beat = server.core.beat()
+    assert (beat.steps, beat.rows, beat.sessions, beat.oldest_ready_ms) == (0, 0, 1, 2000.0)
+    assert (beat.free_pages, beat.total_pages) == (1999, 2000)
+    server.plan(pump.now)
+    server.retire(pump.now + 0.25)
+    beat = server.core.beat()
+    assert (beat.steps, beat.rows, beat.step_ms, beat.oldest_ready_ms) == (1, 3, 250.0, 0.0)
+
+
+def test_the_successor_need_not_be_told_of_every_token() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3], hops=2, row_window=64)
+    client.start(300)
+    client.finish()
+    back = [send for name, send in pump.seen if name == "s1/1/b" and send.to.peer == "s0/1/b"]
+    windows = [send for send in back if type(send.item).__name__ == "Window"]
+    assert len(windows) <= 2 + 300 // 32
+    assert all(send.lane is Lane.LIVE for send in windows)
