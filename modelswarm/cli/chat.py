@@ -11,10 +11,10 @@ import click
 
 from modelswarm.cli.completions import Door, DoorError
 from modelswarm.cli.sampling import request_fields, sampling_options
-from modelswarm.cli.swarm_door import SwarmDoor, SwarmDoorError, route_text
 from modelswarm.cli.where import base_url, swarm_options
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.rundir import find_run
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, route_text
 
 HELP = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
 

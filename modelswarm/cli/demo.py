@@ -17,7 +17,6 @@ from rich.console import Console
 import modelswarm
 from modelswarm.cli.document import plan_document
 from modelswarm.cli.signals import ignore_signals, stopping_on_signals
-from modelswarm.cli.swarm_door import Route, SwarmDoor, peers_of, route_text, server_name
 from modelswarm.cli.tables import console
 from modelswarm.cli.tokens import Arrival, TokenDoor
 from modelswarm.cli.verdict import Recording, Verdict
@@ -26,6 +25,7 @@ from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import Route, SwarmDoor, peers_of, route_text, server_name
 from modelswarm.resources_load import load_document
 
 EXAMPLE = Path(modelswarm.__file__).parent.parent / "examples" / "counting.yaml"

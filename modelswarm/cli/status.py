@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.swarm_door import SwarmDoor, route_text, server_name
 from modelswarm.cli.tables import console, table
 from modelswarm.cli.where import grpc_target
+from modelswarm.local.swarm_door import SwarmDoor, route_text, server_name
 from modelswarm.protocol import api_pb2
 
 WATCH_SECONDS = 1.0

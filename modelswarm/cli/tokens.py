@@ -13,8 +13,8 @@ from typing import Self
 
 import grpc
 
-from modelswarm.cli.swarm_door import reason_of
 from modelswarm.errors import ModelSwarmError
+from modelswarm.local.swarm_door import reason_of
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 
 ANSWER_SECONDS = 120.0  # a whole answer, pauses included

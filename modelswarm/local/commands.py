@@ -25,6 +25,8 @@ class LocalSettings:
     metrics: str = "127.0.0.1:0"
     threads: int = 1  # per server
     lease: float | None = None  # seconds; None: the server's default
+    token_budget: int | None = None  # rows per step of a server; None: the server's default
+    restart_limit: float = 30.0  # seconds; the longest wait before a dead process is started again
     hash_model: bool = False  # the exact test model instead of the transformer
     start_timeout: float = 180.0  # seconds for all to get ready
     publish: bool = True  # let `status`, `chat` and `generate` find it
@@ -58,6 +60,8 @@ def server_command(
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
+    if settings.token_budget is not None:
+        flags["--token-budget"] = str(settings.token_budget)
     switches = ["--hash-model"] if settings.hash_model else []
     return [*_python("modelswarm_serving.main"), *_flat(flags), *switches]
 

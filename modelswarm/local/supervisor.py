@@ -207,8 +207,10 @@ class Supervisor:
         now = time.monotonic()
         with self._changed:
             running.state = state
+            view = running.view(now)
+        self._listener(Change(now, view, words))  # told before those who wait go on
+        with self._changed:
             self._changed.notify_all()
-        self._listener(Change(now, running.view(now), words))
 
     def _wait_all_ready(self, deadline: float) -> None:
         def settled() -> bool:

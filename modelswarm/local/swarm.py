@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from modelswarm.errors import UserError
+from modelswarm.local.backoff import Backoff
 from modelswarm.local.commands import (
     LocalSettings,
     child_environment,
@@ -23,7 +25,16 @@ from modelswarm.local.commands import (
 from modelswarm.local.members import Announcement, Member, read_announcement, read_member
 from modelswarm.local.ports import check_free
 from modelswarm.local.rundir import RunFolder, RunInfo
-from modelswarm.local.supervisor import Change, Job, JobView, State, Supervisor
+from modelswarm.local.supervisor import (
+    LOOK_EVERY,
+    Change,
+    Job,
+    JobView,
+    StartError,
+    State,
+    Supervisor,
+)
+from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, coverage, slots_of
 
@@ -62,9 +73,11 @@ class LocalSwarm:
         wanted = self._settings
         check_free({"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics})
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
+        deadline = time.monotonic() + wanted.start_timeout
         try:
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
+            self._wait_linked(deadline)
             info = self._info()
             if wanted.publish:
                 self._folder.publish(info)
@@ -159,6 +172,15 @@ class LocalSwarm:
             raise RuntimeError("the swarm has not been started")
         return self._gateway
 
+    def _wait_linked(self, deadline: float) -> None:
+        """Until the gateway has a link to every server and the model's tokenizer."""
+        with SwarmDoor(self.grpc) as door:
+            while not door.serves(len(self.slots)):
+                self.check()
+                if time.monotonic() > deadline:
+                    raise StartError("the gateway did not reach all servers in time")
+                time.sleep(LOOK_EVERY)
+
     def _info(self) -> RunInfo:
         announced = self._announced
         return RunInfo(
@@ -178,7 +200,10 @@ class LocalSwarm:
     def _new_supervisor(self, folder: RunFolder) -> Supervisor:
         jobs = [self._gateway_job(folder), *(self._server_job(folder, slot) for slot in self.slots)]
         env = child_environment(self._settings.threads)
-        return Supervisor(jobs, env, folder.logs, self._listener)
+        limit = self._settings.restart_limit
+        return Supervisor(
+            jobs, env, folder.logs, self._listener, lambda: Backoff(min(0.5, limit), limit)
+        )
 
     def _server_job(self, folder: RunFolder, slot: Slot) -> Job:
         def command(incarnation: int, lifeline: int) -> list[str]:

@@ -1,6 +1,6 @@
-"""The gateway's gRPC door as the command line uses it: servers, spans, health and sessions.
+"""What the gateway knows, by its gRPC door: servers, spans, health and sessions.
 
-Used by `status`, `chat --verbose`, `up` and `demo`. Knows `api.proto`, draws nothing.
+Used by `LocalSwarm` while it starts, and by `status`, `chat --verbose` and `demo`. Knows `api.proto`, draws nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,15 @@ class SwarmDoor:
             raise SwarmDoorError(
                 f"no gateway answers at {self._target} (gRPC): {reason_of(error)}"
             ) from error
+
+    def serves(self, servers: int) -> bool:
+        """Whether some model is ready and this many servers are linked; False while nobody answers."""
+        try:
+            known = self.snapshot()
+        except SwarmDoorError:
+            return False
+        linked = [server for server in known.servers if server.health == "linked"]
+        return len(linked) >= servers and any(model.ready for model in known.models)
 
     def route(self, session: str) -> Route:
         """The hops of a session, head first; empty when it has none now."""
