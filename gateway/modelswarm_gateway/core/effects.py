@@ -28,6 +28,8 @@ class GatewaySettings:
     )
     loops_without_token: int = 10  # this many loops without a new token (R21): held
     give_up_kv_after: int = 3  # a held session frees its KV elsewhere after so many tries (R12)
+    input_tokens: int = 8192  # most log entries per Input message
+    short_input: int = 256  # up to here an Input goes on live: cheaper than waking the bulk lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,9 @@ from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 
-INPUT_TOKENS = 8192  # log entries per Input message
 MOST_DETOURS = (
     32  # servers and pairs of them left out of a plan, in search of one without failing pairs
 )
-SHORT_INPUT = 256  # up to here an Input goes on the live lane: cheaper than waking the bulk lane
 
 
 class Recovery:
@@ -332,9 +330,10 @@ class Recovery:
         )
 
     def _input(self, session: Session, hop: Hop, start: int) -> None:
-        lane = Lane.LIVE if session.length - start <= SHORT_INPUT else Lane.BULK
-        for first in range(start, session.length, INPUT_TOKENS):
-            tokens = tuple(session.log[first : first + INPUT_TOKENS])
+        lane = Lane.LIVE if session.length - start <= self._settings.short_input else Lane.BULK
+        most = self._settings.input_tokens
+        for first in range(start, session.length, most):
+            tokens = tuple(session.log[first : first + most])
             self._send(hop, Input(hop.own, session.epoch, first, tokens), lane)
 
     def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:

@@ -46,7 +46,7 @@ class Faults:
         self._tools.clock.after(self._rng.expovariate(1 / gap), self._strike)
 
     def _strike(self) -> None:
-        if self._tools.clock.now > self._plan.until:
+        if self._tools.clock.now > self._plan.until or self.struck.total() >= self._plan.most:
             return
         weights = self._plan.weights
         [kind] = self._rng.choices(list(weights), list(weights.values()))
@@ -116,12 +116,19 @@ class Faults:
 
 
 def routable(servers: Mapping[str, Span], n_blocks: int, parted: set[frozenset[str]]) -> bool:
-    """Is there a chain over all blocks in which no two neighbours are parted?"""
-    reached: set[tuple[int, str]] = set()
-    front: list[tuple[int, str]] = [(0, "")]
+    """Is there a ring over all blocks (a chain whose tail reaches its head) without a parted pair?"""
+    return any(_closes(head, servers, n_blocks, parted) for head in servers)
+
+
+def _closes(
+    head: str, servers: Mapping[str, Span], n_blocks: int, parted: set[frozenset[str]]
+) -> bool:
+    first, last = servers[head]
+    front = [(last, head)] if first == 0 else []
+    reached = set(front)
     while front:
         edge, before = front.pop()
-        if edge == n_blocks:
+        if edge == n_blocks and frozenset((before, head)) not in parted:
             return True
         for name, (first, last) in servers.items():
             step = (last, name)

@@ -213,7 +213,7 @@ class Network:
     def _arrive(self, port: Port, to: Address) -> None:
         """A dial reaches the other process: it hears of the link first."""
         acceptor = self._listening.get(to.target)
-        if port.peer not in self._ports:
+        if not self._here(port):
             return
         if acceptor is None or not acceptor.endpoint.alive or not self._welcome(port, acceptor, to):
             self.clock.after(self._notice(), self._refused, port, to.peer)
@@ -229,7 +229,7 @@ class Network:
         return acceptor.peer == to.peer and pair not in self._parted
 
     def _answered(self, port: Port, link: Link) -> None:
-        if port.peer not in self._ports:
+        if not self._here(port):
             return
         peer = link.acceptor.peer
         if link.broken:
@@ -250,7 +250,7 @@ class Network:
             port.endpoint.linked(far.endpoint)
 
     def _refused(self, port: Port, peer: PeerId) -> None:
-        if port.peer not in self._ports:
+        if not self._here(port):
             return
         for send in port.dialing.pop(peer, ()):
             self._lose(port, send)
@@ -270,7 +270,7 @@ class Network:
 
     def _hear(self, port: Port, link: Link) -> None:
         peer = link.far_end(port).peer
-        if port.peer in self._ports and link in port.links.get(peer, ()):
+        if self._here(port) and link in port.links.get(peer, ()):
             self._close(port, peer)
 
     def _close(self, port: Port, peer: PeerId) -> None:
@@ -296,6 +296,9 @@ class Network:
         if self._rng.random() < self.weather.late_notice_chance:
             delay += self._rng.uniform(0, self.weather.late_notice)
         return delay
+
+    def _here(self, port: Port) -> bool:
+        return self._ports.get(port.peer) is port
 
     def _name(self, to: Address) -> str:
         return pod_of(to.peer).split("/")[0]

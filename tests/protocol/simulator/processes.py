@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.network import Endpoint, Network
@@ -35,6 +35,7 @@ from modelswarm_serving.model.hash import HashModel
 MODEL = "hash"
 ROW_BYTES = 8
 TICK = 0.25
+NEVER = float("inf")
 GATEWAY_BEAT = 5.0
 
 
@@ -44,6 +45,7 @@ class Cores:
 
     server: type[ServerCore] = ServerCore
     gateway: type[GatewayCore] = GatewayCore
+    nonce: bool = True  # a restarted server is another peer
 
 
 @dataclass(slots=True)
@@ -67,7 +69,8 @@ class ServerProcess:
         self.span = span
         self.boot = boot
         self.alive = True
-        self.address = Address(peer_id(name, 1, f"boot{boot}"), f"{name}:1")
+        nonce = f"boot{boot}" if tools.cores.nonce else "none"
+        self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
         layout = tools.scenario.layout
         self.shape = ModelShape(
             first=span[0],
@@ -79,10 +82,12 @@ class ServerProcess:
             max_length=layout.max_length,
             vocab_size=tools.scenario.vocab,
         )
+        # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
+        may_expire = tools.scenario.deadlines or tools.scenario.weather.duplicate_chance > 0
         settings = ServerSettings(
             address=self.address,
-            grant_seconds=layout.grant_seconds,
-            lease_seconds=layout.lease_seconds,
+            grant_seconds=layout.grant_seconds if may_expire else NEVER,
+            lease_seconds=layout.lease_seconds if may_expire else NEVER,
             token_budget=layout.token_budget,
             row_window=layout.row_window,
         )
@@ -194,10 +199,13 @@ class GatewayProcess:
         self.core = tools.cores.gateway(self._settings(), self.address.peer, 1, tools.draw)
 
     def _settings(self) -> GatewaySettings:
+        layout = self._tools.scenario.layout
+        settings = GatewaySettings(
+            hold_seconds=300.0, input_tokens=layout.input_tokens, short_input=layout.short_input
+        )
         if self._tools.scenario.deadlines:
-            return GatewaySettings(hold_seconds=300.0)
-        never = float("inf")
-        return GatewaySettings(hold_seconds=never, fenced_seconds=never)
+            return settings
+        return replace(settings, hold_seconds=NEVER, fenced_seconds=NEVER)
 
     # -- the directory ---------------------------------------------------------------------
 

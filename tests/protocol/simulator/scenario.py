@@ -21,6 +21,8 @@ class Layout:
     max_length: int
     token_budget: int
     row_window: int
+    input_tokens: int = 8192  # most entries per Input message ...
+    short_input: int = 256  # ... and up to how many go on the live lane
     grant_seconds: float = 5.0
     lease_seconds: float = 30.0
 
@@ -49,6 +51,7 @@ class Faults:
     """When trouble strikes, and of which kind (relative weights)."""
 
     until: float = 0.0  # none after this
+    most: int = 1_000_000  # this many at most
     gap: float = 0.05  # mean seconds between faults
     burst_chance: float = 0.3  # of another one right after a fault: inside the loop
     burst_gap: float = 0.002
@@ -98,6 +101,8 @@ SWITCHES = (
     "stalls",
     "prefill",
     "loop",
+    "sparse",
+    "late",
     "rewinds",
     "slow_bulk",
     "slow_readers",
@@ -138,6 +143,8 @@ def _draw_layout(rng: random.Random, ragged: bool | None = None) -> Layout:
         max_length=256,
         token_budget=rng.choice((3, 8, 16, 512)),
         row_window=rng.choice((4, 16, 1024)),
+        input_tokens=rng.choice((3, 16, 8192)),
+        short_input=rng.choice((0, 4, 256)),
     )
 
 
@@ -242,6 +249,42 @@ def _loop(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, faults=faults)
 
 
+def _sparse(scenario: Scenario, rng: random.Random) -> Scenario:
+    """A fault or two, and then none that could end by chance a stall which they caused."""
+    faults = replace(
+        scenario.faults,
+        most=rng.randint(1, 3),
+        gap=rng.uniform(0.01, 0.1),
+        burst_gap=rng.choice((0.0005, 0.002, 0.01)),
+        weights=_only(drop=1.0, kill=0.4),
+    )
+    load = replace(scenario.load, spread=0.05, max_tokens=(8, 30), turns=rng.randint(1, 3))
+    return replace(scenario, faults=faults, load=load)
+
+
+def _late(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Turns follow each other faster than messages travel: much of what arrives is of an older epoch."""
+    weather = replace(
+        scenario.weather,
+        latency=rng.choice((0.002, 0.01)),
+        bulk_factor=rng.choice((0.3, 1.0, 5.0)),
+        spike_chance=0.03,
+        spike=0.05,
+        step=0.0005,
+    )
+    faults = replace(scenario.faults, gap=0.2, weights=_only(drop=1.0), until=1.0)
+    load = replace(
+        scenario.load,
+        turns=rng.randint(4, 8),
+        rewind_chance=0.7,
+        stop_chance=0.6,
+        think=0.0,
+        prompt=(1, 6),
+        max_tokens=(1, 12),
+    )
+    return replace(scenario, weather=weather, faults=faults, load=load)
+
+
 def _rewinds(scenario: Scenario, rng: random.Random) -> Scenario:
     load = replace(
         scenario.load,
@@ -297,6 +340,8 @@ _CONCENTRATIONS = {
     "stalls": _stalls,
     "prefill": _prefill,
     "loop": _loop,
+    "sparse": _sparse,
+    "late": _late,
     "rewinds": _rewinds,
     "slow_bulk": _slow_bulk,
     "slow_readers": _slow_readers,
