@@ -54,7 +54,9 @@ class Node:
         self._revision = revision
         self._peer = peer_id(settings.name, settings.incarnation)
         core_settings = ServerSettings(
-            Address(self._peer, ""), lease_seconds=settings.lease_seconds
+            Address(self._peer, ""),
+            lease_seconds=settings.lease_seconds,
+            token_budget=settings.token_budget,
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._files = ModelFiles(folder)

@@ -36,6 +36,7 @@ class Settings:
     memory: int | None  # bytes
     page_size: int
     max_length: int | None
+    token_budget: int  # rows
     lease_seconds: float
     hash_model: bool
     hash_blocks: int
@@ -63,6 +64,8 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--memory"], help="Instead of --pages: for weights and pages, like 512Mi."),
     click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True),
     click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
+    click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
+                 help="Most rows of one step: prompts are read in parts of this size."),
     click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
                  default=30.0, show_default=True,
                  help="Seconds a session outlives its gateway's link."),
