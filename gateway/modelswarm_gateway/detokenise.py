@@ -13,8 +13,8 @@ REPLACEMENT = "\ufffd"
 CONTEXT = (
     6  # tokens before the first one, so that a leading space is not taken for the start of a text
 )
-OPEN_BYTES = 3  # a character that is not complete yet shows as at most so many replacement signs
-LONGEST_WINDOW = 64  # tokens; bytes that never become a character are not waited for beyond this
+OPEN_BYTES = 3
+LONGEST_WAIT = 64  # tokens; bytes that never become a character are not waited for beyond this
 
 
 class Decoder(Protocol):
@@ -22,23 +22,29 @@ class Decoder(Protocol):
 
 
 class Detokeniser:
-    """The prefix-offset method: decode a short window, give what is new in it and can no longer change."""
+    """The prefix-offset method: decode a short window, give what it has beyond the part that was given.
+
+    While the window ends inside a character nothing is given: one more byte may change all signs of a run of bytes,
+    also of those that were characters before.
+    """
 
     def __init__(self, decoder: Decoder, before: Sequence[int] = ()) -> None:
         self._decoder = decoder
         self._window: list[int] = list(before[-CONTEXT:])
-        self._settled = len(self._window)  # tokens of the window whose text is out
-        self._given = len(_stable(decoder.decode(self._window))) if self._window else 0
+        self._settled = len(self._window)  # tokens of the window whose text was given
+        text = decoder.decode(self._window) if self._window else ""
+        # The text may begin inside a character, which shows as at most OPEN_BYTES signs before it is whole.
+        self._given = max(len(text.rstrip(REPLACEMENT)), len(text) - OPEN_BYTES)
 
     def feed(self, token: int) -> str:
         """What can be shown now that it could not be before."""
         self._window.append(token)
         text = self._decoder.decode(self._window)
-        stable = text if len(self._window) > LONGEST_WINDOW else _stable(text)
-        new = stable[self._given :]
-        self._given = max(self._given, len(stable))
-        if len(stable) == len(text):
-            self._move()
+        patient = len(self._window) - self._settled <= LONGEST_WAIT
+        if patient and (text.endswith(REPLACEMENT) or len(text) <= self._given):
+            return ""
+        new = text[self._given :]
+        self._move()
         return new
 
     def flush(self) -> str:
@@ -48,14 +54,7 @@ class Detokeniser:
         return rest
 
     def _move(self) -> None:
-        """Keep only the tokens that came since the last move: they are the context of the next ones."""
+        """Keep only the tokens that were given last: they are the context of the next ones."""
         self._window = self._window[self._settled :]
         self._settled = len(self._window)
         self._given = len(self._decoder.decode(self._window))
-
-
-def _stable(text: str) -> str:
-    """`text` without the replacement signs at its end that a next token may turn into a character."""
-    if not text.endswith(REPLACEMENT):
-        return text
-    return text[: max(len(text.rstrip(REPLACEMENT)), len(text) - OPEN_BYTES)]

@@ -25,7 +25,8 @@ def bind(field: str, target: str) -> socket.socket:
     """Raises UserError when it cannot be had."""
     host, port = split_target(field, target)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP, asyncio turns off Nagle's algorithm: else every answer waits 40 ms for an ack.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
     try:
