@@ -4,92 +4,93 @@ from __future__ import annotations
 
 import secrets
 import sys
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
 from modelswarm.cli.completions import Door, DoorError
+from modelswarm.cli.printing import say
 from modelswarm.cli.sampling import request_fields, sampling_options
-from modelswarm.cli.where import base_url, swarm_options
+from modelswarm.cli.where import base_url, grpc_target, swarm_options
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.rundir import find_run
-from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, route_text
+from modelswarm.local.swarm_door import SwarmDoor, route_text
 
 HELP = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
 
 
-@dataclass(slots=True)
 class Conversation:
-    """What was said, and the session in which the servers keep its KV."""
+    """What was said, and the name of the session in which the servers keep its KV."""
 
-    door: Door
-    model: str
-    sampling: dict[str, Any]
-    system: str | None
-    session: str = ""
-    messages: list[dict[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, door: Door, system: str | None, sampling: dict[str, Any], swarm: SwarmDoor | None
+    ) -> None:
+        self._door, self._system, self._sampling = door, system, sampling
+        self._swarm = swarm  # asked for the route of every turn, if given
+        self.model = door.model()
         self.restart()
 
     def restart(self) -> None:
-        self.session = f"chat-{secrets.token_hex(8)}"
-        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self._session = f"chat-{secrets.token_hex(8)}"
+        self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def turn(self, text: str) -> None:
         """Ask, print the answer as it comes. The whole transcript is sent; the session reuses what it has."""
-        self.messages.append({"role": "user", "content": text})
-        answer = ""
+        self._messages.append({"role": "user", "content": text})
+        answer, route = "", ""
         try:
-            for piece in self.door.chat(
-                self.model, self.messages, session_id=self.session, **self.sampling
+            for piece in self._door.chat(
+                self.model, self._messages, session_id=self._session, **self._sampling
             ):
+                if self._swarm is not None and not answer:
+                    route = route_text(self._swarm.running_route())
                 answer += piece.text
-                click.echo(piece.text, nl=False)
+                say(piece.text)
         finally:
             click.echo()
-            self.messages.append({"role": "assistant", "content": answer})
+            if answer:
+                self._messages.append({"role": "assistant", "content": answer})
+            else:
+                self._messages.pop()  # as if it had not been asked
+        if self._swarm is not None:
+            click.echo(f"[{route or 'the route is not known: other sessions run too'}]", err=True)
 
 
 @click.command()
 @click.option("--system", metavar="TEXT", help="Instructions that stand before the conversation.")
 @click.option("--verbose", "-v", is_flag=True, help="Say after each answer which servers gave it.")
 @click.option(
-    "--grpc", "grpc_target", metavar="HOST:PORT", help="The gateway's gRPC door, with --url."
+    "--grpc", "target", metavar="HOST:PORT", help="The gRPC door, for --verbose with --url."
 )
 @sampling_options
 @swarm_options
 def chat(
     system: str | None,
     verbose: bool,
-    grpc_target: str | None,
+    target: str | None,
     name: str | None,
     url: str | None,
     **sampling: Any,
 ) -> None:
     """Talk to the model of a running swarm. /new forgets the conversation, /quit leaves."""
-    if verbose and grpc_target is None:
-        grpc_target = None if url else find_run(name).grpc
-    with Door(base_url(name, url)) as door:
-        model = door.model()
+    with ExitStack() as doors:
+        door = doors.enter_context(Door(base_url(name, url)))
+        swarm = doors.enter_context(SwarmDoor(grpc_target(name, target))) if verbose else None
+        conversation = Conversation(door, system, request_fields(**sampling), swarm)
         if sys.stdin.isatty():
-            click.echo(f"{model}. {HELP}")
-        _talk(
-            Conversation(door, model, request_fields(**sampling), system),
-            grpc_target if verbose else None,
-        )
+            click.echo(f"{conversation.model}. {HELP}")
+        _talk(conversation)
 
 
-def _talk(conversation: Conversation, grpc_target: str | None) -> None:
+def _talk(conversation: Conversation) -> None:
     while (text := _ask()) not in (None, "/quit"):
         if text == "/new":
             conversation.restart()
         elif text:
-            _answer(conversation, text, grpc_target)
+            _answer(conversation, text)
 
 
-def _answer(conversation: Conversation, text: str, grpc_target: str | None) -> None:
+def _answer(conversation: Conversation, text: str) -> None:
     """One turn; a failed one is told and the conversation goes on, Ctrl-C only cuts the answer short."""
     try:
         conversation.turn(text)
@@ -97,20 +98,8 @@ def _answer(conversation: Conversation, text: str, grpc_target: str | None) -> N
         click.echo("(cut short)", err=True)
     except ModelSwarmError as error:
         if isinstance(error, DoorError) and not sys.stdin.isatty():
-            raise
+            raise  # nobody is there who could try again
         click.echo(f"Error: {error}", err=True)
-    if grpc_target is not None:
-        _show_route(conversation.session, grpc_target)
-
-
-def _show_route(session: str, grpc_target: str) -> None:
-    try:
-        with SwarmDoor(grpc_target) as door:
-            hops = door.route(session)
-    except SwarmDoorError as error:
-        click.echo(f"Error: {error}", err=True)
-        return
-    click.echo(f"[{route_text(hops) or 'no route now'}]", err=True)
 
 
 def _ask() -> str | None:

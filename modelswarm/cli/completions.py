@@ -137,5 +137,5 @@ def _check(answer: httpx.Response) -> None:
     if answer.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
         raise UnavailableError(message, float(answer.headers.get("retry-after", "1")))
     if answer.is_client_error:
-        raise UserError(str(field or "request"), message)
+        raise UserError(str(field or "request"), message.removeprefix(f"{field}: "))
     raise DoorError(message)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from modelswarm.cli.completions import Door
+from modelswarm.cli.printing import say
 from modelswarm.cli.sampling import request_fields, sampling_options
 from modelswarm.cli.where import base_url, swarm_options
 
@@ -22,7 +23,7 @@ def generate(prompt: str, stream: bool, name: str | None, url: str | None, **sam
         pieces = door.complete(door.model(), prompt, **request_fields(**sampling))
         if stream:
             for piece in pieces:
-                click.echo(piece.text, nl=False)
-            click.echo()
+                say(piece.text)
         else:
-            click.echo("".join(piece.text for piece in pieces))
+            say("".join(piece.text for piece in pieces))
+        click.echo()

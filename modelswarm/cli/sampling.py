@@ -5,19 +5,38 @@ What is not given is left to the model's generation_config.json, as the gateway 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+
+def _finite(
+    context: click.Context, parameter: click.Parameter, value: float | None
+) -> float | None:
+    """JSON has no word for nan and inf, so the gateway could not refuse them; the rest it checks itself."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not allowed; allowed: a number")
+    return value
+
+
 _OPTIONS = (
     click.option("--max-tokens", type=int, metavar="N", help="Most tokens of the answer."),
     click.option(
-        "--temperature", type=float, metavar="T", help="Spread of the choice; 0 is greedy."
+        "--temperature",
+        type=float,
+        callback=_finite,
+        metavar="T",
+        help="Spread of the choice; 0 is greedy.",
     ),
     click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens."),
     click.option(
-        "--top-p", type=float, metavar="P", help="Choose among the likeliest tokens that make up P."
+        "--top-p",
+        type=float,
+        callback=_finite,
+        metavar="P",
+        help="Choose among the likeliest tokens that make up P.",
     ),
     click.option(
         "--do-sample/--greedy",

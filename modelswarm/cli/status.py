@@ -86,7 +86,12 @@ def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
 
 def _sessions(snapshot: api_pb2.Snapshot) -> RenderableType:
     rows = [
-        (session.id, session.state, str(session.length), route_text(tuple(session.route)))
+        (
+            session.id.rsplit(":", 1)[-1],
+            session.state,
+            str(session.length),
+            route_text(tuple(session.route)),
+        )
         for session in snapshot.sessions[:SHOWN_SESSIONS]
     ]
     hidden = len(snapshot.sessions) - len(rows)

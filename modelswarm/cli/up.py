@@ -60,7 +60,6 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
         out.print(f"note: {field} is not used on one machine")
     log = LineLog(out)
     swarm = LocalSwarm(plan, LocalSettings(**chosen), log)
-    out.print(f"starting {len(swarm.slots)} servers and a gateway ...")
     with stopping_on_signals():
         try:
             info = swarm.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import IO
 
+from modelswarm.cli.printing import harmless
+
 INDENT = "   "
 
 
@@ -32,6 +34,7 @@ class Wrapping:
         self._file.flush()
 
     def _put(self, character: str) -> None:
+        character = harmless(character)
         self._file.write(character if self._column else INDENT + character)
         self._column += 1
 
