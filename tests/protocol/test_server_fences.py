@@ -14,13 +14,17 @@ from modelswarm.protocol.messages import (
     Fence,
     Fenced,
     Go,
+    Input,
     Item,
     Lane,
     Refusal,
     Role,
+    Rows,
     Sampling,
+    Token,
     Trouble,
     Turn,
+    Window,
 )
 from modelswarm_serving.model.base import Result
 
@@ -60,16 +64,19 @@ def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
     fences = {key: list(items) for key, items in pump.lanes.items()}
     pump.run()
     client.listen()
-    client.go()
+    gos = client.go()
     again(pump, client, Go)
     for _ in range(30):
         pump.run(2)
         for (sender, to, lane), items in fences.items():
             for item in items:
                 pump.put(sender, to, item, lane)
+        for index, go in enumerate(gos):
+            client.put(index, go)
     assert [token.token for token in client.finish()] == expected
     assert len([item for _, item in pump.answers if isinstance(item, Fenced)]) == 2
     assert not client.reports
+    assert [server.core.stats.rows for server in pump.servers.values()] == [12 + 7] * 2
 
 
 def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
@@ -469,3 +476,136 @@ def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling
     client.start(5)
     assert not client.finish()
     assert Trouble.FAILED in {report.trouble for report in client.reports}
+
+
+def test_a_go_before_the_cut_was_made_is_ignored() -> None:
+    pump = Pump()
+    client = opened(pump)
+    client.go()
+    tail = client.hops[1][0]
+    while not tail.out:
+        pump.run(1)
+    client.fence()
+    tail.core.receive(GATEWAY, pump.lanes[GATEWAY, tail.address.peer, Lane.LIVE].pop(), 0.0)
+    tail.core.receive(GATEWAY, replace(client._go_of(1, [0, 0], 99, True), start=0), 0.0)
+    tail.retire(0.0)
+    assert tail.core.stats.running == 0
+    client.finish()
+    expected = client.expected(client.log, client.end - len(client.log))
+    client.go()
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
+    pump = Pump()
+    client = opened(pump, length=10)
+    client.go()
+    head, tail = (hop[0] for hop in client.hops)
+    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
+    while not pump.lanes.get(bulk):
+        pump.run(1)
+    pump.lanes.pop(bulk)
+    pump.run()  # row 9 is computed and held: rows 0 to 8 were never acknowledged
+    client.log = [*client.log[:6], *prompt(4, seed=5)]
+    expected = client.expected(client.log, 8)
+    client.fence(8, kv_cut=6, log_cut=6)
+    pump.run()
+    client.listen()
+    client.go()
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+    live = [send for send in pump.sent(Rows) if send.lane is Lane.LIVE]
+    assert len(live) == 8
+
+
+def test_windows_of_the_epoch_before_do_not_hold() -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2, row_window=10), prompt(40))
+    client.start(8)
+    client.finish()
+    client.log = prompt(40, seed=2)
+    expected = client.expected(client.log, 8)
+    client.fence(8, kv_cut=0, log_cut=0)
+    pump.run()
+    client.listen()
+    client.go()
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+def test_credit_that_came_before_go_holds() -> None:
+    pump = Pump()
+    client = opened(pump)
+    client.raise_credit(15)
+    pump.run()
+    client.go(credit=13)
+    assert [token.position for token in client.finish()] == [12, 13, 14, 15]
+    forged = Window(client.own[1], client.epoch, 0, 99)
+    pump.put("gateway/3/x", client.hops[1][0].address.peer, forged)
+    assert len(client.finish()) == 4
+
+
+def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
+    pump = Pump()
+    client = opened(pump, hops=3)
+    client.go()
+    middle, tail = client.hops[1][0], client.hops[2][0]
+    while not middle.out:
+        pump.run(1)
+    pump.cut_link(middle.address.peer, tail.address.peer)
+    seen = len(pump.seen)
+    middle.retire(0.0)
+    pump.collect()
+    assert not [send for name, send in pump.seen[seen:] if name == middle.address.peer]
+    client.fence()
+    pump.run()
+    client.listen()
+    assert client.fenced[1].kv == 11  # what the step computed is good all the same
+
+
+def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
+    pump = Pump()
+    client = opened(pump, length=20)
+    client.go(credit=22)
+    client.finish()
+    for index in (0, 1):
+        fence = Fence(client.own[index], 100 + index, Epoch(9, 1), 19, 20, turn=Turn(2, 3))
+        client.put(index, fence)
+    pump.run()
+    assert pump.free_pages == [64 - 5] * 2
+    client.epoch = Epoch(9, 1)
+    client.log = client.log[:20]
+    expected = client.expected(client.log, 8)
+    client.start(8)
+    assert [token.token for token in client.finish()] == expected
+
+
+def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
+    pump = Pump()
+    client = opened(pump)
+    client.go()
+    tail = client.hops[1][0]
+    while not (tail.out and tail.out[0].pick):
+        pump.run(1)
+    pick = tail.out[0].pick
+    assert pick is not None
+    more = Input(client.own[1], client.epoch, 12, (1, 2))
+    tail.core.receive(GATEWAY, more, 0.0)
+    assert len(pick.log) == pick.position == 12
+
+
+def test_the_head_takes_nothing_after_the_last_token() -> None:
+    pump = Pump()
+    client = opened(pump, new=3)
+    client.go()
+    client.finish()
+    head, tail = client.hops[0][0], client.hops[1][0]
+    after = Token(client.own[0], client.epoch, 15, 1)
+    pump.put(tail.address.peer, head.address.peer, after)
+    client.finish()
+    assert not client.reports
+    client.fence(log_cut=99)
+    pump.run()
+    client.listen()
+    assert client.fenced[0].log == 15
