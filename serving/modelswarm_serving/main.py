@@ -77,11 +77,14 @@ def load(settings: Settings) -> Loaded:
     """The model these settings ask for; UserError when there is none."""
     if settings.hash_model:
         return _load_hash(settings)
-    from modelswarm_serving.model.startup import SpanOptions, load_span  # torch takes a second
-
     assert settings.model is not None
     checkpoint = resolve(settings.model, (settings.first, settings.last))
-    check_tokenizer(checkpoint.folder, read_outline(checkpoint.folder).vocab)
+    outline = read_outline(checkpoint.folder)
+    outline.part(settings.first, settings.last)
+    check_tokenizer(checkpoint.folder, outline.vocab)
+    # After what can be refused without torch, which takes seconds to import.
+    from modelswarm_serving.model.startup import SpanOptions, load_span
+
     options = SpanOptions(
         dtype=settings.dtype,
         threads=settings.threads,

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of
 
@@ -58,7 +59,8 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--metrics"], help="HOST:PORT for Prometheus; none: no metrics."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
-    click.Option(["--dtype"], default="float32", show_default=True),
+    click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
+                 show_default=True),
     click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True),
     click.Option(["--pages"], type=_POSITIVE, help="Pages of KV to hold."),
     click.Option(["--memory"], help="Instead of --pages: for weights and pages, like 512Mi."),

@@ -1,0 +1,106 @@
+"""Flags of the server process: what is read from them, and the sentence for each that is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from modelswarm.errors import UserError
+from modelswarm_serving.settings import parse
+
+GOOD = ["--members", "/tmp/m", "--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
+
+
+def test_defaults_are_what_the_contract_says() -> None:
+    settings = parse(GOOD)
+    assert (settings.first, settings.last) == (0, 4)
+    assert (settings.listen, settings.members) == ("127.0.0.1:0", Path("/tmp/m"))
+    assert (settings.incarnation, settings.dtype, settings.threads) == (1, "float32", 1)
+    assert (settings.pages, settings.memory, settings.page_size) == (None, None, 16)
+    assert (settings.max_length, settings.lease_seconds) == (None, 30.0)
+    assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
+    assert settings.served_name == "counting"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("file:///models/tiny/", "tiny"),
+        ("hf://Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
+        ("models/x", "x"),
+    ],
+)
+def test_a_model_is_served_under_the_last_part_of_its_source(source: str, name: str) -> None:
+    assert parse([*GOOD, "--model", source]).served_name == name
+    assert parse([*GOOD, "--model", source, "--served-name", "m"]).served_name == "m"
+
+
+def test_memory_is_a_quantity() -> None:
+    assert parse([*GOOD, "--memory", "512Mi"]).memory == 512 << 20
+
+
+def test_the_hash_model_needs_no_source() -> None:
+    flags = ["--members", "m", "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    settings = parse(flags)
+    assert settings.model is None
+    assert settings.served_name == "hash"
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        (["--blocks", "4"], "--blocks"),
+        (["--blocks", "4:4"], "--blocks"),
+        (["--blocks", "5:4"], "--blocks"),
+        (["--blocks", "-1:4"], "--blocks"),
+        (["--blocks", "a:b"], "--blocks"),
+        (["--blocks", "0:4:8"], "--blocks"),
+        (["--name", "a/b"], "--name"),
+        (["--name", ""], "--name"),
+        (["--listen", "8000"], "--listen"),
+        (["--listen", "127.0.0.1:x"], "--listen"),
+        (["--listen", "127.0.0.1:65536"], "--listen"),
+        (["--metrics", ":"], "--metrics"),
+        (["--memory", "lots"], "--memory"),
+        (["--memory", "0"], "--memory"),
+        (["--pages", "4", "--memory", "1Gi"], "--pages"),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: list[str], field: str) -> None:
+    with pytest.raises(UserError) as told:
+        parse([*GOOD, *flags])
+    assert told.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--threads", "0"], "--threads"),
+        (["--dtype", "int3"], "--dtype"),
+        (["--pages", "-1"], "--pages"),
+        (["--page-size", "x"], "--page-size"),
+        (["--max-length", "0"], "--max-length"),
+        (["--lease", "0"], "--lease"),
+        (["--incarnation", "-1"], "--incarnation"),
+        (["--parent-fd", "x"], "--parent-fd"),
+        (["--typo"], "--typo"),
+    ],
+)
+def test_what_click_refuses_is_one_sentence_too(flags: list[str], named: str) -> None:
+    with pytest.raises(click.ClickException) as told:
+        parse([*GOOD, *flags])
+    assert named in told.value.format_message()
+    assert "\n" not in told.value.format_message()
+
+
+@pytest.mark.parametrize("missing", ["--members", "--name", "--blocks", "--model"])
+def test_a_missing_flag_is_named(missing: str) -> None:
+    at = GOOD.index(missing)
+    with pytest.raises((click.ClickException, UserError)) as told:
+        parse(GOOD[:at] + GOOD[at + 2 :])
+    assert (
+        missing in str(told.value.args or told.value)
+        or missing in getattr(told.value, "format_message", str)()
+    )
