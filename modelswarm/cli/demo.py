@@ -15,7 +15,6 @@ import click
 from rich.console import Console
 
 import modelswarm
-from modelswarm.cli.document import plan_document
 from modelswarm.cli.signals import ignore_signals, stopping_on_signals
 from modelswarm.cli.tables import console
 from modelswarm.cli.tokens import Arrival, TokenDoor
@@ -23,6 +22,7 @@ from modelswarm.cli.verdict import Recording, Verdict
 from modelswarm.cli.wrapping import Wrapping
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.commands import LocalSettings
+from modelswarm.local.planning import plan_document
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.local.swarm_door import Route, SwarmDoor, peers_of, route_text, server_name

@@ -10,11 +10,11 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from modelswarm.cli.document import plan_document, unused_fields
 from modelswarm.cli.signals import ignore_signals, stopping_on_signals
 from modelswarm.cli.tables import console, table
 from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
+from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.rundir import RunInfo
 from modelswarm.local.supervisor import Change, JobView, State
 from modelswarm.local.swarm import LocalSwarm

@@ -1,4 +1,4 @@
-"""From a swarm document to a plan: what `up`, `plan` and `demo` do first.
+"""From a swarm document to a plan: what `up`, `plan`, `demo`, benchmarks and tests do first.
 
 Knows where facts of a model come from; raises UserError for anything that could not run.
 """
