@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from modelswarm.cli.document import plan_document
+from modelswarm.local.planning import plan_document
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol import api_pb2, api_pb2_grpc
