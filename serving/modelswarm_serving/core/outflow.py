@@ -6,6 +6,8 @@ because they were planned so.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelswarm.protocol.messages import Finish, Lane, Rows, Token, Window
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.session import Hop
@@ -80,20 +82,12 @@ def send_picked(out: Outbox, hop: Hop, picked: Picked) -> None:
     hop.log.append(picked.token)
     hop.finished = finish is not Finish.NONE
     token = Token(hop.reply, go.epoch, position, picked.token, picked.logprob, finish)
-    out.to_gateway(hop.gateway, token)
     if go.ring is None:
         hop.tokens_sent = position + 1
-        return
-    hop.held = Token(
-        go.ring.handle,
-        go.epoch,
-        position,
-        picked.token,
-        picked.logprob,
-        finish,
-        store_only=hop.finished,
-    )
-    release(out, hop)
+    else:
+        hop.held = replace(token, handle=go.ring.handle, store_only=hop.finished)
+        release(out, hop)  # first: the head waits for it, the gateway only passes it on
+    out.to_gateway(hop.gateway, token)
 
 
 def release(out: Outbox, hop: Hop) -> None:
