@@ -1,0 +1,194 @@
+"""What can be done to a swarm while it answers: the kill scenarios, on whatever model it runs.
+
+Used by `test_kills.py` (transformer) and `test_kills_hash.py` (hash model), which judge the answers. Every scenario
+proves that its kill hit what it was meant to hit, so that none can pass without one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from swarm.running import Answer, Ask, Running, Stream, wait_until
+
+from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.messages import Sampling
+
+HEAD, MIDDLE, TAIL = 0, 1, 3  # of a route over four spans
+PLACES = {"head": HEAD, "middle": MIDDLE, "tail": TAIL}
+
+SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=1234)
+_ATTEMPTS = 4  # the machine may be too quick, or too slow, to be caught in a prefill
+_SIGHT = 60.0  # seconds until something that must happen is seen
+
+
+def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1, vocab) for _ in range(length))
+
+
+def kill_in_prefill(running: Running, ask: Ask, place: int) -> Answer:
+    """When a part of the prompt has gone through the whole route, and no token was picked yet."""
+    for _ in range(_ATTEMPTS):
+        answer, hit = _try_to_kill_in_prefill(running, ask, place)
+        if hit:
+            return answer
+    raise AssertionError(f"the prompt was read before each of {_ATTEMPTS} kills")
+
+
+def _try_to_kill_in_prefill(running: Running, ask: Ask, place: int) -> tuple[Answer, bool]:
+    running.wait_whole()
+    before, rows = running.faults(), running.rows()
+    stream = running.start(ask)
+    session = running.wait_session(lambda session: session.state == "running")
+    tail = server_name(session.route[-1].peer)
+    wait_until(lambda: running.rows(tail)[tail] > rows[tail], _SIGHT, "no row came to the tail")
+    running.kill(session.route[place].peer)
+    hit = all(session.length == len(ask.prompt) for session in running.sessions())
+    answer = stream.answer()
+    assert running.faults().resumed == before.resumed + 1
+    return answer, hit
+
+
+def kill_in_decode(running: Running, ask: Ask, place: int, at: int) -> Answer:
+    """When the client has `at` tokens."""
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    session = running.only_session()
+    running.kill(session.route[place].peer)
+    _wait_left(running, session.route[place].peer)
+    answer = stream.answer()
+    assert running.faults().resumed == before.resumed + 1
+    return answer
+
+
+def kill_between_turns(
+    running: Running, first: Ask, more: Sequence[int], place: int | None
+) -> tuple[Answer, Answer]:
+    """Two turns of one explicit session, and the kill while it rests; `place` None: none."""
+    running.wait_whole()
+    one = running.ask(first)
+    rests = running.wait_session(lambda session: session.state == "parked")
+    peer = None if place is None else rests.route[place].peer
+    if peer is not None:
+        running.kill(peer)
+        _wait_unlinked(running, peer)
+    two = running.ask(replace(first, prompt=(*one.log, *more)))
+    after = running.wait_session(lambda session: session.state == "parked")
+    assert after.id == rests.id
+    if peer is not None:
+        assert peer not in [hop.peer for hop in after.route]
+    else:
+        assert after.route == rests.route
+    drop_session(running, replace(first, prompt=tuple(two.log)))
+    return one, two
+
+
+def drop_session(running: Running, ask: Ask) -> None:
+    """A turn that its client breaks off takes the explicit session with it."""
+    stream = running.start(ask)
+    stream.wait_tokens(1)
+    stream.cancel()
+    running.wait_empty()
+
+
+def kill_three_times(running: Running, ask: Ask, at: int, later: int) -> Answer:
+    """Twice in the same moment, middle and tail, and once more when the stream has long gone on."""
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    route = running.only_session().route
+    running.kill(route[MIDDLE].peer)
+    running.kill(route[TAIL].peer)
+    stream.wait_tokens(stream.count + later)
+    head = running.only_session().route[HEAD].peer
+    running.kill(head)
+    _wait_left(running, head)
+    answer = stream.answer()
+    after = running.faults()
+    assert after.resumed == before.resumed + 2
+    assert after.reroutes >= before.reroutes + 2
+    return answer
+
+
+def kill_in_the_loop(running: Running, ask: Ask, at: int) -> Answer:
+    """The second kill is of a server that the session has just gone over to."""
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    old = running.only_session().route[MIDDLE].peer
+    running.kill(old)
+    new = _wait_left(running, old)[MIDDLE]
+    assert new != old
+    running.kill(new)  # none is left for these blocks: the session waits for one of them
+    answer = stream.answer()
+    after = running.faults()
+    assert after.reroutes >= before.reroutes + 2
+    assert after.resumed > before.resumed
+    return answer
+
+
+def kill_under_many(running: Running, asks: Sequence[Ask], place: int, at: int) -> list[Answer]:
+    """All at once; the busiest server of a place dies, and a little later one of the next place."""
+    running.wait_whole()
+    before = running.faults()
+    streams = [running.start(ask) for ask in asks]
+    for stream in streams:
+        stream.wait_tokens(at)
+    hit = _kill_busiest(running, place)
+    _wait_all_on(streams, at + 5)
+    hit += _kill_busiest(running, (place + 1) % (TAIL + 1))
+    answers = [stream.answer() for stream in streams]
+    after = running.faults()
+    assert after.reroutes >= before.reroutes + hit
+    assert after.resumed > before.resumed
+    return answers
+
+
+def with_stop(running: Running, ask: Ask, after: float = 0.6) -> Ask:
+    """The ask with a stop string that its own answer, undisturbed, comes to at that part of its text."""
+    text = running.calm(ask).text
+    for start in range(int(len(text) * after), len(text) - 2):
+        found = text[start : start + 2]
+        if found.isascii() and found.isprintable() and found not in text[:start]:
+            return replace(ask, stop=(found,))
+    raise AssertionError(f"nothing in {text!r} can be a stop string")
+
+
+def _kill_busiest(running: Running, place: int) -> int:
+    """How many running sessions it hit; none of them may be without a route."""
+    routes = [session.route for session in running.sessions() if session.state == "running"]
+    busy = Counter(route[place].peer for route in routes if len(route) > place)
+    peer, hit = busy.most_common(1)[0]
+    running.kill(peer)
+    return hit
+
+
+def _wait_all_on(streams: Sequence[Stream], count: int) -> None:
+    for stream in streams:
+        if not stream.done:
+            stream.wait_tokens(count)
+
+
+def _wait_left(running: Running, peer: str) -> list[str]:
+    """Until the only session runs on without that server; its new route."""
+    session = running.wait_session(
+        lambda session: (
+            session.state == "running" and peer not in [hop.peer for hop in session.route]
+        )
+    )
+    return [hop.peer for hop in session.route]
+
+
+def _wait_unlinked(running: Running, peer: str) -> None:
+    wait_until(
+        lambda: peer not in {server.peer for server in running.view.snapshot().servers},
+        _SIGHT,
+        f"the gateway still shows {peer}",
+    )

@@ -1,0 +1,331 @@
+"""A running swarm as tests see it: real processes of a small model, streams of token ids through the gateway's gRPC
+door, and kills.
+
+Used by the tests that kill and that compare with transformers. `LocalSwarm` runs the processes, exactly as `up` does;
+this adds what tests ask of it. What is right is not known here: see `oracles.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from modelswarm.local.commands import LocalSettings
+from modelswarm.local.members import Member
+from modelswarm.local.planning import plan_document
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm.protocol.messages import Sampling
+from modelswarm.resources_load import parse_document
+
+MODEL = "toy"
+READY_SECONDS = 120.0  # for processes to start; the machine may be busy
+ANSWER_SECONDS = 120.0
+LOOK_SECONDS = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. It runs to `new` tokens unless a stop string or one of `sampling.eos` ends it."""
+
+    prompt: tuple[int, ...]
+    new: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    session: str = ""
+
+    def message(self) -> api_pb2.GenerateRequest:
+        wanted = self.sampling
+        return api_pb2.GenerateRequest(
+            model=MODEL,
+            tokens=api_pb2.TokenIds(ids=self.prompt),
+            max_tokens=self.new,
+            sampling=api_pb2.Sampling(
+                temperature=wanted.temperature,
+                top_p=wanted.top_p,
+                top_k=wanted.top_k,
+                min_p=wanted.min_p,
+                repetition_penalty=wanted.repetition_penalty,
+                seed=wanted.seed,
+            ),
+            stop=self.stop,
+            session_id=self.session,
+            ignore_eos=not wanted.eos,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that one request was given."""
+
+    ask: Ask
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]  # of every token, in the session's log
+    text: str
+    finish: str
+
+    @property
+    def log(self) -> list[int]:
+        return [*self.ask.prompt, *self.tokens]
+
+
+class Stream:
+    """A request under way, read by a thread of its own."""
+
+    def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
+        self.ask = ask
+        self._parts: list[api_pb2.GenerateResponse] = []
+        self._error: grpc.RpcError | None = None
+        self._done = False
+        self._changed = threading.Condition()
+        self._call = stub.GenerateStream(ask.message(), timeout=ANSWER_SECONDS)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for part in self._call:
+                with self._changed:
+                    self._parts.append(part)
+                    self._changed.notify_all()
+        except grpc.RpcError as error:
+            self._error = error
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    @property
+    def count(self) -> int:
+        """Tokens that have come."""
+        with self._changed:
+            return sum(len(part.token_ids) for part in self._parts)
+
+    @property
+    def done(self) -> bool:
+        with self._changed:
+            return self._done
+
+    def wait_tokens(self, count: int) -> None:
+        """Until so many tokens have come; the stream must not end before."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done or sum(len(part.token_ids) for part in self._parts) >= count,
+                ANSWER_SECONDS,
+            )
+        assert self.count >= count, f"{self.count} tokens came: {self._error}"
+
+    def cancel(self) -> None:
+        """As a client does that loses interest."""
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._thread.join()
+
+    def answer(self) -> Answer:
+        """All of it; raises the grpc.RpcError that ended it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        parts = self._parts
+        return Answer(
+            ask=self.ask,
+            tokens=tuple(token for part in parts for token in part.token_ids),
+            positions=tuple(
+                part.position + index for part in parts for index in range(len(part.token_ids))
+            ),
+            text="".join(part.text for part in parts),
+            finish=parts[-1].finish_reason,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What the gateway has counted so far."""
+
+    reroutes: int  # faults that sent a session in a turn into the loop
+    resumed: int  # sessions that had a fault and went on to their next token
+
+
+class Running:
+    """One swarm with its doors."""
+
+    def __init__(self, local: LocalSwarm) -> None:
+        self.local = local
+        self.view = SwarmDoor(local.grpc)
+        self._channel = grpc.insecure_channel(local.grpc)
+        self._stub = api_pb2_grpc.InferenceStub(self._channel)
+        self._calm: dict[Ask, Answer] = {}
+
+    def close(self) -> None:
+        self._channel.close()
+        self.view.__exit__(None, None, None)
+
+    # ---- streams
+
+    def start(self, ask: Ask) -> Stream:
+        return Stream(self._stub, ask)
+
+    def ask(self, ask: Ask) -> Answer:
+        return self.start(ask).answer()
+
+    def ask_all(self, asks: Sequence[Ask]) -> list[Answer]:
+        """All at once."""
+        return [stream.answer() for stream in [self.start(ask) for ask in asks]]
+
+    def calm(self, ask: Ask) -> Answer:
+        """What this ask gets when nobody is killed; asked once."""
+        if ask not in self._calm:
+            before = self.faults()
+            self._calm[ask] = self.ask(ask)
+            assert self.faults() == before, "the undisturbed run was disturbed"
+        return self._calm[ask]
+
+    # ---- what there is
+
+    def sessions(self) -> list[api_pb2.Session]:
+        return list(self.view.snapshot().sessions)
+
+    def only_session(self) -> api_pb2.Session:
+        found = self.sessions()
+        assert len(found) == 1, found
+        return found[0]
+
+    def wait_session(self, suits: Callable[[api_pb2.Session], bool]) -> api_pb2.Session:
+        """Until the only session there is looks as wanted."""
+        found: list[api_pb2.Session] = []
+
+        def seen() -> bool:
+            found[:] = [session for session in self.sessions() if suits(session)]
+            return bool(found)
+
+        wait_until(seen, ANSWER_SECONDS, "no session came to look as wanted")
+        return found[0]
+
+    def faults(self) -> Faults:
+        values = metrics(self.local.metrics)
+        reroutes = "modelswarm_gateway_reroutes_total"
+        return Faults(
+            reroutes=sum(int(v) for name, v in values.items() if name.startswith(reroutes)),
+            resumed=int(values.get("modelswarm_gateway_recovery_seconds_count", 0)),
+        )
+
+    def members(self) -> list[Member]:
+        return [server.member for server in self.local.servers if server.member is not None]
+
+    def rows(self, name: str = "") -> dict[str, int]:
+        """How many rows each server, or only that one, has run through its blocks."""
+        return {
+            member.name: int(metrics(member.metrics)["modelswarm_server_rows_total"])
+            for member in self.members()
+            if name in ("", member.name)
+        }
+
+    def pages_in_use(self) -> dict[str, int]:
+        """By server; those that use none are left out."""
+        used = {}
+        for member in self.members():
+            values = metrics(member.metrics)
+            total, free = (values[f"modelswarm_server_pages_{kind}"] for kind in ("total", "free"))
+            assert total > 0
+            if free != total:
+                used[member.name] = int(total - free)
+        return used
+
+    # ---- kills
+
+    def kill(self, peer: str) -> None:
+        """SIGKILL; its supervisor starts another one in its place."""
+        name = server_name(peer)
+        alive = {member.peer for member in self.members()}
+        assert peer in alive, f"{peer} is not alive"
+        self.local.kill(name)
+
+    def wait_whole(self) -> None:
+        """Until every server serves and the gateway is linked to all of them, and no old one."""
+
+        def whole() -> bool:
+            linked = {server.peer for server in self.view.snapshot().servers}
+            alive = {member.peer for member in self.members()}
+            return linked == alive and len(alive) == len(self.local.slots)
+
+        assert self.local.wait_ready(READY_SECONDS)
+        wait_until(whole, READY_SECONDS, "the swarm did not become whole again")
+
+    def wait_empty(self, seconds: float = 10.0) -> None:
+        """Until no server holds a page for anybody."""
+        wait_until(lambda: not self.pages_in_use(), seconds, lambda: f"{self.pages_in_use()}")
+
+
+@contextmanager
+def running_swarm(
+    folder: Path, name: str, *, spans: int, replicas: int = 1, sessions: int = 10, length: int = 1024,
+    settings: LocalSettings | None = None,
+) -> Iterator[Running]:  # fmt: skip
+    """A swarm of the model in `folder`, ready; `name` must be unique among the tests that may run at once."""
+    document = f"""
+apiVersion: modelswarm.io/v1alpha1
+kind: ModelSwarm
+metadata: {{name: {name}}}
+spec:
+  model: {{source: "file://{folder}", servedName: {MODEL}}}
+  spans: {{count: {spans}}}
+  replicas: {replicas}
+  sessions: {{maxLength: {length}, concurrent: {sessions}}}
+"""
+    plan = plan_document(parse_document(document, name))
+    with LocalSwarm(plan, settings or local_settings(name)) as local:
+        running = Running(local)
+        try:
+            wait_until(
+                lambda: any(model.ready for model in running.view.snapshot().models),
+                READY_SECONDS,
+                "the model did not become ready",
+            )
+            running.wait_whole()
+            yield running
+        finally:
+            running.close()
+        local.check()
+
+
+def local_settings(
+    name: str,
+    *,
+    hash_model: bool = False,
+    lease: float | None = None,
+    token_budget: int | None = None,
+) -> LocalSettings:
+    """Dead servers come back at once: a test kills many."""
+    return LocalSettings(
+        publish=False,
+        run_name=f"test-{name}",
+        threads=1,
+        hash_model=hash_model,
+        lease=lease,
+        token_budget=token_budget,
+        restart_limit=0.1,
+    )
+
+
+def wait_until(
+    condition: Callable[[], bool], seconds: float, problem: str | Callable[[], str]
+) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(problem if isinstance(problem, str) else problem())
+        time.sleep(LOOK_SECONDS)
+
+
+def metrics(target: str) -> dict[str, float]:
+    """What a process tells Prometheus: sample with its labels -> value."""
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}

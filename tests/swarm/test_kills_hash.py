@@ -1,0 +1,69 @@
+"""The kills of `test_kills.py` on the hash model: whatever dies, the answer equals the reference exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from swarm import kills
+from swarm.conftest import TOY_BLOCKS, TOY_LENGTH
+from swarm.kills import PLACES, SAMPLED, prompt_of
+from swarm.models import VOCAB
+from swarm.oracles import check_contiguous, check_hash
+from swarm.running import Answer, Ask, Running
+
+from modelswarm.protocol.messages import Sampling
+
+NEW, AT = 150, 30
+
+
+@pytest.fixture
+def swarm(hash_spans: Running) -> Iterator[Running]:
+    """Whole and empty before the test, and empty again after it."""
+    hash_spans.wait_empty()
+    yield hash_spans
+    hash_spans.wait_empty()
+
+
+def judge(answer: Answer) -> None:
+    check_contiguous(answer)
+    check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_dies_while_the_prompt_is_read(swarm: Running, place: str) -> None:
+    judge(kills.kill_in_prefill(swarm, Ask(prompt_of(900, 1, VOCAB), 40), PLACES[place]))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_dies_while_tokens_come(swarm: Running, place: str) -> None:
+    ask = Ask(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
+    judge(kills.kill_in_decode(swarm, ask, PLACES[place], AT))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_server_dies_between_two_turns_of_a_session(swarm: Running, place: str) -> None:
+    first = Ask(prompt_of(60, 3, VOCAB), 40, SAMPLED, session="talk")
+    for turn in kills.kill_between_turns(swarm, first, prompt_of(20, 4, VOCAB), PLACES[place]):
+        judge(turn)
+
+
+def test_three_servers_die_in_one_stream(swarm: Running) -> None:
+    ask = Ask(prompt_of(100, 5, VOCAB), 2 * NEW, SAMPLED)
+    judge(kills.kill_three_times(swarm, ask, AT, later=60))
+
+
+def test_a_stream_waits_when_nobody_is_left_for_its_blocks(swarm: Running) -> None:
+    judge(kills.kill_in_the_loop(swarm, Ask(prompt_of(100, 6, VOCAB), NEW), AT))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_servers_die_under_eight_streams(swarm: Running, place: str) -> None:
+    lengths = (5, 333, 64, 1, 150, 31, 90, 17)
+    asks = [
+        Ask(prompt_of(length, 20 + seed, VOCAB), NEW, SAMPLED if seed % 2 else Sampling())
+        for seed, length in enumerate(lengths)
+    ]
+    asks[5:7] = [kills.with_stop(swarm, ask) for ask in asks[5:7]]
+    for answer in kills.kill_under_many(swarm, asks, PLACES[place], at=10):
+        judge(answer)
