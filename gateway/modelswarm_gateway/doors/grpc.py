@@ -20,6 +20,7 @@ from modelswarm.errors import UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.defaults import Options
 from modelswarm_gateway.doors.snapshots import snapshot
+from modelswarm_gateway.doors.web import bind
 from modelswarm_gateway.errors import ApiError, Code, invalid
 from modelswarm_gateway.service import (
     Ask,
@@ -63,6 +64,7 @@ class GrpcDoor:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        bind(field, target).close()  # says what is wrong with it; gRPC itself prints pages
         try:
             port = self._server.add_insecure_port(target)
         except RuntimeError as error:

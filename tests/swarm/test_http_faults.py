@@ -1,0 +1,391 @@
+"""The gateway when things go wrong: servers die, room is short, clients leave or do not read, it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+from swarm.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+
+LONG: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "go",
+    "max_tokens": CONTEXT - 2,
+    "ignore_eos": True,
+}
+IDS: dict[str, Any] = LONG | {"return_token_ids": True}
+
+
+def lines(doors: Doors, body: dict[str, Any]) -> Iterator[str]:
+    """The lines of a stream, as they come."""
+    with (
+        httpx.Client(timeout=30) as client,
+        client.stream(
+            "POST", f"{doors.url}/v1/completions", json=body | {"stream": True}
+        ) as answer,
+    ):
+        assert answer.status_code == 200, answer.read()
+        yield from (line for line in answer.iter_lines() if line)
+
+
+def tokens_of(line: str) -> list[int]:
+    if not line.startswith("data: {"):
+        return []
+    choices = json.loads(line.removeprefix("data: "))["choices"]
+    ids: list[int] = choices[0].get("token_ids", []) if choices else []
+    return ids
+
+
+def whole(doors: Doors, body: dict[str, Any]) -> list[int]:
+    answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+    ids: list[int] = answer.json()["choices"][0]["token_ids"]
+    return ids
+
+
+def route(doors: Doors) -> list[api_pb2.Hop]:
+    """Of the only session that has one."""
+    with grpc.insecure_channel(doors.grpc) as channel:
+        now = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
+    [session] = [session for session in now.sessions if session.route]
+    return list(session.route)
+
+
+def free_pages(doors: Doors, swarm: HashSwarm) -> list[float]:
+    made = []
+    for name in ("s0", "s1"):
+        text = httpx.get(f"http://{swarm.member(name)['metrics']}/metrics", timeout=10).text
+        [line] = [x for x in text.splitlines() if "pages" in x and "free" in x and x[0] != "#"]
+        made.append(float(line.rsplit(" ", 1)[1]))
+    return made
+
+
+@pytest.mark.parametrize("blocks", [(0, 2), (2, 4)])
+def test_a_stream_goes_on_with_the_same_tokens_when_a_server_is_killed(
+    tmp_path: Path, blocks: tuple[int, int]
+) -> None:
+    with two_spans(tmp_path) as swarm:
+        swarm.server("t0", "0:2")
+        swarm.server("t1", "2:4")
+        swarm.servers_ready("t0", "t1")
+        doors = swarm.gateway()
+        wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 4)
+        expected = whole(doors, IDS)
+        got: list[int] = []
+        victim = ""
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if len(got) > 50 and not victim:
+                [victim] = [hop.peer for hop in route(doors) if (hop.first, hop.last) == blocks]
+                swarm.kill(victim.partition("/")[0])
+        assert got == expected
+        assert doors.metric("modelswarm_gateway_recovery_seconds_count") == 1
+
+
+def test_a_stream_waits_with_comments_for_a_server_that_comes_back(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        expected = whole(doors, IDS)
+        got: list[int] = []
+        comments = 0
+        reroutes = doors.metric("modelswarm_gateway_reroutes_total")
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if line == ": waiting":
+                comments += 1
+                swarm.server("s2", "2:4")
+            if len(got) > 20 and comments == 0 and swarm.processes["s1"].poll() is None:
+                swarm.kill("s1")
+        assert got == expected
+        assert comments == 1
+        assert doors.metric("modelswarm_gateway_reroutes_total") > reroutes
+        assert doors.metric("modelswarm_gateway_recovery_seconds_count") >= 1
+
+
+def test_a_stream_that_cannot_be_saved_ends_with_one_error_and_no_end_mark(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway("--hold", "1")
+        said: list[str] = []
+        for line in lines(doors, LONG):
+            said.append(line)
+            if len(said) == 20:
+                swarm.kill("s1")
+        [failure] = [json.loads(x[6:]) for x in said if x.startswith('data: {"error"')]
+        assert failure["error"]["code"] == "stream_broken"
+        assert said[-1].startswith('data: {"error"')
+        assert "data: [DONE]" not in said
+        assert not any('"finish_reason":"' in x for x in said)
+        assert doors.metric("modelswarm_gateway_requests_total", code="500") == 1
+        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG, timeout=30)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "no_servers"
+        ready = httpx.get(f"{doors.url}/ready", timeout=10)
+        assert ready.status_code == 503
+        assert "blocks 2-3" in ready.json()["reason"]
+        assert ready.json()["models"][0]["missing_blocks"] == [2, 3]
+
+
+def test_the_openai_client_sees_a_broken_stream_as_an_error(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway("--hold", "0.5")
+        with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.completions.create(
+                model=MODEL,
+                prompt="go",
+                max_tokens=500,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            with pytest.raises(openai.APIError) as caught:
+                for place, _ in enumerate(stream):
+                    if place == 10:
+                        swarm.kill("s1")
+            assert caught.value.code == "stream_broken"
+
+
+def test_no_room_is_429_with_retry_after_before_the_first_token(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", "48", "--metrics", "127.0.0.1:0") as swarm:
+        doors = swarm.gateway()
+        first = lines(doors, LONG)
+        next(first)
+        for stream in (False, True):
+            body = LONG | {"stream": stream}
+            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert float(answer.headers["retry-after-ms"]) > 0
+            assert answer.json()["error"]["code"] == "no_capacity"
+        for _ in first:
+            continue
+        assert len(whole(doors, IDS)) == CONTEXT - 2
+        assert doors.metric("modelswarm_gateway_requests_total", code="429") == 2
+
+
+def test_a_kept_session_that_nobody_uses_gives_way_to_a_request(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", "48") as swarm:
+        doors = swarm.gateway()
+        kept = whole(doors, IDS | {"session_id": "idle"})
+        assert whole(doors, IDS) == kept
+        assert whole(doors, IDS | {"session_id": "idle"}) == kept
+
+
+def test_clients_that_leave_free_every_page(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--metrics", "127.0.0.1:0") as swarm:
+        doors = swarm.gateway()
+        before = free_pages(doors, swarm)
+        for place in range(40):
+            body = LONG | {"stream": place % 2 == 0, "prompt": f"go {place}"}
+            if place % 2:
+                with contextlib.suppress(httpx.ReadTimeout):
+                    httpx.post(f"{doors.url}/v1/completions", json=body, timeout=0.02)
+            else:
+                stream = lines(doors, body)
+                next(stream)
+                stream.close()  # type: ignore[attr-defined]
+        sessions = "modelswarm_gateway_sessions"
+        wait_for("no session is left", lambda: doors.metric(sessions) == 0)
+        wait_for("all pages are free", lambda: free_pages(doors, swarm) == before)
+        assert doors.metric("modelswarm_gateway_requests_total", code="499") >= 1
+
+
+def test_a_reader_that_does_not_read_pauses_only_its_own_session(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        expected = whole(doors, IDS)
+        host, port = doors.http.split(":")
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            slow.connect((host, int(port)))
+            slow.settimeout(30)
+            body = json.dumps(IDS | {"stream": True, "prompt": "go"}).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            slow.sendall(head.encode() + body)
+            assert whole(doors, IDS) == expected
+            time.sleep(1)
+            assert whole(doors, IDS) == expected
+            got = b""
+            while b"[DONE]" not in got:
+                part = slow.recv(65536)
+                assert part, "the connection was closed"
+                got += part
+        ids = [t for line in got.decode().splitlines() for t in tokens_of(line)]
+        assert ids == expected
+
+
+def test_a_gateway_without_servers_is_healthy_but_not_ready(tmp_path: Path) -> None:
+    with HashSwarm(tmp_path) as swarm:
+        doors = swarm.gateway(ready=False)
+        assert httpx.get(f"{doors.url}/health").status_code == 200
+        ready = httpx.get(f"{doors.url}/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "no server is linked")
+        assert httpx.get(f"{doors.url}/v1/models").json()["data"] == []
+        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        swarm.server("s0", "0:2")
+        wait_for(
+            "one half is there", lambda: "blocks 2-3" in str(httpx.get(f"{doors.url}/ready").json())
+        )
+        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        assert answer.status_code == 503
+        swarm.server("s1", "2:4")
+        wait_for("it is ready", lambda: swarm.is_ready(doors))
+
+
+def test_files_of_dead_members_break_nothing(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        dead = swarm.member("s0") | {"peer": "dead/1/x", "target": "127.0.0.1:1", "name": "dead"}
+        (swarm.members / "dead.json").write_text(json.dumps(dead))
+        stranger = swarm.member("s0") | {"peer": "other/1/x", "name": "other"}
+        (swarm.members / "other.json").write_text(json.dumps(stranger))
+        (swarm.members / "junk.json").write_text("{")
+        doors = swarm.gateway()
+        assert len(whole(doors, IDS)) == CONTEXT - 2
+        assert doors.metric("modelswarm_gateway_servers") == 2
+
+
+def test_several_models_are_told_apart_by_name(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        swarm.server("w0", "0:4", model="other")
+        swarm.servers_ready("w0")
+        doors = swarm.gateway()
+        wait_for("both", lambda: len(httpx.get(f"{doors.url}/v1/models").json()["data"]) == 2)
+        wait_for(
+            "both are ready",
+            lambda: all(m["ready"] for m in httpx.get(f"{doors.url}/v1/models").json()["data"]),
+        )
+        assert whole(doors, IDS) == whole(doors, IDS | {"model": "other"})
+
+
+def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        got: list[int] = []
+        ended = False
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if not ended and got:
+                swarm.kill("gateway", signal.SIGTERM)
+                ended = True
+                with httpx.Client(base_url=doors.url) as client:
+                    answer = client.post("/v1/completions", json=LONG)
+                    assert answer.status_code == 503
+                    assert answer.json()["error"]["code"] == "gateway_stopping"
+                    assert client.get("/ready").status_code == 503
+                    assert client.get("/health").status_code == 200
+        assert len(got) == CONTEXT - 2
+        assert swarm.processes["gateway"].wait(10) == 0
+        assert not (tmp_path / "gateway.json").exists()
+
+
+def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway("--drain", "0.5")
+        swarm.kill("s1")
+        wait_for("it is noticed", lambda: not swarm.is_ready(doors))
+        swarm.server("s2", "2:4")
+        wait_for("it is back", lambda: swarm.is_ready(doors))
+        said: list[str] = []
+        for line in lines(doors, LONG):
+            said.append(line)
+            if len(said) == 10:
+                swarm.kill("s2")  # held from here on
+                swarm.kill("gateway", signal.SIGINT)
+        assert '"code": "gateway_stopping"' in said[-1]
+        assert swarm.processes["gateway"].wait(10) == 0
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        stream = lines(doors, LONG)
+        next(stream)
+        swarm.kill("s1")
+        swarm.kill("gateway", signal.SIGTERM)
+        wait_for("it stops", lambda: not swarm.is_ready(doors))
+        swarm.kill("gateway", signal.SIGTERM)
+        assert swarm.processes["gateway"].wait(5) == 1
+        with contextlib.suppress(httpx.HTTPError):
+            stream.close()  # type: ignore[attr-defined]
+
+
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "modelswarm_gateway.main", "--members", str(tmp_path)]
+    for door in ("--http", "--grpc", "--metrics"):
+        command += [door, "127.0.0.1:0"]
+    command += ["--parent-fd", str(read), "--announce", str(tmp_path / "gateway.json")]
+    process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
+    os.close(read)
+    try:
+        wait_for("it is up", (tmp_path / "gateway.json").exists)
+        os.close(write)
+        assert process.wait(5) == 1
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: str) -> None:
+    ports = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports[door] = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = [part for name, target in ports.items() for part in (f"--{name}", target)]
+        done = run("--members", str(tmp_path), "--announce", str(tmp_path / "g.json"), *flags)
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith(f"modelswarm-gateway: --{door}: cannot listen on {ports[door]}")
+    assert not (tmp_path / "g.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--members"),
+        (["--members", "x", "--http", "8000"], "--http: '8000' is not HOST:PORT"),
+        (["--members", "x", "--grpc", "localhost:99999"], "--grpc"),
+        (["--members", "x", "--name", "a/b"], "--name: allowed are"),
+        (["--members", "x", "--drain", "-1"], "--drain"),
+        (["--members", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
+        (["--members", "x", "--what"], "--what"),
+        (["--members", "x", "--http", "256.1.1.1:0"], "--http: cannot listen on"),
+    ],
+)
+def test_bad_flags_are_one_sentence_and_exit_code_two(flags: list[str], said: str) -> None:
+    done = run(*flags)
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert said in sentence
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelswarm_gateway.main", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_the_gateway_loads_no_torch_and_no_transformers() -> None:
+    code = (
+        "import sys, modelswarm_gateway.main;"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
