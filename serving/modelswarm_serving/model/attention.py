@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,25 +23,35 @@ from modelswarm_serving.model.pool import PagePool
 NAME = "modelswarm_paged"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How one block asked for attention."""
+
+    index: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
 class _Context(threading.local):
     """The step in progress on this thread."""
 
     batch: Batch | None = None
     pool: PagePool | None = None
-    calls: int = 0  # attention calls since `attending` began; a guard counts them
+    calls: list[Call] | None = None  # gathered for a guard
 
 
 _context = _Context()
 
 
 @contextmanager
-def attending(batch: Batch, pool: PagePool) -> Iterator[_Context]:
-    """All attention inside works on this batch and pool."""
-    _context.batch, _context.pool, _context.calls = batch, pool, 0
+def attending(batch: Batch, pool: PagePool, calls: list[Call] | None = None) -> Iterator[None]:
+    """All attention inside works on this batch and pool, and is noted in `calls`."""
+    _context.batch, _context.pool, _context.calls = batch, pool, calls
     try:
-        yield _context
+        yield
     finally:
-        _context.batch, _context.pool = None, None
+        _context.batch = _context.pool = _context.calls = None
 
 
 def paged_attention(
@@ -82,7 +93,8 @@ def attend(
     batch, pool = _context.batch, _context.pool
     if batch is None or pool is None:
         raise RuntimeError("paged attention was called outside a step")
-    _context.calls += 1
+    if _context.calls is not None:
+        _context.calls.append(Call(index, scaling, window, softcap))
     keys, values = pool.keys[index], pool.values[index]
     keys.index_copy_(0, batch.slots, key)
     values.index_copy_(0, batch.slots, value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from modelswarm_serving.model.base import Work
+from modelswarm_serving.model.pool import PagePool
 
 GATHER_LIMIT = 4 * 1024 * 1024
 """Bytes of keys per block above which decode rows attend one by one instead of as one padded batch (fresh large
@@ -44,19 +45,13 @@ class Piece:
 class Batch:
     """Packed rows of one step; single rows first, so that decode is one run of rows."""
 
-    def __init__(
-        self,
-        works: Sequence[Work],
-        page_size: int,
-        row_bytes: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, works: Sequence[Work], pool: PagePool) -> None:
         self.works = sorted(works, key=lambda work: work.count > 1)
-        self._key_bytes = row_bytes
-        self._dtype = dtype
-        self._device = device
-        self.sequences = _lay_out(self.works, page_size, device)
+        self._key_bytes = pool.key_bytes
+        self._dtype = pool.keys[0].dtype
+        self._device = device = pool.keys[0].device
+        self.sequences = _lay_out(self.works, pool.shape.page_size, device)
+        self.highest = max(work.first + work.count for work in works) - 1  # position
         self.rows = sum(work.count for work in self.works)
         self.positions = torch.tensor(
             [p for w in self.works for p in range(w.first, w.first + w.count)], device=device

@@ -1,51 +1,95 @@
 """What is checked at start-up, because each of these faults would otherwise give wrong text without an error.
 
-Missing tensors and unknown layer types are refused while loading (`loading.py`); here the loaded span is run once.
-Reference: the engine notes, section 1.2.
+Missing tensors and unknown layer types are refused while loading (`loading.py`); here the loaded span is run once,
+by the model's own forward and then in its compact form. Reference: the engine notes, section 1.2.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention import attending
+from modelswarm_serving.model.attention import Call, attending
 from modelswarm_serving.model.base import Work
 from modelswarm_serving.model.batch import Batch
-from modelswarm_serving.model.blocks import Blocks
+from modelswarm_serving.model.compact import Blocks
+from modelswarm_serving.model.loading import LoadedSpan
+from modelswarm_serving.model.own_forward import own_forward
 from modelswarm_serving.model.pool import PagePool
+
+_ROWS = 4
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Of the largest value; a wrong operation is off by far more than rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the model's own forward did with the trial rows."""
+
+    rows: Tensor
+    batch: Batch
+    output: Tensor
+    calls: list[Call]
 
 
 @torch.inference_mode()
-def check_span(blocks: Blocks, pool: PagePool, hidden: int, folder: Path) -> None:
-    """Run two rows through all blocks and through none."""
-    store = pool.keys[0]
-    rows = torch.linspace(-1, 1, 2 * hidden, device=store.device).to(store.dtype).view(2, hidden)
-    work = Work((0,), 0, 2, (0, pool.shape.blocks), None, b"", 0, None)
-    if pool.shape.page_size == 1:
-        work = Work((0, 1), 0, 2, (0, pool.shape.blocks), None, b"", 0, None)
-    batch = Batch([work], pool.shape.page_size, pool.key_bytes, store.dtype, store.device)
-    with attending(batch, pool) as context:
-        blocks.run(rows, batch.positions, 0, pool.shape.blocks)
-        calls = context.calls
-        unchanged = blocks.run(rows, batch.positions, 0, 0)
-    check_calls(calls, pool.shape.blocks, folder)
-    check_identity(rows, unchanged, folder)
+def try_own_forward(loaded: LoadedSpan, pool: PagePool, folder: Path) -> Trial:
+    """Run a few rows through all blocks and through none."""
+    store, shape = pool.keys[0], pool.shape
+    hidden = loaded.config.hidden_size
+    rows = torch.linspace(-1, 1, _ROWS * hidden, device=store.device).view(_ROWS, hidden)
+    rows = rows.to(store.dtype)
+    count = min(_ROWS, shape.pages * shape.page_size)
+    work = Work(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
+    batch = Batch([work], pool)
+    calls: list[Call] = []
+    with attending(batch, pool, calls):
+        output = own_forward(loaded, rows[:count], batch.positions, shape.blocks)
+        unchanged = own_forward(loaded, rows[:count], batch.positions, 0)
+    check_calls(calls, shape.blocks, folder)
+    check_identity(rows[:count], unchanged, folder)
+    return Trial(rows[:count], batch, output, calls)
 
 
-def check_calls(calls: int, blocks: int, folder: Path) -> None:
+@torch.inference_mode()
+def try_compact(blocks: Blocks, trial: Trial, pool: PagePool, folder: Path) -> None:
+    """The same rows in compact form must give the same, by the same attention."""
+    calls: list[Call] = []
+    with attending(trial.batch, pool, calls):
+        output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
+    for tensor in (*pool.keys, *pool.values):
+        tensor[: trial.batch.rows] = 0
+    check_same(output, trial.output, folder)
+    if calls != trial.calls:
+        raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
+
+
+def check_calls(calls: list[Call], blocks: int, folder: Path) -> None:
     """Some model classes ignore an attention name they do not know."""
-    if calls != blocks:
+    if [call.index for call in calls] != list(range(blocks)):
         raise ModelSourceError(
-            "model", f"{folder} cannot be served: its {blocks} blocks made {calls} attention calls"
+            "model",
+            f"{folder} cannot be served: its {blocks} blocks made {len(calls)} attention calls",
         )
 
 
-def check_identity(before: torch.Tensor, after: torch.Tensor, folder: Path) -> None:
+def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:
     """Some models change the rows outside of their blocks, which a middle span would do once more."""
     if not torch.equal(before, after):
         raise ModelSourceError(
             "model", f"{folder} cannot be split: rows change outside of its blocks"
+        )
+
+
+def check_same(output: Tensor, expected: Tensor, folder: Path) -> None:
+    """The compact blocks must compute what the model class computes."""
+    limit = _TOLERANCE[expected.dtype] * float(expected.abs().max())
+    worst = float((output - expected).abs().max())
+    if not worst <= limit:
+        raise ModelSourceError(
+            "model", f"{folder} cannot be served: its blocks differ from the model's by {worst:.2g}"
         )

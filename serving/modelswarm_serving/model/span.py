@@ -14,7 +14,7 @@ from torch import Tensor
 from modelswarm_serving.model.attention import attending
 from modelswarm_serving.model.base import ModelShape, Result, Work
 from modelswarm_serving.model.batch import Batch
-from modelswarm_serving.model.blocks import Blocks
+from modelswarm_serving.model.compact import Blocks
 from modelswarm_serving.model.loading import LoadedSpan
 from modelswarm_serving.model.pool import PagePool
 from modelswarm_serving.model.sampler import sample
@@ -23,11 +23,13 @@ from modelswarm_serving.model.sampler import sample
 class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
-    def __init__(self, loaded: LoadedSpan, pool: PagePool, shape: ModelShape) -> None:
+    def __init__(
+        self, loaded: LoadedSpan, blocks: Blocks, pool: PagePool, shape: ModelShape
+    ) -> None:
         self._loaded = loaded
-        self.pool = pool
+        self._blocks = blocks
+        self._pool = pool
         self._shape = shape
-        self.blocks = Blocks(loaded)
         self._dtype = pool.keys[0].dtype
         self._device = pool.keys[0].device
 
@@ -76,12 +78,11 @@ class TransformerSpan:
         return None
 
     def _run(self, works: Sequence[Work], first: int, last: int) -> list[Result]:
-        batch = Batch(works, self._shape.page_size, self.pool.key_bytes, self._dtype, self._device)
+        batch = Batch(works, self._pool)
         rows = self._embed(batch.works) if first == 0 else self._unpack(batch.works)
-        with attending(batch, self.pool):
-            rows = self.blocks.run(
-                rows, batch.positions, first - self._shape.first, last - self._shape.first
-            )
+        with attending(batch, self._pool):
+            own = self._shape.first
+            rows = self._blocks.run(rows, batch, first - own, last - own)
         is_tail = last == self._shape.n_blocks
         found = self._pick(rows, batch) if is_tail else self._emit(rows, batch)
         return [found[id(work)] for work in works]

@@ -14,7 +14,8 @@ from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm_serving.model.base import ModelShape
-from modelswarm_serving.model.guards import check_span
+from modelswarm_serving.model.compact import Blocks
+from modelswarm_serving.model.guards import try_compact, try_own_forward
 from modelswarm_serving.model.loading import load_modules
 from modelswarm_serving.model.pool import PagePool, PoolShape
 from modelswarm_serving.model.span import TransformerSpan
@@ -51,9 +52,11 @@ def load_span(
     pool_shape = PoolShape(
         last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
     )
-    span = TransformerSpan(loaded, PagePool(pool_shape, dtype, device), shape)
-    check_span(span.blocks, span.pool, facts.outline.hidden, folder)
-    return span
+    pool = PagePool(pool_shape, dtype, device)
+    trial = try_own_forward(loaded, pool, folder)
+    blocks = Blocks(loaded.body, dtype)
+    try_compact(blocks, trial, pool, folder)
+    return TransformerSpan(loaded, blocks, pool, shape)
 
 
 def plan_shape(
