@@ -149,9 +149,11 @@ def _channel(target: str) -> grpc.aio.Channel:
 
 def _probe(host: str, port: int) -> None:
     """Bind once before gRPC does: its own error does not say what is wrong, and prints to stderr."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no host name") from error
+    family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

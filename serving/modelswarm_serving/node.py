@@ -76,16 +76,18 @@ class Node:
         self._engine = Engine(self._model, self._stepped)
         self._links = Links(self._hello(), self)
         target = await self._listen(self._settings.listen)
-        announce(self._settings.members, self._member(target, self._serve_metrics()))
+        self._announce(target, self._serve_metrics())
         log.info("%s serves at %s", self._peer, target)
-        helpers = [loop.create_task(self._tick()), loop.create_task(self._send_files())]
+        tasks = [loop.create_task(w) for w in (self._tick(), self._send_files(), self._stop.wait())]
         try:
-            await self._stop.wait()
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # a helper ends only by a fault of ours, and then so does the process
         finally:
             withdraw(self._settings.members, self._settings.name)
             self._core.refuse_new()
-            for helper in helpers:
-                helper.cancel()
+            for task in tasks:
+                task.cancel()
             await self._links.close()
 
     # What links bring (LinkHandler)
@@ -215,9 +217,9 @@ class Node:
         except OSError as error:
             raise UserError("--metrics", f"cannot listen on {target}: {_why(error)}") from error
 
-    def _member(self, target: str, metrics: str) -> Member:
+    def _announce(self, target: str, metrics: str) -> None:
         shape, settings = self._model.shape, self._settings
-        return Member(
+        member = Member(
             name=settings.name,
             peer=self._peer,
             target=target,
@@ -229,6 +231,12 @@ class Node:
             metrics=metrics,
             pid=os.getpid(),
         )
+        try:
+            announce(settings.members, member)
+        except OSError as error:
+            raise UserError(
+                "--members", f"{settings.members} cannot be written: {_why(error)}"
+            ) from error
 
 
 def _why(error: OSError) -> str:

@@ -218,6 +218,22 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         assert not (tmp_path / "s9.json").exists()
 
 
+async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
+    assert code == 2
+    assert said.startswith("modelswarm-server: --members: ")
+    assert len(said.splitlines()) == 1
+
+
+async def test_a_host_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    for host in ("no..host", "no-such-host.invalid"):
+        code, said = await refusal(*command(tmp_path, "s0", "0:8", *HASH, "--listen", f"{host}:0"))
+        assert code == 2
+        assert said.startswith(f"modelswarm-server: --listen: cannot listen on {host}:0: ")
+        assert len(said.splitlines()) == 1
+
+
 BAD_MODELS = {
     "no such folder": (("--model", "file:///no/such/folder", "--blocks", "0:2"), "--model"),
     "an unknown scheme": (("--model", "ftp://x", "--blocks", "0:2"), "--model"),
