@@ -12,8 +12,8 @@ from protocol.simulator.faults import routable
 from protocol.simulator.scenario import SWITCHES, draw
 from protocol.simulator.world import World, simulate
 
-SEEDS = 24
-CHUNK = 8
+SEEDS = 60
+CHUNK = 20
 ROOT = Path(__file__).parents[2]
 
 REGRESSIONS: list[tuple[str, int]] = []

@@ -1,8 +1,8 @@
 """The links of a simulated swarm: they delay, reorder across lanes and links, break, and repeat.
 
-Behaves as `modelswarm.protocol.link` does: a Send dials when there is no link, prefers the link this process dialled,
-keeps the order of one lane of one link and no other order; when one link of a pair goes, all of them go and each side
-hears it once, in its own time. What is in flight on a broken link is lost from some point on.
+Behaves as `modelswarm.protocol.link` does: a Send dials when there is no link and takes the one that was up first
+when there are two; order holds within one lane of one link and nowhere else; when one link of a pair goes, all of them
+go and each side hears it once, in its own time. What is in flight on a broken link is lost from some point on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from modelswarm.protocol.identity import Address, PeerId, pod_of
 from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Live, Send
 
 _UNLIMITED = 1 << 60
+DIAL_SECONDS = 1.0  # until a dial that nobody answers is given up
 _NEVER_REPEATED = (Hello, Live, Beat)
 
 
@@ -141,10 +142,8 @@ class Network:
     def send(self, peer: PeerId, send: Send) -> None:
         port = self._ports[peer]
         to = send.to
-        if to.peer in port.dialing:
-            port.dialing[to.peer].append(send)
-        elif to.peer in port.links:
-            self._transmit(self._choose(port, to), port, send)
+        if to.peer in port.links:
+            self._transmit(port.links[to.peer][0], port, send)
         elif to.target:
             self.dial(peer, to)
             port.dialing[to.peer].append(send)
@@ -153,15 +152,9 @@ class Network:
 
     def dial(self, peer: PeerId, to: Address) -> None:
         port = self._ports[peer]
-        if to.peer not in port.dialing:
+        if to.peer not in port.dialing and to.peer not in port.links:
             port.dialing[to.peer] = []
             self.clock.after(self._latency(Lane.LIVE), self._arrive, port, to)
-
-    def _choose(self, port: Port, to: Address) -> Link:
-        links = port.links[to.peer]
-        if to.target:
-            return next((link for link in links if link.dialler is port), links[0])
-        return links[0]
 
     def _transmit(self, link: Link, port: Port, send: Send) -> None:
         if link.broken:
@@ -215,36 +208,38 @@ class Network:
         acceptor = self._listening.get(to.target)
         if not self._here(port):
             return
-        if acceptor is None or not acceptor.endpoint.alive or not self._welcome(port, acceptor, to):
+        if acceptor is None or not acceptor.endpoint.alive or acceptor.peer != to.peer:
             self.clock.after(self._notice(), self._refused, port, to.peer)
+            return
+        if frozenset((port.endpoint.name, acceptor.endpoint.name)) in self._parted:
+            self.clock.after(self._rng.uniform(0, DIAL_SECONDS), self._refused, port, to.peer)
             return
         answered = self.clock.now + self._latency(Lane.LIVE)
         link = Link(port, acceptor, self.clock.now, answered)
         self._links[link] = None
-        self._open(acceptor, link)
         self.clock.at(answered, self._answered, port, link)
-
-    def _welcome(self, port: Port, acceptor: Port, to: Address) -> bool:
-        pair = frozenset((port.endpoint.name, acceptor.endpoint.name))
-        return acceptor.peer == to.peer and pair not in self._parted
+        if any(old.acceptor is acceptor for old in acceptor.links.get(port.peer, ())):
+            self._close(acceptor, port.peer)  # it dials again: the old link is gone
+        self._open(acceptor, link)
 
     def _answered(self, port: Port, link: Link) -> None:
         if not self._here(port):
             return
-        peer = link.acceptor.peer
         if link.broken:
-            self._refused(port, peer)
-            return
-        waiting = port.dialing.pop(peer)
-        self._open(port, link)
-        for send in waiting:
-            self._transmit(link, port, send)
+            self._refused(port, link.acceptor.peer)
+        else:
+            self._open(port, link)
+            port.dialing.pop(link.acceptor.peer)
 
     def _open(self, port: Port, link: Link) -> None:
         far = link.far_end(port)
         link.open_at.add(port.peer)
         links = port.links.setdefault(far.peer, [])
         links.append(link)
+        waiting = port.dialing.get(far.peer, [])
+        for send in waiting:
+            self._transmit(link, port, send)
+        waiting.clear()
         if len(links) == 1:
             self.trace.note(self.clock.now, port.endpoint.name, f"linked {far.endpoint.name}")
             port.endpoint.linked(far.endpoint)
@@ -254,7 +249,8 @@ class Network:
             return
         for send in port.dialing.pop(peer, ()):
             self._lose(port, send)
-        self._close(port, peer)
+        if peer not in port.links:
+            self._close(port, peer)
 
     def _break(self, link: Link) -> None:
         if link.broken:

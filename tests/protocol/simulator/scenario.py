@@ -272,13 +272,13 @@ def _late(scenario: Scenario, rng: random.Random) -> Scenario:
         spike=0.05,
         step=0.0005,
     )
-    faults = replace(scenario.faults, gap=0.2, weights=_only(drop=1.0), until=1.0)
+    faults = replace(scenario.faults, gap=0.1, weights=_only(drop=1.0), until=1.0)
     load = replace(
         scenario.load,
         turns=rng.randint(4, 8),
         rewind_chance=0.7,
         stop_chance=0.6,
-        think=0.0,
+        think=rng.choice((0.0, 0.0, 0.05)),
         prompt=(1, 6),
         max_tokens=(1, 12),
     )
