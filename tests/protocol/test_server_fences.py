@@ -67,7 +67,7 @@ def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
     gos = client.go()
     again(pump, client, Go)
     for _ in range(30):
-        pump.run(2)
+        pump.run(12)
         for (sender, to, lane), items in fences.items():
             for item in items:
                 pump.put(sender, to, item, lane)

@@ -134,9 +134,11 @@ def test_credit_zero_still_gives_the_first_token() -> None:
 @pytest.mark.parametrize("hops", [1, 2])
 def test_a_token_of_eos_ends_the_turn_and_is_stored_but_not_run(hops: int) -> None:
     pump = Pump()
-    free = Client(pump, route(pump, hops), prompt(9))
-    eos = free.expected(free.log, 30)[4]
-    client = Client(pump, free.hops, prompt(9), sampling=Sampling(eos=(eos,)))
+    free = Client(pump, route(pump, hops), prompt(9, seed=1))
+    generated = free.expected(free.log, 30)
+    eos = generated[4]
+    assert eos not in generated[:4]
+    client = Client(pump, free.hops, prompt(9, seed=1), sampling=Sampling(eos=(eos,)))
     client.start(30, credit=0 if hops == 1 else 9)
     client.raise_credit(13)  # entry 13 is the last: it is stored although no credit reaches it
     tokens = client.finish()
