@@ -401,6 +401,38 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
     assert [token.token for token in client.finish()] == expected
 
 
+@pytest.mark.parametrize("culprit", [None, 0, 1, 2])
+def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: int | None) -> None:
+    pump = Pump()
+    servers = route(pump, 2)
+    clients = [
+        Client(pump, servers, prompt(9 + at, at), session=f"s{at}", base=100 * (at + 1))
+        for at in range(3)
+    ]
+    expected = [client.expected(client.log, 8) for client in clients]
+    start_all(clients, 8)
+    tail = servers[1][0]
+    while len(tail.out) < 3:
+        pump.run(1)
+    poison = None if culprit is None else len(clients[culprit].log)
+    raised = 0
+    while tail.out:
+        work, tail.out = tail.out, ()
+        if raised == 0 or any(item.count == poison for item in work):
+            tail.core.fail_step("poisoned", 0.0)
+            raised += 1
+        else:
+            tail.core.finish_step(tail.model.step(work), 0.0)
+        tail.plan(0.0)
+        assert len(tail.out) <= 1
+    for client, wanted in zip(clients, expected, strict=True):
+        tokens = [token.token for token in client.finish()]
+        if culprit is not None and client is clients[culprit]:
+            assert [report.detail for report in client.reports] == ["poisoned"] and not tokens
+        else:
+            assert tokens == wanted and not client.reports
+
+
 def test_one_failed_result_stops_one_session_only() -> None:
     pump = Pump()
     servers = route(pump, 2)

@@ -18,6 +18,10 @@ class RowInbox:
     def put(self, rows: bytes | memoryview) -> None:
         self._groups.append(rows)
 
+    def put_back(self, rows: bytes | memoryview) -> None:
+        """Rows that were taken and did not run; they come first again."""
+        self._groups.appendleft(rows)
+
     def clear(self) -> None:
         self._groups.clear()
 

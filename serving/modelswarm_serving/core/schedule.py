@@ -19,19 +19,20 @@ class Schedule:
         self._budget = token_budget
         self._decode: dict[Hop, float] = {}  # in order of readiness, with the time of it
         self._prefill: dict[Hop, float] = {}
+        self._alone: dict[Hop, float] = {}  # each in a step of its own, before all others
         self._age: dict[Hop, int] = {}  # prefills by order of their Go
         self._next_age = 0
         self._decoding: dict[int, int] = {}  # hops of the route -> sessions that decode
 
     @property
     def waiting(self) -> int:
-        return len(self._decode) + len(self._prefill)
+        return len(self._decode) + len(self._prefill) + len(self._alone)
 
     def oldest(self) -> float | None:
         """When the row that waits longest became ready."""
         first = next(iter(self._decode.values()), None)
-        times = [*self._prefill.values()] if first is None else [first, *self._prefill.values()]
-        return min(times, default=None)
+        times = [*self._prefill.values(), *self._alone.values()]
+        return min(times if first is None else [first, *times], default=None)
 
     def started(self, hop: Hop) -> None:
         """Go came: from now on its prefill has a place in the queue."""
@@ -40,8 +41,9 @@ class Schedule:
 
     def stopped(self, hop: Hop) -> None:
         """It left the epoch: none of its rows are ready."""
-        self._decode.pop(hop, None)
-        self._prefill.pop(hop, None)
+        for queue in (self._decode, self._prefill, self._alone):
+            queue.pop(hop, None)
+        hop.alone = False
         self._age.pop(hop, None)
         self._count(hop, 0)
 
@@ -49,7 +51,9 @@ class Schedule:
         """Rows [kv, ready_end) may run; a hop that already waits keeps its place."""
         go = hop.go
         assert go is not None
-        if hop.kv >= go.length - 1:
+        if hop.alone:
+            self._alone.setdefault(hop, now)
+        elif hop.kv >= go.length - 1:
             self._decode.setdefault(hop, now)
         else:
             self._prefill.setdefault(hop, now)
@@ -63,6 +67,10 @@ class Schedule:
 
     def choose(self) -> list[tuple[Hop, int]]:
         """Hops for the next step, each with the most rows it may run; they are no longer ready."""
+        if self._alone:
+            hop = next(iter(self._alone))
+            del self._alone[hop]
+            return [(hop, self._budget)]
         chosen: list[tuple[Hop, int]] = []
         for hop in self._decode:
             if len(chosen) >= min(self._group(), self._budget):

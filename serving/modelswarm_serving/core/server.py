@@ -220,7 +220,7 @@ class ServerCore:
         self._loop_back(now)
 
     def fail_step(self, error: str, now: float) -> None:
-        """The whole step raised: none of its rows count."""
+        """The whole step raised: none of its rows count; a session that was not alone in it is tried again."""
         self._now = now
         self._steps.fail(error, now)
         self._loop_back(now)

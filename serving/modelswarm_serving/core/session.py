@@ -109,6 +109,7 @@ class Hop:
     busy: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending: Fence | None = None  # the cut to make when that step retires
     freed: bool = False  # its pages go back when that step retires
+    alone: bool = False  # it was in a step that raised: it runs next by itself
     decode_hops: int = 0  # counted by the scheduler as a decoding session of so many hops
 
     @property

@@ -79,10 +79,23 @@ class Steps:
             self._retire(hop, work, result, now)
 
     def fail(self, error: str, now: float) -> None:
-        self.finish([Result(error=error)] * len(self._running), now)
+        """The step raised, and one session may be to blame for all: each runs once more, alone (I7)."""
+        if len(self._running) <= 1:
+            self.finish([Result(error=error)] * len(self._running), now)
+            return
+        running, self._running = self._running, []
+        self._life.steps += 1
+        for hop, work in running:
+            if hop.phase is Phase.RUNNING and not hop.freed:
+                hop.busy, hop.alone = False, True
+                if work.rows is not None:
+                    hop.inbox.put_back(work.rows)
+                self.wake(hop, now)
+            else:
+                self._retire(hop, work, Result(error=error), now)
 
     def _retire(self, hop: Hop, work: Work, result: Result, now: float) -> None:
-        hop.busy = False
+        hop.busy = hop.alone = False
         if hop.freed:
             self._life.admission.release(hop)
             return
