@@ -35,6 +35,10 @@ _HASH_LENGTH = 4096
 _ROW_OF_HASH = 8  # bytes
 
 
+class _Leave(BaseException):
+    """A signal came before the server was ready. Not an Exception: nobody on the way may catch it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     model: Model
@@ -42,12 +46,23 @@ class Loaded:
     revision: str
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> Never:
+    code = run(sys.argv[1:])
+    logging.shutdown()
+    # Everything is closed and written. Taking torch apart would take seconds, and a step may still
+    # run in its thread: nobody waits for either.
+    os._exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code. Whatever is not expected leaves as an exception, with its traceback."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # until the node has its own way to stop
     try:
-        settings = parse(sys.argv[1:] if arguments is None else arguments)
-        _serve(settings)
+        _serve(parse(arguments))
+        return 0
+    except _Leave:
+        return 0
     except UserError as error:
         return _refuse(f"{_flag(error.field)}: {error.message}")
     except ModelSwarmError as error:
@@ -58,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse("interrupted")
 
 
-def _serve(settings: Settings) -> Never:
+def _serve(settings: Settings) -> None:
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
@@ -71,10 +86,6 @@ def _serve(settings: Settings) -> Never:
     gc.collect()
     gc.freeze()
     asyncio.run(Node(settings, loaded.model, loaded.folder, loaded.revision).run())
-    logging.shutdown()
-    # Everything is closed and written. A step may still run in its thread, and taking torch apart
-    # takes seconds: nobody waits for either.
-    os._exit(0)
 
 
 def load(settings: Settings) -> Loaded:
@@ -141,7 +152,7 @@ def _die_with_parent(fd: int) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    raise SystemExit(0)
+    raise _Leave
 
 
 def _flag(field: str) -> str:
@@ -154,4 +165,4 @@ def _refuse(sentence: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,7 @@ import torch
 from swarm.fake_gateway import fake_gateway
 from swarm.models import load_whole, make_model
 from swarm.peers import hello, raw_peer
-from swarm.servers import command, refusal, servers
+from swarm.servers import ENVIRONMENT, command, refusal, servers
 
 from modelswarm.protocol.messages import Beat, Lane, Sampling, Trouble
 from modelswarm_serving.model.hash import reference
@@ -276,3 +276,19 @@ async def test_a_model_that_cannot_be_served_is_one_sentence(
     assert said.startswith(f"modelswarm-server: {field}: ")
     assert len(said.splitlines()) == 1
     assert not exists(members)
+
+
+async def test_a_signal_during_the_start_ends_it_quietly(
+    tmp_path: Path, model_folder: Path
+) -> None:
+    arguments = command(tmp_path / "members", "s0", "0:2", "--model", f"file://{model_folder}")
+    process = await asyncio.create_subprocess_exec(
+        *arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
+    )
+    await asyncio.sleep(1.5)  # torch is being imported
+    process.terminate()
+    async with asyncio.timeout(10):
+        _, said = await process.communicate()
+    # On a very busy machine the signal may come before Python has got to our handler.
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert said.decode() == ""
