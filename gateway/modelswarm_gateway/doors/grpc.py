@@ -99,16 +99,18 @@ class Inference(api_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> api_pb2.GenerateResponse:
-        whole: api_pb2.GenerateResponse | None = None
-        async for part in self._answer(request, context):
-            if whole is None:
-                whole = part
-            else:
-                text = whole.text + part.text
-                whole.MergeFrom(part)
-                whole.text = text
-        assert whole is not None
-        return whole
+        parts = [part async for part in self._answer(request, context)]
+        if not parts:
+            return api_pb2.GenerateResponse()  # the call was aborted
+        first, last = parts[0], parts[-1]
+        return api_pb2.GenerateResponse(
+            id=first.id,
+            text="".join(part.text for part in parts),
+            token_ids=[token for part in parts for token in part.token_ids],
+            position=first.position,
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+        )
 
     async def GenerateStream(
         self, request: api_pb2.GenerateRequest, context: Context
