@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.oracles import Reference
-from protocol.simulator.processes import MODEL, GatewayProcess, Tools
+from protocol.simulator.processes import MODEL, Tools
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling
@@ -50,6 +51,8 @@ class Client:
     # -- what it does ----------------------------------------------------------------------
 
     def start(self) -> None:
+        if self.done:
+            return
         self._gateway.core.open(self.name, MODEL, self._tools.clock.now)
         self._next_turn()
 
@@ -73,9 +76,10 @@ class Client:
             log = [rng.randrange(self._tools.scenario.vocab)]
         ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
         room = self._tools.scenario.layout.max_length - len(log)
+        to_the_end = rng.random() < load.to_the_end_chance
         return TurnRequest(
             tokens=tuple(log),
-            max_tokens=min(room, rng.randint(*load.max_tokens)),
+            max_tokens=None if to_the_end else min(room, rng.randint(*load.max_tokens)),
             sampling=self._draw_sampling(),
             credit_ahead=ahead,
         )
@@ -99,9 +103,12 @@ class Client:
         if self.done:
             return
         rng, load, length = self._rng, self._load, len(request.tokens)
-        limit = request.max_tokens or 0
+        limit = request.max_tokens
         stop = close = None
-        if limit and rng.random() < load.stop_chance:
+        if limit is None:
+            limit = self._tools.scenario.layout.max_length - length
+            stop = length + min(limit, rng.randint(*load.max_tokens) + 1)
+        elif limit and rng.random() < load.stop_chance:
             stop = length + rng.randint(1, limit)
         if limit and rng.random() < load.close_chance:
             close = length + rng.randint(0, limit)
@@ -123,10 +130,15 @@ class Client:
 
     def close(self) -> None:
         self._note("closes")
-        self.done = True
-        self.turn = None
+        self.abandoned()
         self._gateway.core.close(self.name, self._tools.clock.now)
         self._gateway.pump()
+
+    def abandoned(self) -> None:
+        """The gateway died, and the session with it."""
+        self.done = True
+        self.turn = None
+        self._serial += 1
 
     def _read_on(self, serial: int) -> None:
         """A slow reader takes one more entry."""
@@ -181,7 +193,8 @@ class Client:
     def _check_token(self, seen: Emitted, turn: Progress) -> None:
         request = turn.request
         expected = self._reference.next_token(self.log, request.sampling)
-        self._expect(seen.token == expected, f"{seen}, but the reference says {expected}")
+        self._expect(seen.token == expected.token, f"{seen}, but the reference says {expected}")
+        self._expect(seen.logprob == expected.logprob, f"{seen}, but the reference says {expected}")
         last = seen.position == turn.end - 1
         finish = Finish.LENGTH if last else Finish.NONE
         if seen.token in request.sampling.eos:
@@ -237,8 +250,7 @@ class Client:
         """The honest end (I8): only for a model that fails again and again."""
         failing = self._tools.scenario.weather.failed_step_chance > 0
         self._expect(failing, f"the session was given up: {effect.detail}")
-        self.done = True
-        self.turn = None
+        self.abandoned()
 
     def _retry(self, turn: Progress, serial: int) -> None:
         if serial == self._serial and not self.done:

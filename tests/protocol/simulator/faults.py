@@ -9,7 +9,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from protocol.simulator.processes import GatewayProcess, ServerProcess, Tools
+from protocol.simulator.gateway_process import GatewayProcess
+from protocol.simulator.processes import ServerProcess, Tools
+
+from modelswarm.protocol.identity import PeerId
 
 Span = tuple[int, int]
 
@@ -18,16 +21,18 @@ class Faults:
     def __init__(
         self,
         tools: Tools,
-        gateway: GatewayProcess,
         servers: dict[str, ServerProcess],
         boot: Callable[[str, Span, int], None],
+        gateway: Callable[[], GatewayProcess],
+        new_gateway: Callable[[], None],
     ) -> None:
         self.struck: Counter[str] = Counter()
         self._tools = tools
         self._plan = tools.scenario.faults
-        self._gateway = gateway
         self._servers = servers
         self._boot = boot  # starts a server process: name, span, boot number
+        self._gateway = gateway  # the one that is there now
+        self._new_gateway = new_gateway
         self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
         self._lasting = {name: server.span for name, server in servers.items()}
         self._parted: set[frozenset[str]] = set()
@@ -36,6 +41,8 @@ class Faults:
             "kill": self._kill,
             "freeze": self._freeze,
             "partition": self._partition,
+            "drain": self._drain,
+            "gateway": self._kill_gateway,
         }
 
     def start(self) -> None:
@@ -70,17 +77,39 @@ class Faults:
         living = [server for server in self._servers.values() if server.alive]
         if not living:
             return False
-        server = self._rng.choice(living)
+        self._end(self._rng.choice(living))
+        return True
+
+    def _end(self, server: ServerProcess) -> None:
+        if not server.alive:
+            return
         self._note("kills", server.name)
         server.alive = False
         self._tools.network.died(server.address.peer)
         clock, rng = self._tools.clock, self._rng
-        clock.after(rng.uniform(0.0, 0.5), self._gateway.forget, server.address.peer)
+        clock.after(rng.uniform(0.0, 0.5), self._forget, server.address.peer)
         if rng.random() < self._plan.never_back_chance and self._spare(server.name):
             del self._lasting[server.name]
         else:
             back = rng.expovariate(1 / self._plan.restart)
             clock.after(back, self._boot, server.name, server.span, server.boot + 1)
+
+    def _forget(self, peer: PeerId) -> None:
+        self._gateway().forget(peer)
+
+    def _drain(self) -> bool:
+        living = [server for server in self._servers.values() if server.alive]
+        if not living:
+            return False
+        server = self._rng.choice(living)
+        self._note("drains", server.name)
+        server.retire()
+        self._tools.clock.after(self._rng.uniform(0.0, 0.3), self._end, server)
+        return True
+
+    def _kill_gateway(self) -> bool:
+        self._note("kills", "the gateway")
+        self._new_gateway()
         return True
 
     def _spare(self, name: str) -> bool:

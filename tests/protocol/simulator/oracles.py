@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from protocol.simulator.processes import GatewayProcess, ServerProcess
+from protocol.simulator.gateway_process import GatewayProcess
+from protocol.simulator.processes import ServerProcess
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import Picked
 from modelswarm_serving.model.hash import MASK, embed, key_value, output, pick
 
 
@@ -25,7 +27,7 @@ class Reference:
         self._sums: list[tuple[int, ...]] = []  # per position: of each block's KV up to and with it
         self._row = 0  # what the last block gave for the last position
 
-    def next_token(self, log: Sequence[int], sampling: Sampling) -> int:
+    def next_token(self, log: Sequence[int], sampling: Sampling) -> Picked:
         """What entry len(log) must be."""
         kept = 0
         for ours, theirs in zip(self._log, log, strict=False):
@@ -37,7 +39,7 @@ class Reference:
         for position in range(kept, len(log)):
             self._append(position, log[position])
         self._log = list(log)
-        return pick(self._row, sampling, len(log), log, self._vocab).token
+        return pick(self._row, sampling, len(log), log, self._vocab)
 
     def _append(self, position: int, token: int) -> None:
         before = self._sums[-1] if self._sums else (0,) * self._n_blocks
@@ -52,6 +54,16 @@ class Reference:
 
 def check_pages(server: ServerProcess) -> None:
     """No page belongs to two hops, and none is lost (I5)."""
+    core = server.core
+    hops = [*core._life.hops, *(hop for hop, _ in core._steps._running if hop.freed)]
+    owned = [page for hop in hops for page in hop.pages]
+    pool = core._life.admission.pool
+    if len(set(owned)) != len(owned):
+        raise Violation(f"{server.name}: a page belongs to two hops")
+    if len(owned) + pool.free != pool.total:
+        raise Violation(
+            f"{server.name}: {len(owned)} pages owned, {pool.free} of {pool.total} free"
+        )
 
 
 def check_at_rest(gateway: GatewayProcess, servers: Iterable[ServerProcess]) -> None:
@@ -59,7 +71,10 @@ def check_at_rest(gateway: GatewayProcess, servers: Iterable[ServerProcess]) -> 
     if gateway.core.sessions():
         raise Violation(f"the gateway still has {gateway.core.sessions()}")
     for server in servers:
-        if server.alive:
-            stats = server.core.stats
-            if stats.free_pages != stats.total_pages or stats.sessions:
-                raise Violation(f"{server.name} leaks: {stats}")
+        if not server.alive:
+            continue
+        stats = server.core.stats
+        if stats.free_pages != stats.total_pages or stats.sessions:
+            raise Violation(f"{server.name} leaks: {stats}")
+        if len(set(server.core._life.admission.pool._free)) != stats.total_pages:
+            raise Violation(f"{server.name}: a page is free twice")

@@ -1,14 +1,14 @@
-"""The shells of a simulated swarm: what a real node does around a core, in virtual time.
+"""The shell of a simulated server: what the real node and engine do around the core, in virtual time.
 
-`ServerProcess` is one boot of a server (core, hash model, one step at a time); `GatewayProcess` is the gateway (core,
-directory, dialling). Neither decides anything about the protocol: they pass items in and effects out.
+One boot of a server: its core, its hash model, one step at a time. Decides nothing about the protocol: items go in,
+effects go out. Also what all processes of a world share.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.network import Endpoint, Network
@@ -18,7 +18,6 @@ from protocol.simulator.trace import Trace
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Beat,
     Hello,
     Item,
     Lane,
@@ -26,7 +25,6 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
-from modelswarm_gateway.core.effects import Effect, GatewaySettings
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Work
@@ -35,8 +33,6 @@ from modelswarm_serving.model.hash import HashModel
 MODEL = "hash"
 ROW_BYTES = 8
 TICK = 0.25
-NEVER = float("inf")
-GATEWAY_BEAT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +78,17 @@ class ServerProcess:
             max_length=layout.max_length,
             vocab_size=tools.scenario.vocab,
         )
-        # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
-        may_expire = tools.scenario.deadlines or tools.scenario.weather.duplicate_chance > 0
         settings = ServerSettings(
             address=self.address,
-            grant_seconds=layout.grant_seconds if may_expire else NEVER,
-            lease_seconds=layout.lease_seconds if may_expire else NEVER,
+            grant_seconds=layout.grant_seconds,
+            lease_seconds=layout.lease_seconds,
             token_budget=layout.token_budget,
             row_window=layout.row_window,
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
         self.rows = 0
+        self._gateways: dict[PeerId, None] = {}
         self._work: Sequence[Work] = ()
         self._frozen_until = 0.0
         self._rng = random.Random(f"server/{tools.scenario.seed}/{name}/{boot}")
@@ -124,9 +119,13 @@ class ServerProcess:
     def linked(self, other: Endpoint) -> None:
         role = Role.SERVER if other.address.target else Role.GATEWAY
         self.core.connected(other.address.peer, role, self._tools.clock.now)
+        if role is Role.GATEWAY:
+            self._gateways[other.address.peer] = None
+            self.beat()
         self._pump()
 
     def unlinked(self, peer: PeerId) -> None:
+        self._gateways.pop(peer, None)
         self.core.disconnected(peer, self._tools.clock.now)
         self._pump()
 
@@ -139,6 +138,17 @@ class ServerProcess:
     def freeze(self, seconds: float) -> None:
         """The engine does not get on for so long; links are read all the same."""
         self._frozen_until = self._tools.clock.now + seconds
+
+    def retire(self) -> None:
+        """A graceful stop begins: no new hops, and everyone is told."""
+        self.core.refuse_new()
+        self.beat()
+
+    def beat(self) -> None:
+        if self.alive and self._gateways:
+            for peer in self._gateways:
+                send = Send(reply_address(peer), Lane.LIVE, self.core.beat())
+                self._tools.network.send(self.address.peer, send)
 
     def tick(self) -> None:
         if self.alive:
@@ -183,77 +193,3 @@ class ServerProcess:
         results = self.model.step(work)
         results[self._rng.randrange(len(results))] = Result(error="failed, says the simulator")
         self.core.finish_step(results, now)
-
-
-class GatewayProcess:
-    """The gateway: dials every living server it knows of, again and again."""
-
-    def __init__(self, tools: Tools, deliver: Callable[[list[Effect]], None]) -> None:
-        self._tools = tools
-        self._deliver = deliver
-        self.name = "gateway"
-        self.alive = True
-        self.address = Address(peer_id("gateway", 1, "boot0"), "")
-        self._rng = random.Random(f"gateway/{tools.scenario.seed}")
-        self._known: dict[PeerId, Address] = {}
-        self.core = tools.cores.gateway(self._settings(), self.address.peer, 1, tools.draw)
-
-    def _settings(self) -> GatewaySettings:
-        layout = self._tools.scenario.layout
-        settings = GatewaySettings(
-            hold_seconds=300.0, input_tokens=layout.input_tokens, short_input=layout.short_input
-        )
-        if self._tools.scenario.deadlines:
-            return settings
-        return replace(settings, hold_seconds=NEVER, fenced_seconds=NEVER)
-
-    # -- the directory ---------------------------------------------------------------------
-
-    def learn(self, address: Address) -> None:
-        self._known[address.peer] = address
-        self._dial(address.peer)
-
-    def forget(self, peer: PeerId) -> None:
-        self._known.pop(peer, None)
-
-    def _dial(self, peer: PeerId) -> None:
-        if peer in self._known:
-            self._tools.network.dial(self.address.peer, self._known[peer])
-
-    # -- the network calls these -----------------------------------------------------------
-
-    def linked(self, other: Endpoint) -> None:
-        assert isinstance(other, ServerProcess), "servers never dial gateways"
-        self.core.connected(other.hello, self._tools.clock.now)
-        self.pump()
-
-    def unlinked(self, peer: PeerId) -> None:
-        self.core.disconnected(peer, self._tools.clock.now)
-        self._tools.clock.after(self._rng.uniform(0.005, 0.1), self._dial, peer)
-        self.pump()
-
-    def received(self, peer: PeerId, item: Item) -> None:
-        self.core.receive(peer, item, self._tools.clock.now)
-        self.pump()
-
-    # -- work ------------------------------------------------------------------------------
-
-    def pump(self) -> None:
-        effects = self.core.drain()
-        for effect in effects:
-            if isinstance(effect, Send):
-                self._tools.network.send(self.address.peer, effect)
-        if effects:
-            self._deliver([each for each in effects if not isinstance(each, Send)])
-
-    def tick(self) -> None:
-        self.core.tick(self._tools.clock.now)
-        self.pump()
-        self._tools.clock.after(0.05, self.tick)
-
-    def beat(self) -> None:
-        for peer in self._known:
-            self._tools.network.send(
-                self.address.peer, Send(reply_address(peer), Lane.LIVE, Beat())
-            )
-        self._tools.clock.after(GATEWAY_BEAT, self.beat)

@@ -9,6 +9,8 @@ import itertools
 import random
 from dataclasses import dataclass, field, replace
 
+NEVER = float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -23,8 +25,8 @@ class Layout:
     row_window: int
     input_tokens: int = 8192  # most entries per Input message ...
     short_input: int = 256  # ... and up to how many go on the live lane
-    grant_seconds: float = 5.0
-    lease_seconds: float = 30.0
+    grant_seconds: float = NEVER
+    lease_seconds: float = NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Faults:
     gap: float = 0.05  # mean seconds between faults
     burst_chance: float = 0.3  # of another one right after a fault: inside the loop
     burst_gap: float = 0.002
-    weights: dict[str, float] = field(default_factory=dict)  # drop, kill, freeze, partition
+    weights: dict[str, float] = field(default_factory=dict)  # by name, see faults.py
     restart: float = 0.05  # mean seconds until a killed server is back
     never_back_chance: float = 0.0  # of a killed server with a living twin staying dead
 
@@ -67,6 +69,7 @@ class Load:
     turns: int = 2
     prompt: tuple[int, int] = (1, 12)
     max_tokens: tuple[int, int] = (1, 16)
+    to_the_end_chance: float = 0.03  # of max_tokens None
     think: float = 0.02
     rewind_chance: float = 0.2
     stop_chance: float = 0.1
@@ -85,7 +88,7 @@ class Scenario:
     weather: Weather
     faults: Faults
     load: Load
-    deadlines: bool = False  # False: the gateway core's deadlines never come
+    fenced_seconds: float = NEVER  # the gateway core's patience with a silent hop
     patience: float = 30.0  # a session without progress for so long after the last fault is stuck
     vocab: int = 4093
 
@@ -109,6 +112,9 @@ SWITCHES = (
     "failures",
     "ragged",
     "partition",
+    "deadlines",
+    "drains",
+    "gateways",
 )
 
 
@@ -176,7 +182,13 @@ def _draw_load(rng: random.Random) -> Load:
 def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
     """Turn the switch: more of one kind of trouble, less of the others."""
     change = _CONCENTRATIONS.get(scenario.switch)
-    return scenario if change is None else change(scenario, rng)
+    if change is not None:
+        scenario = change(scenario, rng)
+    layout = scenario.layout
+    if scenario.weather.duplicate_chance and layout.grant_seconds == NEVER:
+        # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
+        return replace(scenario, layout=replace(layout, grant_seconds=5.0))
+    return scenario
 
 
 def _calm(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -222,7 +234,7 @@ def _tight(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(
         scenario,
         layout=replace(layout, total_pages=pages, max_length=200),
-        load=replace(load, turns=rng.randint(1, 2)),
+        load=replace(load, turns=rng.randint(1, 2), to_the_end_chance=0.0),
         faults=replace(scenario.faults, weights=_only(drop=1.0, kill=0.5)),
     )
 
@@ -330,6 +342,33 @@ def _partition(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def _deadlines(scenario: Scenario, rng: random.Random) -> Scenario:
+    """All patience is short: hops are given up while they live, grants and leases end too early."""
+    layout = replace(
+        scenario.layout,
+        grant_seconds=rng.choice((0.05, 0.3, 5.0)),
+        lease_seconds=rng.choice((0.02, 0.2, 5.0)),
+    )
+    faults = replace(scenario.faults, weights=_only(drop=1.0, freeze=1.0, kill=0.3))
+    weather = replace(scenario.weather, spike_chance=0.01, spike=0.3, slow_step_chance=0.01)
+    fenced = rng.choice((0.02, 0.1, 0.5))
+    return replace(scenario, layout=layout, faults=faults, weather=weather, fenced_seconds=fenced)
+
+
+def _drains(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Servers stop gracefully: for a while they refuse what is new, then they are gone and come back."""
+    return replace(scenario, faults=replace(scenario.faults, weights=_only(drain=1.0, drop=0.3)))
+
+
+def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The gateway is killed, its clients lose their sessions, another one starts with new ones."""
+    faults = replace(
+        scenario.faults, gap=0.1, weights=_only(gateway=0.5, drop=1.0, kill=0.3), most=20
+    )
+    layout = replace(scenario.layout, lease_seconds=rng.choice((0.1, 1.0, 2.0)))
+    return replace(scenario, layout=layout, faults=faults)
+
+
 _CONCENTRATIONS = {
     "calm": _calm,
     "drops": _drops,
@@ -348,4 +387,7 @@ _CONCENTRATIONS = {
     "failures": _failures,
     "ragged": _ragged,
     "partition": _partition,
+    "deadlines": _deadlines,
+    "drains": _drains,
+    "gateways": _gateways,
 }

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 from protocol.simulator.client import Client
 from protocol.simulator.clock import Clock
 from protocol.simulator.faults import Faults, Span
+from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.network import Network
 from protocol.simulator.oracles import check_at_rest, check_pages
-from protocol.simulator.processes import Cores, GatewayProcess, ServerProcess, Tools
+from protocol.simulator.processes import Cores, ServerProcess, Tools
 from protocol.simulator.scenario import Scenario, draw
 from protocol.simulator.trace import Trace, Violation
 
-from modelswarm_gateway.core.effects import Effect
+from modelswarm_gateway.core.effects import Effect, Refused, Rerouted
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
-WATCH = 0.5
+WATCH = 0.05
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Outcome:
     events: int = 0
     seconds: float = 0.0  # virtual
     reroutes: int = 0
+    refused: int = 0
     lost: int = 0
     repeated: int = 0
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
@@ -48,6 +50,7 @@ class Outcome:
         self.events += other.events
         self.seconds += other.seconds
         self.reroutes += other.reroutes
+        self.refused += other.refused
         self.lost += other.lost
         self.repeated += other.repeated
         self.longest_wait = max(self.longest_wait, other.longest_wait)
@@ -59,7 +62,7 @@ class World:
         self.scenario = scenario
         self.clock = Clock()
         self.trace = Trace(trace)
-        self.outcome = Outcome(sessions=scenario.load.sessions)
+        self.outcome = Outcome()
         seed = f"{scenario.switch}/{scenario.seed}"
         bits = random.Random(f"draw/{seed}")
         self._rng = random.Random(f"world/{seed}")
@@ -74,22 +77,20 @@ class World:
             cores or Cores(),
             lambda: bits.getrandbits(64),
         )
-        self.gateway = GatewayProcess(self._tools, self._deliver)
-        self.network.join(self.gateway)
+        self.clients: dict[str, Client] = {}
         self.servers: dict[str, ServerProcess] = {}
+        self.gateway = GatewayProcess(self._tools, self._deliver, 1)
+        self.network.join(self.gateway)
         for number, span in enumerate(scenario.layout.spans):
             self._boot(f"s{number}", span, 0)
-        self.faults = Faults(self._tools, self.gateway, self.servers, self._boot)
-        names = [f"c{number}" for number in range(scenario.load.sessions)]
-        self.clients = {name: Client(self._tools, self.gateway, name) for name in names}
+        self.faults = Faults(
+            self._tools, self.servers, self._boot, lambda: self.gateway, self._replace_gateway
+        )
 
     def run(self) -> Outcome:
-        self.gateway.tick()
-        self.gateway.beat()
+        self._start_gateway()
         self.clock.after(WATCH, self._watch)
         self.faults.start()
-        for client in self.clients.values():
-            self.clock.after(self._rng.uniform(0.01, self.scenario.load.spread), client.start)
         while not all(client.done for client in self.clients.values()):
             self._step()
         rest = max(self.clock.now, self.scenario.faults.until) + QUIET
@@ -98,6 +99,27 @@ class World:
         check_at_rest(self.gateway, self.servers.values())
         return self._summary()
 
+    def _start_gateway(self) -> None:
+        self.gateway.tick()
+        self.gateway.beat()
+        load = self.scenario.load
+        for number in range(len(self.clients), len(self.clients) + load.sessions):
+            client = Client(self._tools, self.gateway, f"c{number}")
+            self.clients[client.name] = client
+            self.clock.after(self._rng.uniform(0.01, load.spread), client.start)
+
+    def _replace_gateway(self) -> None:
+        """The gateway dies with its sessions; another one finds the servers and serves new clients."""
+        self.gateway.alive = False
+        self.network.died(self.gateway.address.peer)
+        for client in self.clients.values():
+            client.abandoned()
+        self.gateway = GatewayProcess(self._tools, self._deliver, self.gateway.incarnation + 1)
+        self.network.join(self.gateway)
+        for server in self.servers.values():
+            self.clock.after(self._rng.uniform(0.0, 0.05), self.gateway.learn, server.address)
+        self._start_gateway()
+
     def _step(self) -> None:
         self.clock.step()
         if self.clock.events > MOST_EVENTS:
@@ -105,6 +127,7 @@ class World:
 
     def _summary(self) -> Outcome:
         out = self.outcome
+        out.sessions = len(self.clients)
         out.tokens = sum(client.tokens for client in self.clients.values())
         out.rows += sum(server.rows for server in self.servers.values())
         out.events, out.seconds = self.clock.events, self.clock.now
@@ -120,7 +143,10 @@ class World:
         self.servers[name] = server
         self.network.join(server)
         server.tick()
-        self.clock.after(self._rng.uniform(0.0, 0.01), self.gateway.learn, server.address)
+        self.clock.after(self._rng.uniform(0.0, 0.01), self._announce, server)
+
+    def _announce(self, server: ServerProcess) -> None:
+        self.gateway.learn(server.address)
 
     def _deliver(self, effects: list[Effect]) -> None:
         """Give each client its effects, as the gateway's doors would."""
@@ -130,8 +156,10 @@ class World:
             by_session.setdefault(session, []).append(effect)
             if self.trace.enabled:
                 self.trace.note(self.clock.now, "gateway", "=>", effect)
-            if type(effect).__name__ == "Rerouted":
+            if isinstance(effect, Rerouted):
                 self.outcome.reroutes += 1
+            elif isinstance(effect, Refused):
+                self.outcome.refused += 1
         for session, each in by_session.items():
             self.clients[session].sees(each)
 

@@ -1,0 +1,104 @@
+"""The shell of a simulated gateway: what the real node does around the core, in virtual time.
+
+Dials every server that it knows of, again and again; passes items in and effects out, and decides nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from protocol.simulator.network import Endpoint
+from protocol.simulator.processes import ServerProcess, Tools
+from protocol.simulator.scenario import NEVER
+
+from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
+from modelswarm_gateway.core.effects import Effect, GatewaySettings
+
+TICK = 0.05
+BEAT = 5.0
+
+
+class GatewayProcess:
+    """The gateway: dials every living server it knows of, again and again."""
+
+    def __init__(
+        self, tools: Tools, deliver: Callable[[list[Effect]], None], incarnation: int
+    ) -> None:
+        self._tools = tools
+        self._deliver = deliver
+        self.name = "gateway"
+        self.alive = True
+        self.incarnation = incarnation
+        self.address = Address(peer_id("gateway", incarnation, "boot"), "")
+        self._rng = random.Random(f"gateway/{tools.scenario.seed}/{incarnation}")
+        self._known: dict[PeerId, Address] = {}
+        self.core = tools.cores.gateway(
+            self._settings(), self.address.peer, incarnation, tools.draw
+        )
+
+    def _settings(self) -> GatewaySettings:
+        layout = self._tools.scenario.layout
+        settings = GatewaySettings(
+            hold_seconds=300.0, input_tokens=layout.input_tokens, short_input=layout.short_input
+        )
+        fenced = self._tools.scenario.fenced_seconds
+        hold = NEVER if fenced == NEVER else settings.hold_seconds
+        return replace(settings, hold_seconds=hold, fenced_seconds=fenced)
+
+    # -- the directory ---------------------------------------------------------------------
+
+    def learn(self, address: Address) -> None:
+        self._known[address.peer] = address
+        self._dial(address.peer)
+
+    def forget(self, peer: PeerId) -> None:
+        self._known.pop(peer, None)
+
+    def _dial(self, peer: PeerId) -> None:
+        if self.alive and peer in self._known:
+            self._tools.network.dial(self.address.peer, self._known[peer])
+
+    # -- the network calls these -----------------------------------------------------------
+
+    def linked(self, other: Endpoint) -> None:
+        assert isinstance(other, ServerProcess), "servers never dial gateways"
+        self.core.connected(other.hello, self._tools.clock.now)
+        self.pump()
+
+    def unlinked(self, peer: PeerId) -> None:
+        self.core.disconnected(peer, self._tools.clock.now)
+        self._tools.clock.after(self._rng.uniform(0.005, 0.1), self._dial, peer)
+        self.pump()
+
+    def received(self, peer: PeerId, item: Item) -> None:
+        self.core.receive(peer, item, self._tools.clock.now)
+        self.pump()
+
+    # -- work ------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        effects = self.core.drain()
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._tools.network.send(self.address.peer, effect)
+        if effects:
+            self._deliver([each for each in effects if not isinstance(each, Send)])
+
+    def tick(self) -> None:
+        if not self.alive:
+            return
+        self.core.tick(self._tools.clock.now)
+        self.pump()
+        self._tools.clock.after(TICK, self.tick)
+
+    def beat(self) -> None:
+        if not self.alive:
+            return
+        for peer in self._known:
+            self._tools.network.send(
+                self.address.peer, Send(reply_address(peer), Lane.LIVE, Beat())
+            )
+        self._tools.clock.after(BEAT, self.beat)
