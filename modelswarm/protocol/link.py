@@ -197,7 +197,6 @@ class Links:
     async def _run(self, link: _Link, streams: Mapping[Lane, Stream]) -> None:
         for lane, stream in streams.items():
             link.lanes[lane] = LaneWorker(stream, self._limits, partial(self._received, link))
-        self._up(link)
         tasks = [
             asyncio.create_task(run())
             for worker in link.lanes.values()
@@ -205,6 +204,7 @@ class Links:
         ]
         reason = "the connection is lost"
         try:
+            self._up(link)
             reason = await self._watch(link, tasks)
         finally:
             self._down(link, reason)

@@ -8,8 +8,9 @@ which knows what the bytes are. TLS goes into `_channel` and `Listener.start`, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -70,17 +71,13 @@ class DialledStream:
         self._call: Any = method(_PATHS[lane])()
 
     async def read(self) -> bytes:
-        try:
+        with _explained():
             data = await self._call.read()
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise StreamBroken(_reason(error)) from error
         return _message(data)
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _explained():
             await self._call.write(data)
-        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            raise StreamBroken(_reason(error)) from error
 
     async def close(self) -> None:
         self._call.cancel()
@@ -94,17 +91,13 @@ class AcceptedStream:
         self._context = context
 
     async def read(self) -> bytes:
-        try:
+        with _explained():
             data = await self._context.read()
-        except grpc.aio.BaseError as error:
-            raise StreamBroken(_reason(error)) from error
         return _message(data)
 
     async def write(self, data: bytes) -> None:
-        try:
+        with _explained():
             await self._context.write(data)
-        except grpc.aio.BaseError as error:
-            raise StreamBroken(_reason(error)) from error
 
 
 class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
@@ -157,6 +150,20 @@ def _probe(host: str, port: int) -> None:
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turns gRPC's ways to say that a stream is over into StreamBroken."""
+    try:
+        yield
+    except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        raise StreamBroken(_reason(error)) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise StreamBroken("the peer cancelled the stream") from error
 
 
 def _message(data: Any) -> bytes:

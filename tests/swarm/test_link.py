@@ -8,14 +8,26 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from swarm.peers import Node, echo_process, hello, joined, nodes, raw_peer
 
 from modelswarm.protocol.frames import MAX_FRAME, pack
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.lanes import Limits
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Close, Input, Item, Lane, Rows, Token
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Hello,
+    Input,
+    Item,
+    Lane,
+    Rows,
+    Token,
+)
 
 EPOCH = Epoch(1, 1)
 BOTH = (Lane.LIVE, Lane.BULK)
@@ -258,6 +270,40 @@ async def test_a_handler_that_fails_costs_that_link_and_is_logged(
         await a.heard.until(lambda: bool(a.heard.down))
         await b.heard.until(lambda: bool(b.heard.down))
         assert any(record.exc_info for record in caplog.records)
+
+
+async def test_a_handler_that_fails_on_a_new_link_costs_that_link() -> None:
+    async with nodes("a", "b") as (a, b):
+
+        def fail(peer: str, hello: Hello) -> None:
+            raise RuntimeError("a bug")
+
+        setattr(b.heard, "linked", fail)  # noqa: B010
+        a.links.dial(b.address)
+        await a.heard.until(lambda: bool(a.heard.down))
+        await b.heard.until(lambda: bool(b.heard.down))
+
+
+async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
+    class Canceller(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            async def cancel(_: object, context: Any) -> None:
+                await context.abort(grpc.StatusCode.CANCELLED, "no")
+
+            return grpc.stream_stream_rpc_method_handler(cancel)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Canceller(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with nodes("a") as (a,):
+            for _ in range(2):
+                a.heard.down.clear()
+                a.links.dial(Address("c/1/x", f"127.0.0.1:{port}"))
+                await a.heard.until(lambda: bool(a.heard.down), 0.9)
+    finally:
+        await server.stop(None)
 
 
 async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
