@@ -23,6 +23,25 @@ RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 3
 OTHER = "other"
 
 
+class Meter:
+    """Counts the tokens of one turn; its labels are looked up once, because this is done for every token."""
+
+    __slots__ = ("_first", "_generated", "_next")
+
+    def __init__(self, first: Histogram, following: Histogram, generated: Counter) -> None:
+        self._first, self._next, self._generated = first, following, generated
+
+    def first_tokens(self, tokens: int, seconds: float) -> None:
+        self._first.observe(seconds)
+        self._generated.inc(tokens)
+
+    def next_tokens(self, tokens: int, seconds: float) -> None:
+        """`tokens` came together, `seconds` after the one before."""
+        for _ in range(tokens):
+            self._next.observe(seconds / tokens)
+        self._generated.inc(tokens)
+
+
 class Metrics:
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
@@ -76,17 +95,10 @@ class Metrics:
     def prompt(self, model: str, tokens: int) -> None:
         self._tokens.labels(self._label(model), "prompt").inc(tokens)
 
-    def first_token(self, model: str, seconds: float) -> None:
-        self._first.labels(self._label(model)).observe(seconds)
-
-    def generated(self, model: str, tokens: int) -> None:
-        self._tokens.labels(self._label(model), "generated").inc(tokens)
-
-    def next_tokens(self, model: str, tokens: int, seconds: float) -> None:
-        """`tokens` came together, `seconds` after the one before."""
-        child = self._next.labels(self._label(model))
-        for _ in range(tokens):
-            child.observe(seconds / tokens)
+    def meter(self, model: str) -> Meter:
+        label = self._label(model)
+        generated = self._tokens.labels(label, "generated")
+        return Meter(self._first.labels(label), self._next.labels(label), generated)
 
     def rerouted(self, cause: str) -> None:
         self._reroutes.labels(cause).inc()

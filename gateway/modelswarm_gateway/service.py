@@ -164,6 +164,7 @@ class Generation:
         self._service, self._ask, self._request = service, ask, request
         self._detokeniser = text.detokeniser(request.tokens)
         self._stops = StopMatcher(ask.stop)
+        self._meter = service.metrics.meter(ask.model)
         self._last = asked_at
         self._finished = self._closed = False
         self.prompt = request.tokens
@@ -249,12 +250,11 @@ class Generation:
     def _count(self, tokens: int) -> None:
         if not tokens:
             return
-        now, metrics = self._service.clock(), self._service.metrics
+        now = self._service.clock()
         if self.completion_tokens:
-            metrics.next_tokens(self._ask.model, tokens, now - self._last)
+            self._meter.next_tokens(tokens, now - self._last)
         else:
-            metrics.first_token(self._ask.model, now - self._last)
-        metrics.generated(self._ask.model, tokens)
+            self._meter.first_tokens(tokens, now - self._last)
         self.completion_tokens += tokens
         self._last = now
 
