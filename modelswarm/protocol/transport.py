@@ -163,7 +163,7 @@ def _explained() -> Iterator[None]:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise StreamBroken("the peer cancelled the stream") from error
+        raise StreamBroken("the stream was cancelled") from error
 
 
 def _message(data: Any) -> bytes:
