@@ -197,7 +197,7 @@ class Node:
             n_blocks=shape.n_blocks,
             dtype=self._settings.dtype,
             row_bytes=shape.row_bytes,
-            max_length=shape.max_length,
+            max_length=self._core.longest_session,
             total_pages=shape.total_pages,
             page_size=shape.page_size,
         )

@@ -26,6 +26,13 @@ class Admission:
             return Refusal.TOO_LONG
         return Refusal.TOO_LONG if self._pages(turn) > most else None
 
+    @property
+    def longest(self) -> int:
+        """The longest log that a new session can ever have here: the context, or what the pages hold of it."""
+        return min(
+            self._shape.max_length, (self.pool.total - self._kept) * self._shape.page_size + 1
+        )
+
     def wrong_blocks(self, create: Create) -> bool:
         return not self._shape.first <= create.first < create.last <= self._shape.last
 

@@ -253,6 +253,11 @@ class ServerCore:
         )
 
     @property
+    def longest_session(self) -> int:
+        """Entries; what Hello says, so that a gateway never asks for more."""
+        return self._life.admission.longest
+
+    @property
     def stats(self) -> ServerStats:
         pool = self._life.admission.pool
         return ServerStats(
