@@ -122,9 +122,8 @@ def _attend_piece(
         out = _softmax_attention(q, k, v, piece.mask, False, scaling, softcap)
         return out.reshape(piece.n, heads, size)
     q = query.transpose(0, 1).unsqueeze(0)  # one sequence: [1, heads, count, D]
-    if group > 1:
-        k = k.repeat_interleave(group, dim=1)
-        v = v.repeat_interleave(group, dim=1)
+    if softcap is not None and group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     out = _softmax_attention(q, k, v, piece.mask, piece.causal, scaling, softcap)
     return out[0].transpose(0, 1)
 
@@ -148,7 +147,7 @@ def _softmax_attention(
 ) -> Tensor:
     if softcap is None:
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=scaling
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=True
         )
     scores = torch.matmul(q, k.transpose(2, 3)) * scaling
     scores = torch.tanh(scores / softcap) * softcap

@@ -14,9 +14,11 @@ import torch
 from modelswarm_serving.model.base import Work
 from modelswarm_serving.model.pool import PagePool
 
-GATHER_LIMIT = 4 * 1024 * 1024
-"""Bytes of keys per block above which decode rows attend one by one instead of as one padded batch (fresh large
-tensors cost more than the saved calls; reference engine notes, section 2.3)."""
+GATHER_LIMIT = 2 * 1024 * 1024
+GATHER_LIMIT_EACH = 96 * 1024
+"""Bytes of padded keys per block, in all and per sequence, up to which decode rows attend as one gathered batch; above
+they attend one by one, mostly on views. Measured with 2, 8 and 32 sequences of 64 to 1024 positions (AVX-512 Xeon):
+the two cost the same near these limits, and one by one is up to twice as fast beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +79,20 @@ class Batch:
             return []
         lengths = [_visible(s.first + 1, window) for s in singles]
         longest = max(lengths)
-        if len(singles) == 1 or len(singles) * longest * self._key_bytes > GATHER_LIMIT:
+        n = len(singles)
+        limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
+        if n == 1 or n * longest * self._key_bytes > limit:
             return [
                 Piece(s.row, 1, 1, length, _last(s.slots, s.first + 1, length), None)
                 for s, length in zip(singles, lengths, strict=True)
             ]
-        where = torch.zeros(len(singles), longest, dtype=torch.long, device=self._device)
-        mask = torch.zeros(len(singles), 1, 1, longest, dtype=self._dtype, device=self._device)
+        where = torch.zeros(n, longest, dtype=torch.long, device=self._device)
+        mask = torch.zeros(n, 1, 1, longest, dtype=self._dtype, device=self._device)
         for i, (s, length) in enumerate(zip(singles, lengths, strict=True)):
             where[i, :length] = _indices(_last(s.slots, s.first + 1, length), self._device)
             where[i, length:] = where[i, 0]  # any slot of its own: finite, and masked
             mask[i, :, :, length:] = float("-inf")
-        return [Piece(singles[0].row, len(singles), 1, longest, where.view(-1), mask)]
+        return [Piece(singles[0].row, n, 1, longest, where.view(-1), mask)]
 
 
 def _lay_out(works: Sequence[Work], page_size: int, device: torch.device) -> list[Sequence_]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
@@ -33,7 +33,7 @@ class LoadedSpan:
     body: nn.Module  # the base model: rope and `layers`, its final norm is the identity
     embed: nn.Module | None
     norm: nn.Module | None
-    head: nn.Module | None
+    head: Tensor | None  # [hidden, vocab]
     softcap: float | None  # of the logits
 
     @property
@@ -149,6 +149,12 @@ def _take_apart(model: Any, part: Part) -> LoadedSpan:
         body=body,
         embed=embed if part.is_head else None,
         norm=norm if part.is_tail else None,
-        head=model.lm_head if part.is_tail else None,
+        head=_head(model.lm_head.weight, part) if part.is_tail else None,
         softcap=getattr(config, "final_logit_softcapping", None),
     )
+
+
+def _head(weight: Tensor, part: Part) -> Tensor:
+    """In the layout of `compact.py`, except where that would make a second copy of the embedding."""
+    shared = part.tied and part.is_head
+    return weight.t() if shared else weight.t().contiguous()

@@ -128,7 +128,7 @@ class TransformerSpan:
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head on rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
-        logits: Tensor = self._loaded.head(self._loaded.norm(rows))
+        logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
         if self._loaded.softcap is not None:
             logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
         return logits
