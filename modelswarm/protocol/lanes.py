@@ -26,6 +26,7 @@ class Limits:
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
     queued_bytes: int = 64 << 20  # per lane
+    parting_seconds: float = 0.5  # to say what is queued when we close
 
 
 class Outbox:
@@ -67,10 +68,12 @@ class LaneWorker:
         self._receive = receive
         self._outbox = Outbox(limits.queued_bytes)
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
         self._write_began: float | None = None
 
     def put(self, item: Item) -> bool:
         self._wake.set()
+        self._idle.clear()
         return self._outbox.put(item)
 
     @property
@@ -80,6 +83,8 @@ class LaneWorker:
     async def run_writer(self) -> Never:
         clock = asyncio.get_running_loop().time
         while True:
+            if not self._wake.is_set():
+                self._idle.set()
             await self._wake.wait()
             self._wake.clear()
             for frame in pack(self._outbox.take()):
@@ -87,6 +92,10 @@ class LaneWorker:
                 await self.stream.write(frame)
                 self._write_began = None
             self._outbox.written()
+
+    async def flushed(self) -> None:
+        """Returns when nothing is queued."""
+        await self._idle.wait()
 
     async def run_reader(self) -> Never:
         while True:

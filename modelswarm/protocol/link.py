@@ -48,15 +48,25 @@ class LinkHandler(Protocol):
 class _Link:
     """Two lanes that are up. `broken` is resolved with the reason once they have to end."""
 
-    def __init__(self, hello: Hello, dialled: bool) -> None:
+    def __init__(self, hello: Hello, dialled: DialledStream | None = None) -> None:
         self.hello = hello
-        self.dialled = dialled
+        self.dialled = dialled  # its live lane, if it was this process that dialled
         self.lanes: dict[Lane, LaneWorker] = {}
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def put(self, lane: Lane, item: Item) -> None:
         if not self.lanes[lane].put(item):
             self.end("the peer does not read: too much is queued for it")
+
+    async def part(self) -> None:
+        """Say what is queued on the live lane; returns when the peer has heard it all.
+
+        On accepted links nothing is worth it: a gateway that closes says so on links it dialled.
+        """
+        if self.dialled is not None:
+            await self.lanes[Lane.LIVE].flushed()
+            await self.dialled.finish()
+            await asyncio.shield(self.broken)
 
     def end(self, reason: str) -> None:
         if not self.broken.done():
@@ -135,17 +145,27 @@ class Links:
         return links[0].lanes[lane].queued if links else 0
 
     async def close(self) -> None:
-        """End everything; no callbacks from here on."""
+        """Say what is queued for those we dialled, then end everything; no callbacks any more."""
         self._closing = True
-        for links in self._links.values():
-            for link in links:
-                link.end("closing")
+        await self._part()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         if self._listener is not None:
             await self._listener.stop()
+
+    async def _part(self) -> None:
+        links = [link for links in self._links.values() for link in links]
+        if not links:
+            return
+        tasks = [asyncio.create_task(link.part()) for link in links]
+        await asyncio.wait(tasks, timeout=self._limits.parting_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for link in links:
+            link.end("closing")
 
     # Dialling
 
@@ -159,7 +179,7 @@ class Links:
         except StreamBroken as error:
             self._undialled(address, str(error))
         else:
-            await self._run(_Link(hello, dialled=True), streams)
+            await self._run(_Link(hello, streams[Lane.LIVE]), streams)
         finally:
             await asyncio.gather(*(stream.close() for stream in streams.values()))
 
@@ -186,7 +206,7 @@ class Links:
         pair = await self._joiner.greet(self._hello, lane, stream)
         try:
             if lane is pair.hello.lane:  # it came first, so it runs the link for both
-                await self._run(_Link(pair.hello, dialled=False), pair.streams)
+                await self._run(_Link(pair.hello), pair.streams)
             else:
                 await pair.over.wait()
         finally:
@@ -231,7 +251,7 @@ class Links:
     def _up(self, link: _Link) -> None:
         peer = link.hello.peer
         links = self._links.get(peer, [])
-        if not link.dialled and any(not other.dialled for other in links):
+        if link.dialled is None and any(other.dialled is None for other in links):
             # It dials again only when its old link is gone, which we have not noticed yet.
             self._down(links[0], "replaced by a new link")
             links = []
@@ -239,7 +259,7 @@ class Links:
         dial = self._dials.get(peer)
         if dial is not None:
             dial.flush(link)
-            if link.dialled:
+            if link.dialled is not None:
                 del self._dials[peer]
         if not links and not self._closing:
             self._handler.linked(peer, link.hello)
@@ -251,7 +271,7 @@ class Links:
             return  # another link of this peer broke first
         del self._links[peer]
         for other in links:
-            other.end(reason)
+            other.end(reason)  # this one too: `broken` tells whoever waits for the end
         if not self._closing:
             log.info("the link to %s is closed: %s", peer, reason)
             self._handler.unlinked(peer, reason)

@@ -79,6 +79,11 @@ class DialledStream:
         with _explained():
             await self._call.write(data)
 
+    async def finish(self) -> None:
+        """Nothing more will be written; the peer ends the stream when it has read all."""
+        with _explained():
+            await self._call.done_writing()
+
     async def close(self) -> None:
         self._call.cancel()
         await self._channel.close(None)

@@ -377,6 +377,26 @@ async def test_closing_tells_the_others_and_nobody_here() -> None:
         assert len(b.heard.up) == 1
 
 
+async def test_the_last_words_of_who_dialled_still_arrive() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
+        await a.links.close()
+        await b.heard.until(lambda: bool(b.heard.down))
+        assert b.heard.items[0] == Close(1)
+        assert b.heard.items[-1] == Close(2)
+        assert len(b.heard.items) == 22
+
+
+async def test_a_peer_that_does_not_read_does_not_hold_a_close_up() -> None:
+    async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
+        await a.heard.until(lambda: bool(a.heard.up))
+        a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
+        began = time.monotonic()
+        await a.links.close()
+        assert time.monotonic() - began < 3.0
+
+
 async def test_a_port_in_use_is_an_error() -> None:
     async with nodes("a", "b") as (a, b):
         with pytest.raises(OSError, match="in use"):
