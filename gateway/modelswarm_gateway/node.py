@@ -182,6 +182,7 @@ class Node:
                 case Refused(session=session):
                     self._end(session, from_refusal(effect))
                 case Broken(session=session, detail=detail):
+                    log.warning("%s could not be saved: %s", session, detail)
                     self._end(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from modelswarm.protocol.messages import Finish
-from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSession
+from modelswarm_gateway.core.effects import CoreError, PromptTooLong, TurnRequest, UnknownSession
 from modelswarm_gateway.defaults import Options
 from modelswarm_gateway.engine import Engine, ModelCard, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid, model_not_found, stopping
@@ -23,6 +23,8 @@ from modelswarm_gateway.template import TemplateError
 from modelswarm_gateway.text import ModelText
 
 TEXT_MAX_TOKENS = 16  # OpenAI's default for text completions
+MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
+_NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class Service:
             detail = f"{self.settings.generations} requests are running already"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
         card, text = self._model(ask.model)
-        tokens = await _tokens(ask, text)
+        tokens = await _tokens(ask, text, card.max_length)
         if not tokens:
             raise invalid(
                 ask.field, f"{ask.field}: the prompt is empty; at least one token is needed"
@@ -166,7 +168,7 @@ class Generation:
         self._stops = StopMatcher(ask.stop)
         self._meter = service.metrics.meter(ask.model)
         self._last = asked_at
-        self._finished = self._closed = False
+        self._finished = self._refused = self._closed = False
         self.prompt = request.tokens
         self.completion_tokens = 0
         self._key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
@@ -182,9 +184,16 @@ class Generation:
             except UnknownSession:
                 self._discard(session)
             except CoreError as error:
-                self._discard(session)
+                self._leave(session, keep=True)
                 raise from_core(error, self._ask.field) from error
         raise ApiError(Code.INTERNAL, "the session was lost twice")
+
+    def _leave(self, session: str, *, keep: bool) -> None:
+        """A session the client named may be kept; all others end with their turn."""
+        if self._key and keep:
+            self._service.book.release(self._key)
+        else:
+            self._discard(session)
 
     def _discard(self, session: str) -> None:
         if self._key:
@@ -199,6 +208,7 @@ class Generation:
                 events = await self._stream.take(timeout)
             except ApiError as error:
                 if not self._make_room(error):
+                    self._refused = error.code in _NOT_STARTED and not self.completion_tokens
                     raise
             else:
                 return self._piece(events) if events else None
@@ -269,20 +279,19 @@ class Generation:
             self._stream.abort(error)
 
     def close(self) -> None:
-        """Frees what the turn holds. A session the client named is kept if its turn ended well."""
+        """Frees what the turn holds. A named session is kept if its turn ended well or never started."""
         if self._closed:
             return
         self._closed = True
         self._service.ended(self)
-        if self._key and self._finished:
-            self._service.book.release(self._key)
-        else:
-            self._discard(self._session)
+        self._leave(self._session, keep=self._finished or self._refused)
 
 
-async def _tokens(ask: Ask, text: ModelText) -> tuple[int, ...]:
+async def _tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
     match ask.prompt:
         case TokenPrompt(ids):
+            if 0 < limit < len(ids):  # before a long look at each of them
+                raise from_core(PromptTooLong(len(ids), limit), ask.field)
             for place, token in enumerate(ids):
                 if not 0 <= token < text.vocabulary:
                     detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"

@@ -23,6 +23,8 @@ from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
 from modelswarm_gateway.errors import ApiError, Code, invalid
 from modelswarm_gateway.service import (
+    LONGEST_STOP,
+    MOST_STOPS,
     Ask,
     ChatPrompt,
     Generation,
@@ -39,7 +41,6 @@ WAIT_SECONDS = 5.0
 LEAST_INTERVAL = 0.5  # seconds between snapshots
 LARGEST_MESSAGE = 16 << 20
 GRACE_SECONDS = 1.0
-MOST_STOPS, LONGEST_STOP = 16, 1000
 ROLES = ("developer", "system", "user", "assistant", "tool")
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")

@@ -14,7 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelswarm_gateway.defaults import Options
 from modelswarm_gateway.errors import ApiError, Code, invalid
-from modelswarm_gateway.service import Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from modelswarm_gateway.service import (
+    LONGEST_STOP,
+    MOST_STOPS,
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 
 Harmless: TypeAlias = Callable[[Any], bool]
 
@@ -96,7 +104,7 @@ class StreamOptions(_Strict):
     include_usage: bool | None = None
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -109,7 +117,7 @@ class _Request(_Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -234,7 +242,7 @@ def _screened(body: object) -> dict[str, Any]:
 # Fields of several types: pydantic's finding would name only one of them.
 _SHAPES = {
     "content": "must be a string or a list of text parts",
-    "stop": "must be a string or a list of up to 16 strings, none of them empty",
+    "stop": f"must be a string or a list of up to {MOST_STOPS} strings, none of them empty",
     "prompt": "must be a string, a list of one string, or a list of token ids",
 }
 
