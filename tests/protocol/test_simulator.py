@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 from protocol.simulator.faults import routable
-from protocol.simulator.scenario import SWITCHES, draw
+from protocol.simulator.switches import SWITCHES, draw
 from protocol.simulator.world import World, simulate
 
 SEEDS = 60
 CHUNK = 20
 ROOT = Path(__file__).parents[2]
 
-REGRESSIONS: list[tuple[str, int]] = []
+REGRESSIONS = [
+    ("partition", 8),  # a kept hop and its neighbour could never talk: the same route was planned for ever
+    ("partition", 13),
+]
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from protocol.simulator.planted import PLANTS, OverlooksGaps
 from protocol.simulator.processes import Cores
-from protocol.simulator.scenario import draw
+from protocol.simulator.switches import draw
 from protocol.simulator.world import World
 
 

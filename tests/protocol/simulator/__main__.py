@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from protocol.simulator.scenario import SWITCHES, draw
+from protocol.simulator.switches import SWITCHES, draw
 from protocol.simulator.trace import Violation
 from protocol.simulator.world import Outcome, World, simulate
 

@@ -31,7 +31,7 @@ class Progress:
 class Client:
     def __init__(self, tools: Tools, gateway: GatewayProcess, name: str) -> None:
         self._tools = tools
-        self._gateway = gateway
+        self.gateway = gateway
         self._load = tools.scenario.load
         self._rng = random.Random(f"client/{tools.scenario.seed}/{name}")
         self._reference = Reference(tools.scenario)
@@ -53,7 +53,7 @@ class Client:
     def start(self) -> None:
         if self.done:
             return
-        self._gateway.core.open(self.name, MODEL, self._tools.clock.now)
+        self.gateway.core.open(self.name, MODEL, self._tools.clock.now)
         self._next_turn()
 
     def _next_turn(self) -> None:
@@ -117,10 +117,10 @@ class Client:
         self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
-        first = self._gateway.core.turn(self.name, request, self._tools.clock.now)
+        first = self.gateway.core.turn(self.name, request, self._tools.clock.now)
         self._expect(first == length, f"turn() said position {first} instead of {length}")
         self._moved()
-        self._gateway.pump()
+        self.gateway.pump()
         if close == length:
             self._tools.clock.after(rng.uniform(0, 0.05), self._close_in, self._serial)
 
@@ -131,8 +131,8 @@ class Client:
     def close(self) -> None:
         self._note("closes")
         self.abandoned()
-        self._gateway.core.close(self.name, self._tools.clock.now)
-        self._gateway.pump()
+        self.gateway.core.close(self.name, self._tools.clock.now)
+        self.gateway.pump()
 
     def abandoned(self) -> None:
         """The gateway died, and the session with it."""
@@ -147,9 +147,9 @@ class Client:
             return
         self._read += 1
         self._moved()
-        self._gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+        self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
         self._schedule_read()
-        self._gateway.pump()
+        self.gateway.pump()
 
     def _schedule_read(self) -> None:
         self._reading = self._read < len(self.log)
@@ -206,7 +206,7 @@ class Client:
     def _read_token(self) -> None:
         if not self._slow:
             self._read = len(self.log)
-            self._gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+            self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
         elif not self._reading:
             self._schedule_read()
 
@@ -220,7 +220,7 @@ class Client:
             return True
         if turn.stop_at == len(self.log):
             self._note("stops", f"at {len(self.log)}")
-            self._gateway.core.stop_at(self.name, len(self.log), self._tools.clock.now)
+            self.gateway.core.stop_at(self.name, len(self.log), self._tools.clock.now)
             self._finished()
             return False
         return True

@@ -23,16 +23,16 @@ class Faults:
         tools: Tools,
         servers: dict[str, ServerProcess],
         boot: Callable[[str, Span, int], None],
-        gateway: Callable[[], GatewayProcess],
-        new_gateway: Callable[[], None],
+        gateways: dict[str, GatewayProcess],
+        start_gateway: Callable[[str, int], None],
     ) -> None:
         self.struck: Counter[str] = Counter()
         self._tools = tools
         self._plan = tools.scenario.faults
         self._servers = servers
         self._boot = boot  # starts a server process: name, span, boot number
-        self._gateway = gateway  # the one that is there now
-        self._new_gateway = new_gateway
+        self._gateways = gateways
+        self._start_gateway = start_gateway  # name, incarnation
         self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
         self._lasting = {name: server.span for name, server in servers.items()}
         self._parted: set[frozenset[str]] = set()
@@ -95,7 +95,8 @@ class Faults:
             clock.after(back, self._boot, server.name, server.span, server.boot + 1)
 
     def _forget(self, peer: PeerId) -> None:
-        self._gateway().forget(peer)
+        for gateway in self._gateways.values():
+            gateway.forget(peer)
 
     def _drain(self) -> bool:
         living = [server for server in self._servers.values() if server.alive]
@@ -108,8 +109,11 @@ class Faults:
         return True
 
     def _kill_gateway(self) -> bool:
-        self._note("kills", "the gateway")
-        self._new_gateway()
+        gateway = self._rng.choice(list(self._gateways.values()))
+        self._note("kills", gateway.name)
+        gateway.alive = False
+        self._tools.network.died(gateway.address.peer)
+        self._start_gateway(gateway.name, gateway.incarnation + 1)
         return True
 
     def _spare(self, name: str) -> bool:

@@ -25,15 +25,19 @@ class GatewayProcess:
     """The gateway: dials every living server it knows of, again and again."""
 
     def __init__(
-        self, tools: Tools, deliver: Callable[[list[Effect]], None], incarnation: int
+        self,
+        tools: Tools,
+        deliver: Callable[[list[Effect]], None],
+        name: str,
+        incarnation: int,
     ) -> None:
         self._tools = tools
         self._deliver = deliver
-        self.name = "gateway"
+        self.name = name
         self.alive = True
         self.incarnation = incarnation
-        self.address = Address(peer_id("gateway", incarnation, "boot"), "")
-        self._rng = random.Random(f"gateway/{tools.scenario.seed}/{incarnation}")
+        self.address = Address(peer_id(name, incarnation, "boot"), "")
+        self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
         self._known: dict[PeerId, Address] = {}
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw

@@ -66,10 +66,11 @@ def check_pages(server: ServerProcess) -> None:
         )
 
 
-def check_at_rest(gateway: GatewayProcess, servers: Iterable[ServerProcess]) -> None:
+def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
     """Every session is closed and time has passed: nothing is held anywhere (I5)."""
-    if gateway.core.sessions():
-        raise Violation(f"the gateway still has {gateway.core.sessions()}")
+    for gateway in gateways:
+        if gateway.core.sessions():
+            raise Violation(f"{gateway.name} still has {gateway.core.sessions()}")
     for server in servers:
         if not server.alive:
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.network import Endpoint, Network
-from protocol.simulator.scenario import Scenario
+from protocol.simulator.scenario import NEVER, Scenario
 from protocol.simulator.trace import Trace
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id
@@ -151,7 +151,9 @@ class ServerProcess:
                 self._tools.network.send(self.address.peer, send)
 
     def tick(self) -> None:
-        if self.alive:
+        """Only where something may expire: nothing else may need it."""
+        layout = self._tools.scenario.layout
+        if self.alive and min(layout.grant_seconds, layout.lease_seconds) < NEVER:
             self.core.tick(self._tools.clock.now)
             self._pump()
             self._tools.clock.after(TICK, self.tick)

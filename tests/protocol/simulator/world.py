@@ -17,7 +17,8 @@ from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.network import Network
 from protocol.simulator.oracles import check_at_rest, check_pages
 from protocol.simulator.processes import Cores, ServerProcess, Tools
-from protocol.simulator.scenario import Scenario, draw
+from protocol.simulator.scenario import Scenario
+from protocol.simulator.switches import draw
 from protocol.simulator.trace import Trace, Violation
 
 from modelswarm_gateway.core.effects import Effect, Refused, Rerouted
@@ -79,16 +80,16 @@ class World:
         )
         self.clients: dict[str, Client] = {}
         self.servers: dict[str, ServerProcess] = {}
-        self.gateway = GatewayProcess(self._tools, self._deliver, 1)
-        self.network.join(self.gateway)
+        self.gateways: dict[str, GatewayProcess] = {}
         for number, span in enumerate(scenario.layout.spans):
             self._boot(f"s{number}", span, 0)
         self.faults = Faults(
-            self._tools, self.servers, self._boot, lambda: self.gateway, self._replace_gateway
+            self._tools, self.servers, self._boot, self.gateways, self._start_gateway
         )
 
     def run(self) -> Outcome:
-        self._start_gateway()
+        for number in range(self.scenario.layout.gateways):
+            self._start_gateway(f"gateway{number}", 1)
         self.clock.after(WATCH, self._watch)
         self.faults.start()
         while not all(client.done for client in self.clients.values()):
@@ -96,29 +97,27 @@ class World:
         rest = max(self.clock.now, self.scenario.faults.until) + QUIET
         while self.clock.now < rest:
             self._step()
-        check_at_rest(self.gateway, self.servers.values())
+        check_at_rest(self.gateways.values(), self.servers.values())
         return self._summary()
 
-    def _start_gateway(self) -> None:
-        self.gateway.tick()
-        self.gateway.beat()
+    def _start_gateway(self, name: str, incarnation: int) -> None:
+        """A gateway, perhaps in the place of one that died with its sessions; it finds the servers and its clients."""
+        if name in self.gateways:
+            for client in self.clients.values():
+                if client.gateway is self.gateways[name]:
+                    client.abandoned()
+        gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
+        self.gateways[name] = gateway
+        self.network.join(gateway)
+        gateway.tick()
+        gateway.beat()
+        for server in self.servers.values():
+            self.clock.after(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
         load = self.scenario.load
         for number in range(len(self.clients), len(self.clients) + load.sessions):
-            client = Client(self._tools, self.gateway, f"c{number}")
+            client = Client(self._tools, gateway, f"c{number}")
             self.clients[client.name] = client
             self.clock.after(self._rng.uniform(0.01, load.spread), client.start)
-
-    def _replace_gateway(self) -> None:
-        """The gateway dies with its sessions; another one finds the servers and serves new clients."""
-        self.gateway.alive = False
-        self.network.died(self.gateway.address.peer)
-        for client in self.clients.values():
-            client.abandoned()
-        self.gateway = GatewayProcess(self._tools, self._deliver, self.gateway.incarnation + 1)
-        self.network.join(self.gateway)
-        for server in self.servers.values():
-            self.clock.after(self._rng.uniform(0.0, 0.05), self.gateway.learn, server.address)
-        self._start_gateway()
 
     def _step(self) -> None:
         self.clock.step()
@@ -146,7 +145,8 @@ class World:
         self.clock.after(self._rng.uniform(0.0, 0.01), self._announce, server)
 
     def _announce(self, server: ServerProcess) -> None:
-        self.gateway.learn(server.address)
+        for gateway in self.gateways.values():
+            gateway.learn(server.address)
 
     def _deliver(self, effects: list[Effect]) -> None:
         """Give each client its effects, as the gateway's doors would."""
