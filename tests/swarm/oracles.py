@@ -2,10 +2,10 @@
 
 1. On the hash model an answer equals the reference exactly.
 2. On a transformer every delivered token is what the whole model picks on the same log, or within `TAU` of it.
-3. An answer with kills equals the one without, unless a margin on the way was below `TAU`.
+3. An answer with kills equals the one without up to its end, or up to a token whose margin is below `TAU`.
 
-`TAU` was measured (`test_the_margin_is_far_above_rounding`): the logits of a span whose KV was rebuilt in chunks differ
-from the whole model's by at most 3e-5, so what is decided by more than a thousandth is not a matter of rounding.
+`TAU` was measured on the tests' model (`test_the_margin_is_far_above_rounding`): logits (standard deviation 1.2) of
+four spans that read their prompt in parts differ from those of the whole model by 1.3e-5 at most, over 900 tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import torch
 from swarm.running import Answer
 from transformers import PreTrainedModel
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import Pick
 from modelswarm_serving.model.hash import reference
 from modelswarm_serving.model.margins import margin
 from modelswarm_serving.model.sampler import sample
 
-TAU = 1e-3  # in logits
+TAU = 2e-4  # in logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,9 @@ def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
         f"{len(calm.tokens)} tokens without a kill, {len(killed.tokens)} with"
     )
     margins, _ = _teacher_forced(model, killed)
-    assert min(margins[: parted + 1]) <= TAU, (
-        f"token {parted} is {killed.tokens[parted]}, without a kill {calm.tokens[parted]}; "
-        f"the smallest margin up to there is {min(margins[: parted + 1]):.2g}"
+    assert margins[parted] <= TAU, (
+        f"token {parted} is {killed.tokens[parted]}, without a kill {calm.tokens[parted]}, "
+        f"by a margin of {margins[parted]:.2g}"
     )
 
 
@@ -110,11 +109,7 @@ def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float]
     picks = [Pick(sampling, position, log[:position]) for position in range(first, len(log))]
     picked = [found.token for found in sample(rows, picks) if found is not None]
     margins = [
-        _margin(row, sampling, pick.log, pick.position)
+        margin(row, sampling, pick.log, pick.position)
         for row, pick in zip(rows, picks, strict=True)
     ]
     return margins, picked
-
-
-def _margin(row: torch.Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
-    return margin(row, sampling, log, position)

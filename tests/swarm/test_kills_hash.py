@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from swarm import kills
 from swarm.conftest import TOY_BLOCKS, TOY_LENGTH
@@ -15,6 +19,7 @@ from swarm.running import Answer, Ask, Running
 from modelswarm.protocol.messages import Sampling
 
 NEW, AT = 150, 30
+CLIENTS, ASKS = 8, 4
 
 
 @pytest.fixture
@@ -67,3 +72,35 @@ def test_servers_die_under_eight_streams(swarm: Running, place: str) -> None:
     asks[5:7] = [kills.with_stop(swarm, ask) for ask in asks[5:7]]
     for answer in kills.kill_under_many(swarm, asks, PLACES[place], at=10):
         judge(answer)
+
+
+def test_answers_stay_exact_while_servers_die_at_random(swarm: Running) -> None:
+    """Eight clients; every moment a server dies, restarted ones too, and often both of a span."""
+    swarm.wait_whole()
+    before = swarm.faults()
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        all_done = [clients.submit(ask_often, swarm, seed) for seed in range(CLIENTS)]
+        rng = random.Random(42)
+        while not all(done.done() for done in all_done):
+            time.sleep(rng.choice((0.05, 0.3, 0.6)))
+            alive = swarm.members()
+            if alive:
+                swarm.local.kill(rng.choice(alive).name)
+        for done in all_done:
+            done.result()
+    assert swarm.faults().resumed > before.resumed + CLIENTS
+    swarm.wait_whole()
+
+
+def ask_often(swarm: Running, seed: int) -> None:
+    rng = random.Random(seed)
+    left = ASKS
+    while left:
+        prompt = prompt_of(rng.choice((1, 50, 300)), rng.randrange(1 << 30), VOCAB)
+        try:
+            judge(swarm.ask(Ask(prompt, NEW, rng.choice((SAMPLED, Sampling())))))
+        except grpc.RpcError as error:
+            assert "UNAVAILABLE" in str(error), error  # refused before its first token
+            time.sleep(0.05)
+        else:
+            left -= 1
