@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-import modelswarm
+from modelswarm.cli.example import example
 from modelswarm.cli.signals import ignore_signals, stopping_on_signals
 from modelswarm.cli.tables import console
 from modelswarm.cli.tokens import Arrival, TokenDoor
@@ -28,7 +28,6 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.local.swarm_door import Route, SwarmDoor, peers_of, route_text, server_name
 from modelswarm.resources_load import load_document
 
-EXAMPLE = Path(modelswarm.__file__).parent.parent / "examples" / "counting.yaml"
 QUESTION = "Count from 1 to 200."
 MOST_TOKENS = 1000
 LEAST_TOKENS = 20  # a shorter answer has no middle to kill in
@@ -43,17 +42,17 @@ class DemoError(ModelSwarmError):
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default=EXAMPLE)
+@click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--question", default=QUESTION, show_default=True, help="What the model is asked.")
 @click.option(
     "--hash-model", is_flag=True, help="Run the exact test model instead of the transformer."
 )
-def demo(file: Path, question: str, hash_model: bool) -> int:
+def demo(file: Path | None, question: str, hash_model: bool) -> int:
     """Show that a stream survives: start a swarm, chat, kill a server in the middle of the answer.
 
     FILE is a swarm document with two or more servers per span; without it the project's example.
     """
-    plan = plan_document(load_document(file))
+    plan = plan_document(load_document(file) if file else example())
     if plan.replicas < REPLICAS:
         raise UserError(
             "spec.replicas", f"{plan.replicas} leaves nobody after a kill; allowed: 2 or more"

@@ -18,6 +18,7 @@ from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.rundir import RunInfo
 from modelswarm.local.supervisor import Change, JobView, State
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
 from modelswarm.resources_load import load_document
 
 REFRESH_SECONDS = 0.5
@@ -108,24 +109,58 @@ def _show(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
         while True:
             swarm.check()
             time.sleep(REFRESH_SECONDS)
-    with Live(drawn(swarm), console=out, auto_refresh=False, transient=True) as live:
+    with (
+        SwarmDoor(swarm.grpc) as door,
+        Live(console=out, auto_refresh=False, transient=True) as live,
+    ):
         while True:
             swarm.check()
-            live.update(drawn(swarm), refresh=True)
+            live.update(drawn(swarm, door), refresh=True)
             time.sleep(REFRESH_SECONDS)
 
 
-def drawn(swarm: LocalSwarm) -> RenderableType:
+def drawn(swarm: LocalSwarm, door: SwarmDoor) -> RenderableType:
     """Every process of the swarm, as a table."""
-    columns = ("process", "blocks", "state", "pid", "starts", "last end")
-    named = [(str(server.slot.span), server.job) for server in swarm.servers]
+    columns = ("process", "blocks", "state", "sessions", "free pages", "pid", "starts", "last end")
+    known = _known(door)
     rows = [
-        (job.name, blocks, _state(job), str(job.pid or ""), str(job.incarnation), job.ended)
-        for blocks, job in [*named, ("", swarm.gateway)]
+        (
+            job.name,
+            blocks,
+            _state(job),
+            *known.get(job.name, ("", "")),
+            str(job.pid or ""),
+            str(job.incarnation),
+            job.ended,
+        )
+        for blocks, job in _jobs(swarm)
     ]
     return table(
-        f"{swarm.plan.name}: every block has {swarm.coverage} servers or more", columns, rows
+        f"{swarm.plan.name}: at least {swarm.coverage} ready servers for every block", columns, rows
     )
+
+
+def _jobs(swarm: LocalSwarm) -> list[tuple[str, JobView]]:
+    """Blocks and process of every server, then the gateway."""
+    return [
+        *((str(server.slot.span), server.job) for server in swarm.servers),
+        ("", swarm.gateway),
+    ]
+
+
+def _known(door: SwarmDoor) -> dict[str, tuple[str, str]]:
+    """Sessions and free pages of the servers that the gateway is linked to; nothing while it is away."""
+    try:
+        servers = door.snapshot(REFRESH_SECONDS).servers
+    except SwarmDoorError:
+        return {}
+    return {
+        server_name(server.peer): (
+            str(server.sessions),
+            f"{server.free_pages} of {server.total_pages}",
+        )
+        for server in servers
+    }
 
 
 def _state(job: JobView) -> str:

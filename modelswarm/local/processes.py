@@ -24,9 +24,11 @@ class Lifeline:
         self.read_fd, self._write_fd = os.pipe()  # both close on exec (PEP 446)
 
     def close(self) -> None:
-        """Tell all children to exit, and give the pipe back."""
-        os.close(self._write_fd)
-        os.close(self.read_fd)
+        """Tell all children to exit, and give the pipe back. May be called twice."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            os.close(self.read_fd)
+            self._write_fd = -1
 
 
 class Child:

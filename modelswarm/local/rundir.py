@@ -45,8 +45,10 @@ class RunFolder:
 
     @classmethod
     def claim(cls, name: str, parent: Path | None = None) -> RunFolder:
-        """Take the name; what a killed owner has left there is removed. UserError if its owner lives."""
-        path = (parent or runs_folder()) / name
+        """Take the name; what killed owners have left is removed. UserError if its owner lives."""
+        parent = parent or runs_folder()
+        _sweep(parent)
+        path = parent / name
         lock = _lock(path)
         if lock is None:
             pid = _read_pid(path)
@@ -56,7 +58,6 @@ class RunFolder:
                 f"a swarm {name!r} runs already{who}; stop it or choose another name",
             )
         folder = cls(path, lock)
-        folder._clear()
         for part in (folder.members, folder.logs):
             part.mkdir()
         (path / "pid").write_text(str(os.getpid()))
@@ -74,15 +75,6 @@ class RunFolder:
             shutil.rmtree(self.path)
             os.close(self._lock)
             self._lock = -1
-
-    def _clear(self) -> None:
-        for entry in self.path.iterdir():
-            if entry.name == "lock":
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
 
 
 def runs_folder() -> Path:
@@ -142,6 +134,16 @@ def _lock(path: Path) -> int | None:
         if _same_file(lock, path / "lock"):
             return lock
         os.close(lock)  # we locked what its owner was just removing
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders whose owners have died without a word."""
+    for lock_file in parent.glob("*/lock"):
+        path = lock_file.parent
+        lock = _lock(path)
+        if lock is not None:
+            shutil.rmtree(path)
+            os.close(lock)
 
 
 def _same_file(lock: int, path: Path) -> bool:

@@ -139,7 +139,6 @@ class Supervisor:
 
     def stop(self, grace: float = STOP_SECONDS) -> None:
         """Stop everything, rank by rank; nothing runs when it returns. May be called twice."""
-        already = self._stopping.is_set()
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -148,8 +147,7 @@ class Supervisor:
         for running in self._running.values():
             running.state, running.child = State.STOPPED, None
             running.job.forget()
-        if not already:
-            self._lifeline.close()
+        self._lifeline.close()
 
     def _children(self, rank: int) -> list[Child]:
         return [

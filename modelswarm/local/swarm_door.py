@@ -41,10 +41,10 @@ class SwarmDoor:
     ) -> None:
         self._channel.close()
 
-    def snapshot(self) -> api_pb2.Snapshot:
+    def snapshot(self, timeout: float = CALL_SECONDS) -> api_pb2.Snapshot:
         """What the gateway knows now."""
         try:
-            return self._swarm.List(api_pb2.ListRequest(), timeout=CALL_SECONDS)
+            return self._swarm.List(api_pb2.ListRequest(), timeout=timeout)
         except grpc.RpcError as error:
             raise SwarmDoorError(
                 f"no gateway answers at {self._target} (gRPC): {reason_of(error)}"

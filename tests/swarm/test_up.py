@@ -90,7 +90,8 @@ def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
 
         assert gone_within(processes, 3.0)
     assert running_swarms() == []
-    RunFolder.claim("tiny").release()
+    assert (runtime / "tiny").exists()
+    RunFolder.claim("other").release()
     assert list(runtime.iterdir()) == []
 
 

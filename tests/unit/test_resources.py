@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from modelswarm.cli.example import TEXT
 from modelswarm.errors import DocumentError
 from modelswarm.resources import ModelSwarm, seconds_of
 from modelswarm.resources_load import load_document, parse_document
@@ -40,6 +41,10 @@ def test_the_example_is_a_valid_document() -> None:
 
     assert swarm.served_name == "counting"
     assert (swarm.spec.spans.count, swarm.spec.replicas) == (2, 2)
+
+
+def test_an_installed_package_knows_the_example_by_heart() -> None:
+    assert parse_document(TEXT, "the example") == load_document(EXAMPLE)
 
 
 def test_what_is_left_out_gets_its_default() -> None:
