@@ -78,8 +78,7 @@ class Process:
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        http_socket = bind("--http", settings.http)
-        metrics_socket = bind("--metrics", settings.metrics)
+        sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
         node = self._node(loop.time)
         metrics = Metrics(node)
         node.on_reroute, node.on_resume = metrics.rerouted, metrics.resumed
@@ -88,8 +87,8 @@ class Process:
         grpc_door = GrpcDoor(service)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
-            WebServer(http_app(service), http_socket),
-            WebServer(metrics_app(metrics.registry), metrics_socket),
+            WebServer(http_app(service), sockets[0]),
+            WebServer(metrics_app(metrics.registry), sockets[1]),
         ]
         for door in doors:
             await door.start()

@@ -7,7 +7,7 @@ values: models are those that have servers here, anything else is "other".
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -44,44 +44,26 @@ class Meter:
 
 class Metrics:
     def __init__(self, engine: Engine) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = own = CollectorRegistry()
         self._engine = engine
-        own, model = self.registry, ["model"]
-        self._requests = Counter(
-            PREFIX + "requests",
-            "Requests that ended, by HTTP status (499: the client left)",
-            ["model", "code"],
-            registry=own,
+
+        def count(name: str, said: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, said, labels, registry=own)
+
+        def spread(name: str, said: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(PREFIX + name, said, labels, registry=own, buckets=buckets)
+
+        self._requests = count(
+            "requests", "Ended requests by HTTP status (499: the client left)", "model", "code"
         )
-        self._tokens = Counter(
-            PREFIX + "tokens", "Tokens read and generated", ["model", "kind"], registry=own
+        self._tokens = count("tokens", "Tokens read and generated", "model", "kind")
+        self._reroutes = count(
+            "reroutes", "Faults that sent a session to look for a route", "cause"
         )
-        self._first = Histogram(
-            PREFIX + "time_to_first_token_seconds",
-            "From the request to its first token",
-            model,
-            buckets=FIRST_TOKEN,
-            registry=own,
-        )
-        self._next = Histogram(
-            PREFIX + "inter_token_seconds",
-            "Between tokens as they come from the swarm",
-            model,
-            buckets=NEXT_TOKEN,
-            registry=own,
-        )
-        self._reroutes = Counter(
-            PREFIX + "reroutes",
-            "Faults that made a session look for its route",
-            ["cause"],
-            registry=own,
-        )
-        self._recovery = Histogram(
-            PREFIX + "recovery_seconds",
-            "From a fault to the session's next token",
-            buckets=RECOVERY,
-            registry=own,
-        )
+        first, following = "time_to_first_token_seconds", "inter_token_seconds"
+        self._first = spread(first, "From a request to its first token", FIRST_TOKEN, "model")
+        self._next = spread(following, "Between tokens from the swarm", NEXT_TOKEN, "model")
+        self._recovery = spread("recovery_seconds", "From a fault to the next token", RECOVERY)
         self.registry.register(_Views(engine))
 
     def _label(self, model: str) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from modelswarm_gateway.asks import ChatPrompt, TextPrompt, TokenPrompt
 from modelswarm_gateway.defaults import Options
 from modelswarm_gateway.doors.bodies import parse_json
 from modelswarm_gateway.doors.openai import REFUSED, parse_chat, parse_completion
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.service import ChatPrompt, TextPrompt, TokenPrompt
 
 SMALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

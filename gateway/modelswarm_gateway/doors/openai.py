@@ -8,13 +8,11 @@ and null means unset for all of them. Knows neither HTTP nor sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from modelswarm_gateway.defaults import Options
-from modelswarm_gateway.errors import ApiError, Code, invalid
-from modelswarm_gateway.service import (
+from modelswarm_gateway.asks import (
     LONGEST_STOP,
     MOST_STOPS,
     Ask,
@@ -23,6 +21,10 @@ from modelswarm_gateway.service import (
     TextPrompt,
     TokenPrompt,
 )
+from modelswarm_gateway.defaults import Options
+from modelswarm_gateway.errors import ApiError, Code, invalid
+
+TEXT_TOKENS = 16  # OpenAI's default for text completions
 
 Harmless: TypeAlias = Callable[[Any], bool]
 
@@ -124,6 +126,8 @@ class _Request(_Strict):
     return_token_ids: bool | None = None
     session_id: str | None = Field(None, min_length=1, max_length=256)
 
+    usual_tokens: ClassVar[int | None] = None
+
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -148,7 +152,7 @@ class _Request(_Strict):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
         )
-        return Ask(self.model, prompt, field, options, stop, self.session_id)
+        return Ask(self.model, prompt, field, options, stop, self.session_id, self.usual_tokens)
 
 
 class ChatRequest(_Request):
@@ -175,6 +179,7 @@ class ChatRequest(_Request):
 
 class CompletionRequest(_Request):
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    usual_tokens = TEXT_TOKENS
 
     def prompt_given(self) -> tuple[str, Prompt]:
         prompt = self.prompt

@@ -13,9 +13,11 @@ import time
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from modelswarm_gateway.asks import Ask
 from modelswarm_gateway.doors.shapes import WAITING, Head, Shape, error_event
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.service import Ask, Generation, Piece, Service
+from modelswarm_gateway.generation import Generation, Piece
+from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,85 @@
+"""What a client asks for, whichever door it came through, and the tokens of its prompt.
+
+Made by the doors, read by the service. Knows a model only as its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from modelswarm_gateway.core.effects import PromptTooLong
+from modelswarm_gateway.defaults import Options
+from modelswarm_gateway.errors import from_core, invalid
+from modelswarm_gateway.template import TemplateError
+from modelswarm_gateway.text import ModelText
+
+MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+
+
+Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, whichever door it came through."""
+
+    model: str
+    prompt: Prompt
+    field: str  # that carried the prompt, for errors
+    options: Options
+    stop: tuple[str, ...] = ()
+    session_id: str | None = None
+    usual_tokens: int | None = None  # when neither the request nor the model limits the answer
+
+
+async def prompt_tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
+    """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
+    tokens = await _encoded(ask, text, limit)
+    if not tokens:
+        raise invalid(ask.field, f"{ask.field}: the prompt is empty; at least one token is needed")
+    return tokens
+
+
+async def _encoded(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
+    match ask.prompt:
+        case TokenPrompt(ids):
+            if 0 < limit < len(ids):  # before a long look at each of them
+                raise from_core(PromptTooLong(len(ids), limit), ask.field)
+            for place, token in enumerate(ids):
+                if not 0 <= token < text.vocabulary:
+                    detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
+                    raise invalid(ask.field, f"{ask.field}[{place}]: {detail}")
+            return ids
+        case TextPrompt(words):
+            return tuple(await text.encode(words, special=True))
+        case ChatPrompt(messages, variables):
+            try:
+                return tuple(await text.encode_chat(messages, variables))
+            except TemplateError as error:
+                raise invalid(ask.field, f"{ask.field}: {error}") from error
+
+
+def max_tokens(ask: Ask, text: ModelText) -> int | None:
+    """None: up to the context's end."""
+    for limit in (ask.options.max_tokens, text.defaults.max_tokens):
+        if limit is not None:
+            return limit
+    return ask.usual_tokens

@@ -1,0 +1,173 @@
+"""One turn from its request to its last piece of text: session, tokens, detokenising, stop strings, credit.
+
+Made by the service, read by a door. Knows the engine only as the contract in `engine.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from modelswarm.protocol.messages import Finish
+from modelswarm_gateway.asks import Ask
+from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSession
+from modelswarm_gateway.engine import Engine, TokenEvent, TokenStream
+from modelswarm_gateway.errors import ApiError, Code, from_core
+from modelswarm_gateway.metrics import Metrics
+from modelswarm_gateway.sessions import Key, SessionBook
+from modelswarm_gateway.stops import StopMatcher
+from modelswarm_gateway.text import ModelText
+
+_NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came: some text (perhaps none), the tokens it came with, and how the turn ended if it did."""
+
+    text: str
+    tokens: tuple[int, ...]
+    position: int  # of the first token
+    end: int  # give it to `Generation.taken` once the client has the piece
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where generations run: what all of them share."""
+
+    engine: Engine
+    book: SessionBook
+    metrics: Metrics
+    clock: Callable[[], float]
+    ended: Callable[[Generation], None]
+
+
+class Generation:
+    """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
+
+    def __init__(
+        self, place: Place, ask: Ask, request: TurnRequest, text: ModelText, asked_at: float
+    ) -> None:
+        self._place, self._ask, self._request = place, ask, request
+        self._detokeniser = text.detokeniser(request.tokens)
+        self._stops = StopMatcher(ask.stop)
+        self._meter = place.metrics.meter(ask.model)
+        self._last = asked_at
+        self._finished = self._refused = self._closed = False
+        self.prompt = request.tokens
+        self.completion_tokens = 0
+        self._key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
+        self._session, self._stream = self._begin()
+
+    def _begin(self) -> tuple[str, TokenStream]:
+        """A session with its turn started; opened anew when the core has lost a kept one."""
+        engine, book = self._place.engine, self._place.book
+        for _ in range(2):
+            session = book.acquire(self._key) if self._key else engine.open(self._ask.model)
+            try:
+                return session, engine.turn(session, self._request)
+            except UnknownSession:
+                self._discard(session)
+            except CoreError as error:
+                self._leave(session, keep=True)
+                raise from_core(error, self._ask.field) from error
+        raise ApiError(Code.INTERNAL, "the session was lost twice")
+
+    def _leave(self, session: str, *, keep: bool) -> None:
+        """A session the client named may be kept; all others end with their turn."""
+        if self._key and keep:
+            self._place.book.release(self._key)
+        else:
+            self._discard(session)
+
+    def _discard(self, session: str) -> None:
+        if self._key:
+            self._place.book.drop(self._key)
+        else:
+            self._place.engine.close(session)
+
+    async def take(self, timeout: float) -> Piece | None:
+        """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
+        while True:
+            try:
+                events = await self._stream.take(timeout)
+            except ApiError as error:
+                if not self._make_room(error):
+                    self._refused = error.code in _NOT_STARTED and not self.completion_tokens
+                    raise
+            else:
+                return self._piece(events) if events else None
+
+    def _make_room(self, error: ApiError) -> bool:
+        """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
+        if error.code is not Code.NO_CAPACITY or self.completion_tokens or self._closed:
+            return False
+        if not self._place.book.evict():
+            return False
+        try:
+            self._stream = self._place.engine.turn(self._session, self._request)
+        except CoreError as broken:
+            raise from_core(broken, self._ask.field) from error
+        return True
+
+    def _piece(self, events: Sequence[TokenEvent]) -> Piece:
+        texts: list[str] = []
+        tokens: list[int] = []
+        finish: str | None = None
+        for event in events:
+            if event.token >= 0:
+                tokens.append(event.token)
+            text, finish = self._show(event)
+            texts.append(text)
+            if finish is not None:
+                break
+        self._finished = finish is not None
+        self._count(len(tokens))
+        first = events[0].position
+        return Piece("".join(texts), tuple(tokens), first, first + len(tokens), finish)
+
+    def _show(self, event: TokenEvent) -> tuple[str, str | None]:
+        """The text that one token makes visible, and how the turn ends with it, if it does."""
+        piece = ""
+        if event.token >= 0 and event.finish is not Finish.STOP:  # the token that stops is no text
+            piece = self._detokeniser.feed(event.token)
+        if event.finish is not Finish.NONE:
+            piece += self._detokeniser.flush()
+        found = self._stops.feed(piece)
+        if found.matched:
+            if event.finish is Finish.NONE:
+                self._stream.stop_at(event.position + 1)
+            return found.text, Finish.STOP.value
+        if event.finish is not Finish.NONE:
+            return found.text + self._stops.flush(), event.finish.value
+        return found.text, None
+
+    def _count(self, tokens: int) -> None:
+        if not tokens:
+            return
+        now = self._place.clock()
+        if self.completion_tokens:
+            self._meter.next_tokens(tokens, now - self._last)
+        else:
+            self._meter.first_tokens(tokens, now - self._last)
+        self.completion_tokens += tokens
+        self._last = now
+
+    def taken(self, piece: Piece) -> None:
+        """The client has it: the swarm may go on (R7)."""
+        if not self._finished and not self._closed:
+            self._stream.read_to(piece.end)
+
+    def abort(self, error: ApiError) -> None:
+        """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
+        if not self._finished and not self._closed:
+            self._stream.abort(error)
+
+    def close(self) -> None:
+        """Frees what the turn holds. A named session is kept if its turn ended well or never started."""
+        if self._closed:
+            return
+        self._closed = True
+        self._place.ended(self)
+        self._leave(self._session, keep=self._finished or self._refused)
