@@ -1,0 +1,23 @@
+"""A process that keeps dying is started again ever more slowly; a good run forgets its past."""
+
+from __future__ import annotations
+
+from modelswarm.local.backoff import Backoff
+
+
+def test_waits_double_up_to_the_most() -> None:
+    backoff = Backoff()
+
+    waits = [backoff.died(ran=1.0) for _ in range(9)]
+
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_minute_of_good_running_forgets_earlier_deaths() -> None:
+    backoff = Backoff()
+    for _ in range(5):
+        backoff.died(ran=0.1)
+
+    assert backoff.died(ran=59.9) == 16.0
+    assert backoff.died(ran=60.0) == 0.5
+    assert backoff.died(ran=0.1) == 1.0
