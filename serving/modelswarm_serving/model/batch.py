@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from modelswarm_serving.model.base import Work
 from modelswarm_serving.model.pool import PagePool
@@ -22,16 +24,6 @@ the two cost the same near these limits, and one by one is up to twice as fast b
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence_:
-    """A Work in the packed batch."""
-
-    row: int  # its first row there
-    first: int  # position of that row
-    count: int
-    slots: slice | torch.Tensor  # slots of its positions [0, first + count), in order
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """Rows that attend in one call: `n` sequences of `count` rows each, over `length` keys each."""
 
@@ -39,8 +31,8 @@ class Piece:
     n: int
     count: int
     length: int
-    where: slice | torch.Tensor  # n * length slots
-    mask: torch.Tensor | None  # additive, [n, 1, count, length]; None: every key counts
+    where: slice | Tensor  # n * length slots; a slice is read without a copy
+    mask: Tensor | None  # added to the scores, [n, 1, count, length]; None: every key counts
     causal: bool = False  # rows start at key 0: the plain triangle
 
 
@@ -48,111 +40,97 @@ class Batch:
     """Packed rows of one step; single rows first, so that decode is one run of rows."""
 
     def __init__(self, works: Sequence[Work], pool: PagePool) -> None:
+        self._pool = pool
+        self._device = pool.keys[0].device
         self.works = sorted(works, key=lambda work: work.count > 1)
-        self._key_bytes = pool.key_bytes
-        self._dtype = pool.keys[0].dtype
-        self._device = device = pool.keys[0].device
-        self.sequences = _lay_out(self.works, pool.shape.page_size, device)
+        self.starts = list(accumulate((work.count for work in self.works), initial=0))
+        self.rows = self.starts.pop()
         self.highest = max(work.first + work.count for work in works) - 1  # position
-        self.rows = sum(work.count for work in self.works)
-        self.positions = torch.tensor(
-            [p for w in self.works for p in range(w.first, w.first + w.count)], device=device
+        positions = [p for w in self.works for p in range(w.first, w.first + w.count)]
+        self.positions = torch.tensor(positions, device=self._device)
+        size = pool.shape.page_size
+        self.slots = torch.tensor(
+            [
+                w.pages[p // size] * size + p % size
+                for w in self.works
+                for p in range(w.first, w.first + w.count)
+            ],
+            device=self._device,
         )
-        self.slots = torch.cat([_tail(s, device) for s in self.sequences])
         self._pieces: dict[int | None, list[Piece]] = {}
 
     def pieces(self, window: int | None) -> list[Piece]:
         """How the rows attend in blocks with this sliding window (None: full attention)."""
         if window not in self._pieces:
-            self._pieces[window] = self._cut(window)
+            singles = sum(work.count == 1 for work in self.works)
+            chunks = zip(self.works[singles:], self.starts[singles:], strict=True)
+            pieces = self._decode(self.works[:singles], window)
+            self._pieces[window] = pieces + [self._chunk(w, row, window) for w, row in chunks]
         return self._pieces[window]
 
-    def _cut(self, window: int | None) -> list[Piece]:
-        singles = [s for s in self.sequences if s.count == 1]
-        chunks = [s for s in self.sequences if s.count > 1]
-        pieces = self._decode(singles, window)
-        pieces.extend(_chunk(s, window, self._dtype, self._device) for s in chunks)
-        return pieces
-
-    def _decode(self, singles: list[Sequence_], window: int | None) -> list[Piece]:
-        if not singles:
-            return []
-        lengths = [_visible(s.first + 1, window) for s in singles]
-        longest = max(lengths)
-        n = len(singles)
+    def _decode(self, works: Sequence[Work], window: int | None) -> list[Piece]:
+        """Works of one row each, which are the batch's first rows."""
+        lengths = [_visible(work.first + 1, window) for work in works]
+        n, longest = len(works), max(lengths, default=0)
         limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
-        if n == 1 or n * longest * self._key_bytes > limit:
-            return [
-                Piece(s.row, 1, 1, length, _last(s.slots, s.first + 1, length), None)
-                for s, length in zip(singles, lengths, strict=True)
-            ]
-        where = torch.zeros(n, longest, dtype=torch.long, device=self._device)
-        mask = torch.zeros(n, 1, 1, longest, dtype=self._dtype, device=self._device)
-        for i, (s, length) in enumerate(zip(singles, lengths, strict=True)):
-            where[i, :length] = _indices(_last(s.slots, s.first + 1, length), self._device)
-            where[i, length:] = where[i, 0]  # any slot of its own: finite, and masked
-            mask[i, :, :, length:] = float("-inf")
-        return [Piece(singles[0].row, n, 1, longest, where.view(-1), mask)]
+        if n > 1 and n * longest * self._pool.key_bytes <= limit:
+            return [self._gathered(works, lengths, longest)]
+        return [
+            Piece(row, 1, 1, length, self._where(work, work.first + 1, length), None)
+            for row, (work, length) in enumerate(zip(works, lengths, strict=True))
+        ]
 
+    def _gathered(self, works: Sequence[Work], lengths: list[int], longest: int) -> Piece:
+        """One padded batch; where a sequence is shorter, its newest slot is read again and masked."""
+        size = self._pool.shape.page_size
+        used = max(work.first for work in works) // size + 1
+        table = self._tensor([_padded(work.pages, used) for work in works])
+        newest = self._tensor([[work.first] for work in works])
+        seen = self._tensor([[length] for length in lengths])
+        column = torch.arange(longest, device=self._device)
+        position = torch.minimum(newest - seen + 1 + column, newest)
+        where = table.gather(1, position // size) * size + position % size
+        mask = torch.zeros(where.shape, dtype=self._pool.keys[0].dtype, device=self._device)
+        mask.masked_fill_(column >= seen, float("-inf"))
+        return Piece(0, len(works), 1, longest, where.view(-1), mask[:, None, None])
 
-def _lay_out(works: Sequence[Work], page_size: int, device: torch.device) -> list[Sequence_]:
-    sequences: list[Sequence_] = []
-    row = 0
-    for work in works:
-        slots = _slots(work.pages, work.first + work.count, page_size, device)
-        sequences.append(Sequence_(row, work.first, work.count, slots))
-        row += work.count
-    return sequences
+    def _chunk(self, work: Work, row: int, window: int | None) -> Piece:
+        """Prefill rows of one sequence: each sees the keys up to itself, at most `window` of them."""
+        count, end = work.count, work.first + work.count
+        length = _visible(end, None if window is None else window + count - 1)
+        where = self._where(work, end, length)
+        if length == count and (window is None or count <= window):
+            return Piece(row, 1, count, length, where, None, causal=True)
+        queries = torch.arange(work.first, end, device=self._device)[:, None]
+        keys = torch.arange(end - length, end, device=self._device)
+        hidden = keys > queries
+        if window is not None:
+            hidden |= keys <= queries - window
+        mask = torch.zeros(hidden.shape, dtype=self._pool.keys[0].dtype, device=self._device)
+        mask.masked_fill_(hidden, float("-inf"))
+        return Piece(row, 1, count, length, where, mask[None, None])
 
+    def _where(self, work: Work, end: int, length: int) -> slice | Tensor:
+        """Slots of positions [end - length, end); a slice when their pages are neighbours."""
+        size = self._pool.shape.page_size
+        low, high = (end - length) // size, (end - 1) // size
+        skip = end - length - low * size
+        pages = work.pages[low : high + 1]
+        first = pages[0]
+        if all(page == first + i for i, page in enumerate(pages)):
+            return slice(first * size + skip, first * size + skip + length)
+        slots = self._tensor(list(pages))[:, None] * size + torch.arange(size, device=self._device)
+        return slots.view(-1)[skip : skip + length]
 
-def _slots(
-    pages: Sequence[int], length: int, page_size: int, device: torch.device
-) -> slice | torch.Tensor:
-    """Slots of positions [0, length): a slice when the pages are neighbours, so that nothing is gathered."""
-    used = -(-length // page_size)
-    start = pages[0]
-    if all(pages[i] == start + i for i in range(used)):
-        return slice(start * page_size, start * page_size + length)
-    table = torch.tensor(pages[:used], device=device)
-    offsets = torch.arange(page_size, device=device)
-    return (table[:, None] * page_size + offsets).view(-1)[:length]
+    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
+        return torch.tensor(values, device=self._device)
 
 
 def _visible(length: int, window: int | None) -> int:
     return length if window is None else min(length, window)
 
 
-def _last(slots: slice | torch.Tensor, length: int, count: int) -> slice | torch.Tensor:
-    """The last `count` of `length` slots."""
-    if isinstance(slots, slice):
-        return slice(slots.start + length - count, slots.stop)
-    return slots[length - count :]
-
-
-def _indices(slots: slice | torch.Tensor, device: torch.device) -> torch.Tensor:
-    if isinstance(slots, slice):
-        return torch.arange(slots.start, slots.stop, device=device)
-    return slots
-
-
-def _tail(sequence: Sequence_, device: torch.device) -> torch.Tensor:
-    """Slots of the sequence's own rows of this step."""
-    end = sequence.first + sequence.count
-    return _indices(_last(sequence.slots, end, sequence.count), device)
-
-
-def _chunk(s: Sequence_, window: int | None, dtype: torch.dtype, device: torch.device) -> Piece:
-    """Prefill rows of one sequence: each sees the keys up to itself, at most `window` of them."""
-    end = s.first + s.count
-    length = _visible(end, None if window is None else window + s.count - 1)
-    where = _last(s.slots, end, length)
-    if length == s.count and (window is None or s.count <= window):
-        return Piece(s.row, 1, s.count, length, where, None, causal=True)
-    queries = torch.arange(s.first, end, device=device)[:, None]
-    keys = torch.arange(end - length, end, device=device)[None, :]
-    hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
-    mask = torch.zeros(s.count, length, dtype=dtype, device=device)
-    mask.masked_fill_(hidden, float("-inf"))
-    return Piece(s.row, 1, s.count, length, where, mask[None, None])
+def _padded(pages: Sequence[int], count: int) -> list[int]:
+    """The first `count` pages; what is missing is never read."""
+    held = list(pages[:count])
+    return held + [0] * (count - len(held))

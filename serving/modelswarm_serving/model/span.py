@@ -103,9 +103,9 @@ class TransformerSpan:
         """The wanted rows of each Work as bytes, by the Work's identity."""
         payload = rows.contiguous().view(torch.uint8).cpu().numpy()
         found: dict[int, Result] = {}
-        for sequence, work in zip(batch.sequences, batch.works, strict=True):
-            start = sequence.row + max(work.emit - work.first, 0)
-            end = sequence.row + work.count
+        for row, work in zip(batch.starts, batch.works, strict=True):
+            start = row + max(work.emit - work.first, 0)
+            end = row + work.count
             found[id(work)] = Result(rows=payload[start:end].tobytes() if start < end else None)
         return found
 
@@ -113,8 +113,8 @@ class TransformerSpan:
         """Norm, head and sampler on the last rows of the works that ask; prefill rows never get there."""
         found = {id(work): Result() for work in batch.works}
         asking = [
-            (sequence.row + work.count - 1, work)
-            for sequence, work in zip(batch.sequences, batch.works, strict=True)
+            (row + work.count - 1, work)
+            for row, work in zip(batch.starts, batch.works, strict=True)
             if work.pick is not None
         ]
         if asking:
