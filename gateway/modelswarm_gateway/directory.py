@@ -38,7 +38,7 @@ class _MemberFile(BaseModel):
 
 @dataclass(slots=True)
 class _Known:
-    """One member file that was read; `peer` is None if it made no sense."""
+    """One member file that was read; `address` is None if it made no sense."""
 
     signature: _Signature
     address: Address | None
