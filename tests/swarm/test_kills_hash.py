@@ -19,7 +19,7 @@ from swarm.running import Answer, Ask, Running
 from modelswarm.protocol.messages import Sampling
 
 NEW, AT = 150, 30
-CLIENTS, ASKS = 8, 4
+CLIENTS, ASKS = 8, 2
 
 
 @pytest.fixture
@@ -75,16 +75,16 @@ def test_servers_die_under_eight_streams(swarm: Running, place: str) -> None:
 
 
 def test_answers_stay_exact_while_servers_die_at_random(swarm: Running) -> None:
-    """Eight clients; every moment a server dies, restarted ones too, and often both of a span."""
+    """Eight clients; every moment one of those servers dies that live, now and then both of a span."""
     swarm.wait_whole()
     before = swarm.faults()
     with ThreadPoolExecutor(CLIENTS) as clients:
         all_done = [clients.submit(ask_often, swarm, seed) for seed in range(CLIENTS)]
         rng = random.Random(42)
         while not all(done.done() for done in all_done):
-            time.sleep(rng.choice((0.05, 0.3, 0.6)))
+            time.sleep(rng.choice((0.05, 0.2, 0.6)))
             alive = swarm.members()
-            if alive:
+            if len(alive) >= len(swarm.local.slots) - 2:
                 swarm.local.kill(rng.choice(alive).name)
         for done in all_done:
             done.result()

@@ -80,7 +80,7 @@ def test_grpc_gives_resource_exhausted_with_retry_after_and_serves_when_there_is
 
 def test_a_parked_session_gives_way_to_a_request_that_needs_its_room(swarm: Running) -> None:
     swarm.wait_empty()
-    swarm.ask(Ask(prompt_of(400, 4, VOCAB), 10, session="resting"))
+    swarm.ask(Ask(prompt_of(600, 4, VOCAB), 10, session="resting"))
     wait_until(lambda: len(swarm.pages_in_use()) == 2, 5.0, "a session that rests holds no pages")
-    assert len(swarm.ask(Ask(prompt_of(400, 5, VOCAB), 50)).tokens) == 50
+    assert len(swarm.ask(Ask(prompt_of(600, 5, VOCAB), 50)).tokens) == 50
     swarm.wait_empty()
