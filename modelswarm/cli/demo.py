@@ -32,7 +32,10 @@ QUESTION = "Count from 1 to 200."
 MOST_TOKENS = 1000
 LEAST_TOKENS = 20  # a shorter answer has no middle to kill in
 KILL_AFTER = 0.4  # of the undisturbed run's tokens
-LOOK_AGAIN_AFTER = 10  # tokens after the kill, when the session has its new route
+PATIENCE = (
+    10  # tokens to wait for the end of a word, so that the remark does not cut a number in two
+)
+LOOK_AGAIN_AFTER = 2 * PATIENCE  # tokens, when the session has its new route
 REPLACEMENT_SECONDS = 30.0
 REPLICAS = 2
 
@@ -120,7 +123,7 @@ class Demo:
             arrivals.append(arrival)
             seen += len(arrival.tokens)
             text.write(arrival.text)
-            if killed is None and seen >= kill_at:
+            if killed is None and seen >= kill_at and _between_words(arrival, seen - kill_at):
                 before, killed = self._kill(swarm_door)
                 text.line(f"*** SIGKILL: {killed.name}, pid {killed.pid} ***")
             elif killed is not None and not after and seen >= kill_at + LOOK_AGAIN_AFTER:
@@ -164,3 +167,7 @@ class Demo:
             self._out.print("the session was not seen on another route after the kill")
         answer = "yes" if verdict.identical else "NO"
         self._out.print(f"identical to the run without a failure: {answer}")
+
+
+def _between_words(arrival: Arrival, waited: int) -> bool:
+    return arrival.text.endswith(" ") or waited >= PATIENCE

@@ -11,6 +11,7 @@ from pathlib import Path
 from swarm.local import write_document
 from swarm.models import make_model
 
+from modelswarm.cli.example import FILE as EXAMPLE
 from modelswarm.cli.tokens import Arrival
 from modelswarm.cli.verdict import Recording, Verdict
 
@@ -20,7 +21,7 @@ def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProc
         (sys.executable, "-m", "modelswarm.cli", "demo", str(document), *flags),
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=250,
         check=False,
         env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
     )
@@ -45,6 +46,17 @@ def test_the_demo_kills_a_server_and_says_the_same_as_without(tmp_path: Path) ->
     assert "identical to the run without a failure: yes\n" in told
     assert "\x1b" not in told
     assert list((tmp_path / f"modelswarm-{os.getuid()}").iterdir()) == []
+
+
+def test_the_demo_as_make_runs_it_counts_to_200_through_the_kill(tmp_path: Path) -> None:
+    done = demo(EXAMPLE, tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = done.stdout.partition("kill in the middle:")[2].partition("route before")[0]
+    before, _, rest = answer.partition("*** SIGKILL")
+    words = [*before.split(), *rest.partition("***")[2].split()]
+    assert words == [str(number) for number in range(1, 201)]
+    assert "identical to the run without a failure: yes" in done.stdout
 
 
 def test_the_demo_wants_a_second_server_of_every_span(tmp_path: Path) -> None:
