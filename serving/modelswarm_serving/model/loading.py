@@ -50,7 +50,9 @@ def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.dev
     check_config(config, folder)
     slices = _lazy_slices(folder, part)
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
+    # transformers would report on stderr what is raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model, info = span_class.from_pretrained(
         None,
         config=config,
@@ -58,10 +60,17 @@ def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.dev
         dtype=dtype,
         attn_implementation=NAME,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
-    if info["missing_keys"] or info["mismatched_keys"]:
-        bad = sorted(str(key) for key in [*info["missing_keys"], *info["mismatched_keys"]])
-        raise ModelSourceError("model", f"{folder} lacks weights for {', '.join(bad[:4])}")
+    if info["missing_keys"]:
+        names = ", ".join(sorted(info["missing_keys"])[:4])
+        raise ModelSourceError("model", f"{folder} lacks weights for {names}")
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        raise ModelSourceError(
+            "model",
+            f"{folder} has {name} of shape {tuple(found)} where config.json says {tuple(expected)}",
+        )
     return _take_apart(model.eval().requires_grad_(False).to(device), part)
 
 

@@ -61,6 +61,9 @@ class TransformerSpan:
             return f"positions {work.first}+{work.count} are not within 0:{shape.max_length}"
         if len(work.pages) * shape.page_size < work.first + work.count:
             return f"{len(work.pages)} pages do not hold {work.first + work.count} positions"
+        used = work.pages[: -(-(work.first + work.count) // shape.page_size)]
+        if min(used) < 0 or max(used) >= shape.total_pages:
+            return f"pages must be within 0:{shape.total_pages}"
         if (work.tokens is None) == (start == 0):
             return "tokens enter at block 0, rows at every other"
         if work.tokens is not None:
