@@ -11,11 +11,14 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelswarm.errors import ModelSwarmError, UserError
+
+SWEEP_SECONDS = 0.5  # that removing a dead swarm's folder may take
 
 
 class RunInfo(BaseModel):
@@ -49,7 +52,7 @@ class RunFolder:
         parent = parent or runs_folder()
         _sweep(parent)
         path = parent / name
-        lock = _lock(path)
+        lock = _lock_soon(path)
         if lock is None:
             pid = _read_pid(path)
             who = f" (pid {pid})" if pid else ""
@@ -116,6 +119,14 @@ def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     raise NoSwarmError(
         "no swarm runs on this machine: start one with `modelswarm up FILE`, or say where with --url"
     )
+
+
+def _lock_soon(path: Path) -> int | None:
+    """As `_lock`, but whoever is just sweeping the folder may finish."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while (lock := _lock(path)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return lock
 
 
 def _lock(path: Path) -> int | None:

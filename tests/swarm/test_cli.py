@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from swarm.local import HASH, plan, write_document
 from swarm.models import make_model
+from unit.hub import serve
 
 from modelswarm.local.rundir import RunInfo
 from modelswarm.local.swarm import LocalSwarm
@@ -29,7 +30,9 @@ class Shell:
     folder: Path  # of the model
     info: RunInfo
 
-    def run(self, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, typed: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             (sys.executable, "-m", "modelswarm.cli", *arguments),
             input=typed,
@@ -37,11 +40,11 @@ class Shell:
             text=True,
             timeout=60,
             check=False,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime)},
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), **environment},
         )
 
-    def output(self, *arguments: str, typed: str = "") -> str:
-        done = self.run(*arguments, typed=typed)
+    def output(self, *arguments: str, typed: str = "", **environment: str) -> str:
+        done = self.run(*arguments, typed=typed, **environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -224,6 +227,32 @@ def test_plan_fits_the_memory_it_is_given(shell: Shell, tmp_path: Path) -> None:
 
     assert "0:4" in whole
     assert "0:2" in split
+
+
+def test_plan_of_a_hub_model_downloads_only_what_tells_its_size(
+    shell: Shell, tmp_path: Path
+) -> None:
+    path = tmp_path / "swarm.yaml"
+    model = {"source": "hf://org/tiny", "revision": "main"}
+    write_document(path, shell.folder, model=model, spans={"count": 2})
+    with serve("org/tiny", shell.folder) as hub:
+        home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        shown = shell.output("plan", str(path), **home)
+
+    assert "hf://org/tiny@main, 4 blocks" in shown
+    fetched = {name for name in hub.fetched if name.endswith(".safetensors")}
+    assert fetched < {shard.name for shard in shell.folder.glob("*.safetensors")}
+
+
+def test_a_hub_that_cannot_be_reached_is_named(shell: Shell, tmp_path: Path) -> None:
+    path = write_document(tmp_path / "swarm.yaml", shell.folder, model={"source": "hf://org/tiny"})
+    home = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "home")}
+
+    done = shell.run("plan", str(path), **home)
+
+    assert done.returncode == 2
+    assert "hf://org/tiny" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_is_written_for_newcomers(shell: Shell) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from swarm.local import HASH, plan, write_document
 from swarm.models import make_model
-from swarm.test_up_processes import alive, gone_within
+from swarm.pids import alive, children, gone_within
 
 from modelswarm.cli.completions import Door
 from modelswarm.local.rundir import RunFolder, running_swarms
@@ -56,14 +56,6 @@ def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
-
-
-def children(parent: int) -> list[int]:
-    """Of a process, by the kernel's own list."""
-    listed = subprocess.run(
-        ("ps", "-o", "pid=", "--ppid", str(parent)), capture_output=True, text=True, check=False
-    )
-    return [int(pid) for pid in listed.stdout.split()]
 
 
 def answer(swarm: LocalSwarm) -> str:

@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from swarm.pids import alive, gone_within
 
 from modelswarm.local.backoff import Backoff
 from modelswarm.local.supervisor import Change, Job, StartError, State, Supervisor
@@ -49,23 +49,6 @@ def supervised(
         yield supervisor
     finally:
         supervisor.stop()
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def gone_within(pids: Sequence[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> None:
