@@ -193,6 +193,8 @@ class Recovery:
         elif hop.own != NO_HANDLE:
             self._send(hop, Close(hop.own))
             self.replies.pop(hop.reply, None)
+        elif hop.asked is None:
+            self.replies.pop(hop.reply, None)  # refused, or given up by the server
         else:
             self._leaving[hop.reply] = hop
 
@@ -216,6 +218,7 @@ class Recovery:
         if hop.own == NO_HANDLE:
             repair = session.admitted and session.fault_at is not None
             create = Create(session.name, hop.first, hop.last, repair=repair)
+            hop.asked = session.epoch
         stale = turn and (create is not None or hop.turn != session.turn_number)
         kv = min(hop.low_kv, session.length - 1)
         log = min(hop.low_log, session.length)
@@ -239,6 +242,8 @@ class Recovery:
         session, hop = found
         if answer.own != NO_HANDLE:
             hop.own = answer.own
+        if answer.epoch == hop.asked:
+            hop.asked = None
         if hop.reply in self._leaving:
             self._close_left(hop, answer)
             return
@@ -260,6 +265,8 @@ class Recovery:
         """The answer of a hop that was left while its create was under way."""
         if answer.own != NO_HANDLE:
             self._send(hop, Close(answer.own))
+        elif hop.asked is not None:
+            return  # an earlier create was refused, the last one may yet be granted
         del self._leaving[hop.reply]
         self.replies.pop(hop.reply, None)
 

@@ -34,6 +34,7 @@ class Hop:
     own: Handle = NO_HANDLE  # the server's name of it, once told
     low_kv: int = NO_CUT  # lowest cuts since its last Fenced (R3)
     low_log: int = NO_CUT
+    asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
     kv: int = 0
     log: int = 0

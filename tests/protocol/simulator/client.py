@@ -242,6 +242,9 @@ class Client:
         self._expect(len(self.log) == len(request.tokens), f"{effect} after a token")
         self.turn = None
         self._moved()
+        if self._rng.random() < self._load.quit_chance:
+            self.close()
+            return
         self._tools.clock.after(
             effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
         )

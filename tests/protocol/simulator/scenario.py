@@ -73,6 +73,7 @@ class Load:
     rewind_chance: float = 0.2
     stop_chance: float = 0.1
     close_chance: float = 0.1
+    quit_chance: float = 0.1  # of closing when refused
     eos_chance: float = 0.2
     sampled_chance: float = 0.5
     slow_reader_chance: float = 0.1

@@ -126,8 +126,14 @@ def _tight(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(
         scenario,
         layout=replace(layout, total_pages=pages, max_length=200),
-        load=replace(load, turns=rng.randint(1, 2), to_the_end_chance=0.0),
-        faults=replace(scenario.faults, weights={"drop": 1.0, "kill": 0.5}),
+        load=replace(
+            load,
+            turns=rng.randint(1, 3),
+            think=rng.choice((0.02, 0.1)),
+            quit_chance=0.3,
+            to_the_end_chance=0.0,
+        ),
+        faults=replace(scenario.faults, weights={"drop": 1.0, "kill": 1.0}),
     )
 
 
