@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from swarm.models import load_whole, make_model
 from swarm.running import Running, local_settings, running_swarm
-from transformers import PreTrainedModel
+from swarm.toy import JUDGED, make_toy
 
-TOY_BLOCKS = 8
-TOY_LENGTH = 1024
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if JUDGED.tokens:
+        terminalreporter.write_line(
+            f"{JUDGED.tokens} tokens of transformer swarms judged by the whole model: "
+            f"{JUDGED.near_ties} near ties, {JUDGED.flips} of them fell the other way"
+        )
 
 
 @pytest.fixture(scope="session")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 8 blocks, heavy enough that a long prompt takes a moment to read."""
-    torch.set_num_threads(1)
-    return make_model(
-        tmp_path_factory.mktemp("toy"),
-        blocks=TOY_BLOCKS,
-        hidden_size=128,
-        intermediate_size=256,
-        max_position_embeddings=TOY_LENGTH,
-        initializer_range=0.1,
-        shard_size="1MB",
-    )
+    return make_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="session")
 def toy_model(toy_folder: Path) -> PreTrainedModel:
+    import torch
+    from swarm.models import load_whole
+
+    torch.set_num_threads(1)
     return load_whole(toy_folder)
 
 

@@ -11,11 +11,11 @@ four spans that read their prompt in parts differ from those of the whole model 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from swarm.running import Answer
+from swarm.toy import JUDGED
 from transformers import PreTrainedModel
 
 from modelswarm_serving.model.base import Pick
@@ -26,15 +26,6 @@ from modelswarm_serving.model.sampler import sample
 TAU = 2e-4  # in logits
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The tokens of one answer, each beside what the whole model says."""
-
-    flips: int  # near ties that fell the other way
-    near_ties: int  # picks that rounding might change
-    smallest: float  # margin
-
-
 @torch.no_grad()
 def logits_of(model: PreTrainedModel, log: Sequence[int]) -> torch.Tensor:
     """[len(log), vocab]: row i is what entry i + 1 is picked from."""
@@ -43,8 +34,8 @@ def logits_of(model: PreTrainedModel, log: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def check_tokens(model: PreTrainedModel, answer: Answer) -> Judged:
-    """Oracle 2."""
+def check_tokens(model: PreTrainedModel, answer: Answer) -> int:
+    """Oracle 2. How many near ties fell the other way."""
     margins, picked = _teacher_forced(model, answer)
     first = len(answer.ask.prompt)
     flips = 0
@@ -56,8 +47,10 @@ def check_tokens(model: PreTrainedModel, answer: Answer) -> Judged:
                 f"entry {first + index} is {token}; the model picks {right} by {distance:.2g}"
             )
             flips += 1
-    near = sum(distance <= TAU for distance in margins)
-    return Judged(flips, near, min(margins, default=float("inf")))
+    JUDGED.tokens += len(margins)
+    JUDGED.near_ties += sum(distance <= TAU for distance in margins)
+    JUDGED.flips += flips
+    return flips
 
 
 def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from swarm import kills
-from swarm.conftest import TOY_BLOCKS, TOY_LENGTH
 from swarm.kills import PLACES, SAMPLED, prompt_of
 from swarm.models import VOCAB
 from swarm.oracles import check_contiguous, check_hash
 from swarm.running import Answer, Ask, Running
+from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
 from modelswarm.protocol.messages import Sampling
 
