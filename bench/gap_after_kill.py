@@ -13,7 +13,7 @@ from itertools import pairwise
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
-from modelswarm.cli.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor, server_name
 from modelswarm.local.swarm import LocalSwarm
 
 KILLS = 50
