@@ -13,8 +13,8 @@ from itertools import pairwise
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
-from modelswarm.local.swarm_door import SwarmDoor, server_name
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import SwarmDoor, server_name
 
 KILLS = 50
 PROMPT, NEW, KILL_AT = 1000, 60, 20

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import grpc
 
-from modelswarm.local.planning import plan_document
 from modelswarm.local.commands import LocalSettings
+from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm.resources_load import parse_document
