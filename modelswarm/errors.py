@@ -6,8 +6,7 @@ Raised everywhere, turned into exit codes, HTTP statuses and gRPC codes only at 
     ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
     │   ├── ModelSourceError     the model's folder, address or files
     │   └── DocumentError        a swarm document
-    ├── UnavailableError     nobody's fault: no capacity or no server now; trying again may help
-    └── ProtocolError        the other end of a link broke the wire contract; only that link is closed
+    └── UnavailableError     nobody's fault: no capacity or no server now; trying again may help
 """
 
 from __future__ import annotations
@@ -46,7 +45,3 @@ class UnavailableError(ModelSwarmError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after  # seconds
-
-
-class ProtocolError(ModelSwarmError):
-    """A peer sent what the wire contract does not allow."""

@@ -71,8 +71,7 @@ def paged_attention(
     out = attend(
         index,
         query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        torch.stack((key[0], value[0])).permute(2, 0, 1, 3),
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window,
         softcap,
@@ -83,40 +82,38 @@ def paged_attention(
 def attend(
     index: int,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    fresh: Tensor,
     scaling: float,
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """q [T, heads, D], k and v [T, kv_heads, D] of the span's `index`-th block; gives [T, heads, D]."""
+    """In the span's `index`-th block: `query` [T, heads, D] and `fresh`, the same rows' keys and values,
+    [T, 2, kv_heads, D]; gives [T, heads, D]."""
     batch, pool = _context.batch, _context.pool
     if batch is None or pool is None:
         raise RuntimeError("paged attention was called outside a step")
     if _context.calls is not None:
         _context.calls.append(Call(index, scaling, window, softcap))
-    keys, values = pool.keys[index], pool.values[index]
-    keys.index_copy_(0, batch.slots, key)
-    values.index_copy_(0, batch.slots, value)
+    store = pool.blocks[index]
+    store.index_copy_(0, batch.slots, fresh)
     pieces = batch.pieces(window)
     if len(pieces) == 1:
-        return _attend_piece(pieces[0], query, keys, values, scaling, softcap)
+        return _attend_piece(pieces[0], query, store, scaling, softcap)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for piece in pieces:
         rows = slice(piece.start, piece.start + piece.n * piece.count)
-        out[rows] = _attend_piece(piece, query[rows], keys, values, scaling, softcap)
+        out[rows] = _attend_piece(piece, query[rows], store, scaling, softcap)
     return out
 
 
 def _attend_piece(
-    piece: Piece, query: Tensor, keys: Tensor, values: Tensor, scaling: float, softcap: float | None
+    piece: Piece, query: Tensor, store: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
     """The queries that share a key head become rows of one query block, so that no key is repeated in memory."""
     heads, size = query.shape[1:]
-    kv_heads = keys.shape[1]
+    kv_heads = store.shape[2]
     group = heads // kv_heads
-    k = _read(keys, piece).transpose(1, 2)
-    v = _read(values, piece).transpose(1, 2)
+    k, v = _read(store, piece)
     if piece.count == 1:
         q = query.reshape(piece.n, kv_heads, group, size)
         out = _softmax_attention(q, k, v, piece.mask, False, scaling, softcap)
@@ -128,12 +125,17 @@ def _attend_piece(
     return out[0].transpose(0, 1)
 
 
-def _read(store: Tensor, piece: Piece) -> Tensor:
-    """[n, length, kv_heads, D]; a view when the slots are neighbours."""
-    if isinstance(piece.where, slice):
-        return store[piece.where].unsqueeze(0)
-    picked = store.index_select(0, piece.where)
-    return picked.view(piece.n, piece.length, *store.shape[1:])
+def _read(store: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+    """Keys and values, each [n, kv_heads, length, D]; views where the slots are neighbours."""
+    if not isinstance(piece.where, slice):
+        picked = store.index_select(0, piece.where).view(piece.n, piece.length, *store.shape[1:])
+        k, v = picked.permute(2, 0, 3, 1, 4).unbind(0)
+        return k, v
+    _, _, kv_heads, size = store.shape
+    slot, both, head, one = store.stride()
+    shape, strides = (1, kv_heads, piece.length, size), (0, head, slot, one)
+    start = piece.where.start * slot
+    return store.as_strided(shape, strides, start), store.as_strided(shape, strides, start + both)
 
 
 def _softmax_attention(

@@ -41,7 +41,7 @@ class Batch:
 
     def __init__(self, works: Sequence[Work], pool: PagePool) -> None:
         self._pool = pool
-        self._device = pool.keys[0].device
+        self._device = pool.device
         self.works = sorted(works, key=lambda work: work.count > 1)
         self.starts = list(accumulate((work.count for work in self.works), initial=0))
         self.rows = self.starts.pop()
@@ -90,7 +90,7 @@ class Batch:
         column = torch.arange(longest, device=self._device)
         position = torch.minimum(newest - seen + 1 + column, newest)
         where = table.gather(1, position // size) * size + position % size
-        mask = torch.zeros(where.shape, dtype=self._pool.keys[0].dtype, device=self._device)
+        mask = torch.zeros(where.shape, dtype=self._pool.dtype, device=self._device)
         mask.masked_fill_(column >= seen, float("-inf"))
         return Piece(0, len(works), 1, longest, where.view(-1), mask[:, None, None])
 
@@ -106,7 +106,7 @@ class Batch:
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
-        mask = torch.zeros(hidden.shape, dtype=self._pool.keys[0].dtype, device=self._device)
+        mask = torch.zeros(hidden.shape, dtype=self._pool.dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
         return Piece(row, 1, count, length, where, mask[None, None])
 

@@ -26,15 +26,25 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Root mean square norm over the last axis."""
+    """Root mean square norm over the last axis, in float32.
 
-    weight: Tensor
-    eps: float
+    x w / sqrt(mean(x²) + eps) = x (w √n) / hypot(|x|, √(n eps)): three small calls, where `F.rms_norm` makes six
+    (measured between two matrix products, one row: 23 against 40 us).
+    """
+
+    weight: Tensor  # times √n
+    floor: Tensor  # √(n eps)
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> Norm:
+        n = weight.shape[-1]
+        floor = torch.tensor((n * eps) ** 0.5, dtype=torch.float32, device=weight.device)
+        return cls(weight.float() * n**0.5, floor)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if rows.dtype == self.weight.dtype:
-            return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
-        return F.rms_norm(rows.float(), self.weight.shape, self.weight, self.eps).type_as(rows)
+        exact = rows.float()
+        length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).hypot_(self.floor)
+        return (exact * self.weight).div_(length).type_as(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +66,17 @@ class Attention:
         """[T, hidden] -> [T, heads * head_dim], before the output projection."""
         mixed = rows @ self.qkv if self.bias is None else torch.addmm(self.bias, rows, self.qkv)
         parts = mixed.view(len(rows), -1, self.head_dim)
-        turned = parts[:, : self.heads + self.kv_heads]
+        turning = queries_keys = parts[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = turned[:, : self.heads], turned[:, self.heads :]
-            turned = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+            q, k = turning[:, : self.heads], turning[:, self.heads :]
+            turning = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         cos, sin = angles
-        turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
+        swapped = turning.roll(self.head_dim // 2, -1)
+        torch.addcmul(turning * cos, swapped, sin, out=queries_keys)
         attended = attend(
             self.index,
-            turned[:, : self.heads],
-            turned[:, self.heads :],
-            parts[:, self.heads + self.kv_heads :],
+            parts[:, : self.heads],
+            parts[:, self.heads :].view(len(rows), 2, self.kv_heads, self.head_dim),
             self.scaling,
             self.window,
             self.softcap,
@@ -212,5 +222,5 @@ def _joined(*linears: nn.Linear) -> Tensor:
 def _norm(module: Any) -> Norm:
     """Gemma stores the weight's distance from one, and multiplies in float32."""
     if "Gemma" in type(module).__name__:
-        return Norm(1.0 + module.weight.float(), module.eps)
-    return Norm(module.weight.clone(), module.variance_epsilon)
+        return Norm.of(1.0 + module.weight.float(), module.eps)
+    return Norm.of(module.weight, module.variance_epsilon)

@@ -39,10 +39,9 @@ class Trial:
 @torch.inference_mode()
 def try_own_forward(loaded: LoadedSpan, pool: PagePool, folder: Path) -> Trial:
     """Run a few rows through all blocks and through none."""
-    store, shape = pool.keys[0], pool.shape
-    hidden = loaded.config.hidden_size
-    rows = torch.linspace(-1, 1, _ROWS * hidden, device=store.device).view(_ROWS, hidden)
-    rows = rows.to(store.dtype)
+    shape, hidden = pool.shape, loaded.config.hidden_size
+    rows = torch.linspace(-1, 1, _ROWS * hidden, device=pool.device).view(_ROWS, hidden)
+    rows = rows.to(pool.dtype)
     count = min(_ROWS, shape.pages * shape.page_size)
     work = Work(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
     batch = Batch([work], pool)
@@ -61,8 +60,8 @@ def try_compact(blocks: Blocks, trial: Trial, pool: PagePool, folder: Path) -> N
     calls: list[Call] = []
     with attending(trial.batch, pool, calls):
         output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
-    for tensor in (*pool.keys, *pool.values):
-        tensor[: trial.batch.rows] = 0
+    for store in pool.blocks:
+        store[: trial.batch.rows] = 0
     check_same(output, trial.output, folder)
     if calls != trial.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")

@@ -1,4 +1,4 @@
-"""The paged key and value store of one span: for each block two tensors of token slots.
+"""The paged key and value store of one span: for each block one tensor of token slots.
 
 Page p holds slots [p * page_size, (p + 1) * page_size). Which session owns a page is the server core's business; this
 module only holds the memory. Filled and read by `attention.py`.
@@ -26,16 +26,18 @@ class PoolShape:
 
 
 class PagePool:
-    """`keys[i]`, `values[i]`: [slots, kv_heads, head_dim] of the span's i-th block."""
+    """`blocks[i]`: [slots, 2, kv_heads, head_dim], keys and values of the span's i-th block side by side, so that one
+    call writes or gathers both."""
 
     def __init__(self, shape: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        size = (shape.pages * shape.page_size, shape.kv_heads, shape.head_dim)
+        self.dtype = dtype
+        self.device = device
+        size = (shape.pages * shape.page_size, 2, shape.kv_heads, shape.head_dim)
         # Zeros, not empty: the memory is really there from the start, an admitted session cannot run out of it.
-        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
-        self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
+        self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 
     @property
     def key_bytes(self) -> int:
         """Bytes of one position's keys in one block."""
-        return self.shape.kv_heads * self.shape.head_dim * self.keys[0].element_size()
+        return self.shape.kv_heads * self.shape.head_dim * self.dtype.itemsize

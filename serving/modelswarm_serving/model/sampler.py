@@ -7,6 +7,7 @@ the Gumbel race. Knows nothing of sessions, stop tokens or models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,19 +26,16 @@ _MOST_CANDIDATES = 1024  # a larger top-k sorts the whole row
 def sample(logits: Tensor, picks: Sequence[Pick]) -> list[Picked | None]:
     """`logits` [n, vocab] in any dtype; None where they are not finite."""
     logits = logits.float()
-    totals = torch.logsumexp(logits, dim=-1)
     scores = penalised(logits, picks)
     tokens = scores.argmax(dim=-1)
     drawn = [i for i, pick in enumerate(picks) if pick.sampling.temperature > 0.0]
     if drawn:
         rows = scores if len(drawn) == len(picks) else scores[drawn]
         tokens[drawn] = torch.from_numpy(_draw(rows, [picks[i] for i in drawn])).to(tokens.device)
-    logprobs = (logits.gather(1, tokens[:, None])[:, 0] - totals).tolist()
+    logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     return [
-        Picked(token, logprob) if finite else None
-        for token, logprob, finite in zip(
-            tokens.tolist(), logprobs, torch.isfinite(totals).tolist(), strict=True
-        )
+        Picked(token, logprob) if math.isfinite(logprob) else None
+        for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
     ]
 
 

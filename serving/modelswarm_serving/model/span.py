@@ -30,8 +30,8 @@ class TransformerSpan:
         self._blocks = blocks
         self._pool = pool
         self._shape = shape
-        self._dtype = pool.keys[0].dtype
-        self._device = pool.keys[0].device
+        self._dtype = pool.dtype
+        self._device = pool.device
 
     @property
     def shape(self) -> ModelShape:
@@ -121,7 +121,8 @@ class TransformerSpan:
             if work.pick is not None
         ]
         if asking:
-            logits = self.logits(rows[[row for row, _ in asking]])
+            everyone = len(asking) == len(rows)  # plain decode
+            logits = self.logits(rows if everyone else rows[[row for row, _ in asking]])
             picks = [work.pick for _, work in asking if work.pick is not None]
             for (_, work), picked in zip(asking, sample(logits, picks), strict=True):
                 error = "the model's logits are not finite" if picked is None else None
