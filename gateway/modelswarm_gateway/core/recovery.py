@@ -240,8 +240,10 @@ class Recovery:
         if found is None or found[1].peer != peer:
             return
         session, hop = found
+        if answer.epoch < hop.named:
+            return  # said before the server lost this hop: of a handle that is gone
         if answer.own != NO_HANDLE:
-            hop.own = answer.own
+            hop.own, hop.named = answer.own, answer.epoch
         if answer.epoch == hop.asked:
             hop.asked = None
         if hop.reply in self._leaving:
@@ -271,7 +273,7 @@ class Recovery:
         self.replies.pop(hop.reply, None)
 
     def _unknown(self, session: Session, hop: Hop, now: float) -> None:
-        hop.forget()
+        hop.forget(session.epoch)
         if session.state is State.FENCING:
             self._fence(session, hop)
 

@@ -14,6 +14,7 @@ from modelswarm.protocol.messages import KeptRows, Turn
 from modelswarm_gateway.core.effects import Why
 
 NO_CUT = 1 << 60
+NO_EPOCH = Epoch(0, 0)
 
 
 class State(enum.Enum):
@@ -32,6 +33,7 @@ class Hop:
     last: int
     reply: Handle  # the gateway's name of it
     own: Handle = NO_HANDLE  # the server's name of it, once told
+    named: Epoch = NO_EPOCH  # answers from before this epoch name an earlier life of it
     low_kv: int = NO_CUT  # lowest cuts since its last Fenced (R3)
     low_log: int = NO_CUT
     asked: Epoch | None = None  # of the last create, until it is answered
@@ -44,8 +46,9 @@ class Hop:
     def cut(self, kv: int, log: int) -> None:
         self.low_kv, self.low_log = min(self.low_kv, kv), min(self.low_log, log)
 
-    def forget(self) -> None:
-        """The server no longer knows this hop: it must be created again."""
+    def forget(self, epoch: Epoch) -> None:
+        """The server no longer knows this hop: from this epoch on it must be created again."""
+        self.named = epoch
         self.own, self.kv, self.log, self.kept, self.turn = NO_HANDLE, 0, 0, (), 0
         self.low_kv = self.low_log = NO_CUT
         self.answered = False

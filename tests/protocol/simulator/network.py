@@ -15,11 +15,11 @@ from protocol.simulator.scenario import Weather
 from protocol.simulator.trace import Trace
 
 from modelswarm.protocol.identity import Address, PeerId, pod_of
-from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Live, Send
+from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Send
 
 _UNLIMITED = 1 << 60
 DIAL_SECONDS = 1.0  # until a dial that nobody answers is given up
-_NEVER_REPEATED = (Hello, Live, Beat)
+_NEVER_REPEATED = (Hello, Beat)
 
 
 class Endpoint(Protocol):
