@@ -1,147 +1,20 @@
-"""The same blocks with fewer calls: what a step really runs.
+"""Turns the loaded blocks of a span into `Block`s and runs them.
 
-transformers' blocks spend a large part of a decode step on Python and on small kernels (240 per block). The supported
-families differ little, so one `Block` of about twenty calls covers them: fused q/k/v and gate/up projections, one
-rotary pass over queries and keys, residuals added by the matrix product. `Blocks` takes the weights out of the loaded
-modules one block at a time, so no weight exists twice. `guards.py` compares the two forms at every start; that check
-is what makes this module safe.
+Called by `startup.py`, used by `span.py`. Takes the weights out of the loaded modules one block at a time, so that no
+weight exists twice. `guards.py` compares both forms at every start; that check is what makes this module safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modelswarm_serving.model.attention import attend
 from modelswarm_serving.model.batch import Batch
-
-Angles = tuple[Tensor, Tensor]
-"""cos and signed sin of the step's rows, each [T, 1, head_dim]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Root mean square norm over the last axis, in float32.
-
-    x w / sqrt(mean(x²) + eps) = x (w √n) / hypot(|x|, √(n eps)): three small calls, where `F.rms_norm` makes six
-    (measured between two matrix products, one row: 23 against 40 us).
-    """
-
-    weight: Tensor  # times √n
-    floor: Tensor  # √(n eps)
-
-    @classmethod
-    def of(cls, weight: Tensor, eps: float) -> Norm:
-        n = weight.shape[-1]
-        floor = torch.tensor((n * eps) ** 0.5, dtype=torch.float32, device=weight.device)
-        return cls(weight.float() * n**0.5, floor)
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        exact = rows.float()
-        length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).hypot_(self.floor)
-        return (exact * self.weight).div_(length).type_as(rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    index: int  # in the span
-    qkv: Tensor  # [hidden, (heads + 2 kv_heads) * head_dim]
-    bias: Tensor | None
-    out: Tensor  # [heads * head_dim, hidden]
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    q_norm: Norm | None
-    k_norm: Norm | None
-
-    def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
-        """[T, hidden] -> [T, heads * head_dim], before the output projection."""
-        mixed = rows @ self.qkv if self.bias is None else torch.addmm(self.bias, rows, self.qkv)
-        parts = mixed.view(len(rows), -1, self.head_dim)
-        turning = queries_keys = parts[:, : self.heads + self.kv_heads]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = turning[:, : self.heads], turning[:, self.heads :]
-            turning = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        cos, sin = angles
-        swapped = turning.roll(self.head_dim // 2, -1)
-        torch.addcmul(turning * cos, swapped, sin, out=queries_keys)
-        attended = attend(
-            self.index,
-            parts[:, : self.heads],
-            parts[:, self.heads :].view(len(rows), 2, self.kv_heads, self.head_dim),
-            self.scaling,
-            self.window,
-            self.softcap,
-        )
-        return attended.reshape(len(rows), -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One transformer block; the two outer norms exist in Gemma only."""
-
-    layer_type: str
-    attention: Attention
-    gate_up: Tensor  # [hidden, 2 * inner]
-    down: Tensor  # [inner, hidden]
-    activation: Callable[[Tensor], Tensor]
-    before_attention: Norm
-    after_attention: Norm | None
-    before_mlp: Norm
-    after_mlp: Norm | None
-
-    def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
-        attended = self.attention(self.before_attention(rows), angles)
-        rows = _add(rows, attended, self.attention.out, self.after_attention)
-        gate, up = (self.before_mlp(rows) @ self.gate_up).chunk(2, dim=-1)
-        return _add(rows, self.activation(gate).mul_(up), self.down, self.after_mlp)
-
-
-def _add(rows: Tensor, inner: Tensor, weight: Tensor, norm: Norm | None) -> Tensor:
-    if norm is None:
-        return torch.addmm(rows, inner, weight)
-    return rows + norm(inner @ weight)
-
-
-class Rotary:
-    """cos and sin by position, made by the model's own rotary module, once per position."""
-
-    def __init__(self, module: Any, layer_types: list[str], dtype: torch.dtype) -> None:
-        self._module = module
-        self._per_type = hasattr(module, "layer_types")  # Gemma 3: one base per layer type
-        self._types = sorted(set(layer_types))
-        self._dtype = dtype
-        self._tables: dict[str, Angles] = {}
-        self._known = 0
-
-    def __call__(self, positions: Tensor, highest: int) -> dict[str, Angles]:
-        """Angles of these positions by layer type; `highest` is their maximum."""
-        if highest >= self._known:
-            self._grow(max(256, 1 << (highest + 1).bit_length()), positions.device)
-        if not self._per_type:
-            cos, sin = self._tables[""]
-            angles = cos[positions], sin[positions]
-            return dict.fromkeys(self._types, angles)
-        return {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
-
-    def _grow(self, length: int, device: torch.device) -> None:
-        positions = torch.arange(length, device=device)[None]
-        like = torch.zeros(1, dtype=self._dtype, device=device)
-        for kind in self._types if self._per_type else [""]:
-            extra = (kind,) if self._per_type else ()
-            cos, sin = self._module(like, positions, *extra)
-            half = sin.shape[-1] // 2
-            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-            self._tables[kind] = cos[0].unsqueeze(1), signed.unsqueeze(1)
-        self._known = length
+from modelswarm_serving.model.block import Attention, Block, Norm
+from modelswarm_serving.model.rotary import Rotary
 
 
 class Blocks:
