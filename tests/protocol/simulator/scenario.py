@@ -89,5 +89,5 @@ class Scenario:
     faults: Faults
     load: Load
     fenced_seconds: float = NEVER  # the gateway core's patience with a silent hop
-    patience: float = 30.0  # a session without progress for so long after the last fault is stuck
+    patience: float = 12.0  # a session without progress for so long after the last fault is stuck
     vocab: int = 4093

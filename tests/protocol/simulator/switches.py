@@ -169,7 +169,7 @@ def _sparse(scenario: Scenario, rng: random.Random) -> Scenario:
         weights={"drop": 1.0, "kill": 0.4},
     )
     load = replace(scenario.load, spread=0.05, max_tokens=(8, 30), turns=rng.randint(1, 3))
-    return replace(scenario, faults=faults, load=load)
+    return replace(scenario, faults=faults, load=load, patience=4.0)
 
 
 def _late(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -237,6 +237,7 @@ def _partition(scenario: Scenario, rng: random.Random) -> Scenario:
         scenario,
         layout=replace(layout, spans=layout.spans + tuple(dict.fromkeys(layout.spans))),
         faults=replace(scenario.faults, weights={"drop": 0.5, "kill": 0.2, "partition": 1.0}),
+        patience=30.0,
     )
 
 
