@@ -7,6 +7,7 @@ this adds what tests ask of it. What is right is not known here: see `oracles.py
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import urllib.request
@@ -268,7 +269,7 @@ def running_swarm(
     folder: Path, name: str, *, spans: int, replicas: int = 1, sessions: int = 10, length: int = 1024,
     settings: LocalSettings | None = None,
 ) -> Iterator[Running]:  # fmt: skip
-    """A swarm of the model in `folder`, ready; `name` must be unique among the tests that may run at once."""
+    """A swarm of the model in `folder`, ready; no two of one test run have the same `name`."""
     document = f"""
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
@@ -305,7 +306,7 @@ def local_settings(
     """Dead servers come back at once: a test kills many."""
     return LocalSettings(
         publish=False,
-        run_name=f"test-{name}",
+        run_name=f"test-{name}-{os.getpid()}",  # another test run may be on
         threads=1,
         hash_model=hash_model,
         lease=lease,

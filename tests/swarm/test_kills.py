@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
 
-NEW, AT = 120, 30
+NEW, AT = 150, 30
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_server_dies_between_two_turns_of_a_session(
 
 
 def test_three_servers_die_in_one_stream(swarm: Running, toy_model: PreTrainedModel) -> None:
-    ask = Ask(prompt_of(100, 5, VOCAB), 2 * NEW, SAMPLED)
+    ask = Ask(prompt_of(100, 5, VOCAB), NEW + 100, SAMPLED)
     calm = swarm.calm(ask)
     judge(toy_model, calm, kills.kill_three_times(swarm, ask, AT, later=40))
 

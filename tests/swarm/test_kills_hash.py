@@ -18,7 +18,7 @@ from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
 from modelswarm.protocol.messages import Sampling
 
-NEW, AT = 150, 30
+NEW, AT = 300, 30
 CLIENTS, ASKS = 8, 2
 
 
@@ -54,7 +54,7 @@ def test_a_server_dies_between_two_turns_of_a_session(swarm: Running, place: str
 
 
 def test_three_servers_die_in_one_stream(swarm: Running) -> None:
-    ask = Ask(prompt_of(100, 5, VOCAB), 2 * NEW, SAMPLED)
+    ask = Ask(prompt_of(100, 5, VOCAB), NEW + 100, SAMPLED)
     judge(kills.kill_three_times(swarm, ask, AT, later=60))
 
 
