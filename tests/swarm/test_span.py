@@ -99,6 +99,14 @@ def test_rows_that_attend_one_by_one_give_the_same_as_gathered_ones(
         assert [stream.log for stream in streams] == expected
 
 
+def test_biases_of_every_projection_are_used(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    model, chain = load_whole(tmp_path), load_chain(tmp_path, (0, 2, 4))
+    streams = [Stream(prompt) for prompt in prompts()]
+    chain.generate(streams, NEW, eos=EOS)
+    assert [stream.log for stream in streams] == [reference(model, p) for p in prompts()]
+
+
 @pytest.mark.parametrize("cuts", SPLITS)
 def test_seeded_sampling_is_the_same_for_every_split_and_batch_mix(
     folder: Path, cuts: tuple[int, ...]

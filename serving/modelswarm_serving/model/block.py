@@ -28,6 +28,22 @@ from modelswarm_serving.model.rotary import Angles
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    weight: Tensor  # [in, out]
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self.bias is None:
+            return rows @ self.weight
+        return torch.addmm(self.bias, rows, self.weight)
+
+    def onto(self, base: Tensor, rows: Tensor) -> Tensor:
+        """base + self(rows), in one product."""
+        base = base if self.bias is None else base + self.bias
+        return torch.addmm(base, rows, self.weight)
+
+
+@dataclass(frozen=True, slots=True)
 class Norm:
     """Root mean square norm over the last axis, in float32.
 
@@ -53,9 +69,8 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class Attention:
     index: int  # in the span
-    qkv: Tensor  # [hidden, (heads + 2 kv_heads) * head_dim]
-    bias: Tensor | None
-    out: Tensor  # [heads * head_dim, hidden]
+    qkv: Linear  # to (heads + 2 kv_heads) * head_dim
+    out: Linear
     heads: int
     kv_heads: int
     head_dim: int
@@ -67,8 +82,7 @@ class Attention:
 
     def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
         """[T, hidden] -> [T, heads * head_dim], before the output projection."""
-        mixed = rows @ self.qkv if self.bias is None else torch.addmm(self.bias, rows, self.qkv)
-        parts = mixed.view(len(rows), -1, self.head_dim)
+        parts = self.qkv(rows).view(len(rows), -1, self.head_dim)
         turning = queries_keys = parts[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = turning[:, : self.heads], turning[:, self.heads :]
@@ -93,8 +107,8 @@ class Block:
 
     layer_type: str
     attention: Attention
-    gate_up: Tensor  # [hidden, 2 * inner]
-    down: Tensor  # [inner, hidden]
+    gate_up: Linear  # to 2 * inner
+    down: Linear
     activation: Callable[[Tensor], Tensor]
     before_attention: Norm
     after_attention: Norm | None
@@ -104,11 +118,11 @@ class Block:
     def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
         attended = self.attention(self.before_attention(rows), angles)
         rows = _add(rows, attended, self.attention.out, self.after_attention)
-        gate, up = (self.before_mlp(rows) @ self.gate_up).chunk(2, dim=-1)
+        gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
         return _add(rows, self.activation(gate).mul_(up), self.down, self.after_mlp)
 
 
-def _add(rows: Tensor, inner: Tensor, weight: Tensor, norm: Norm | None) -> Tensor:
+def _add(rows: Tensor, inner: Tensor, project: Linear, norm: Norm | None) -> Tensor:
     if norm is None:
-        return torch.addmm(rows, inner, weight)
-    return rows + norm(inner @ weight)
+        return project.onto(rows, inner)
+    return rows + norm(project(inner))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modelswarm_serving.model.batch import Batch
-from modelswarm_serving.model.block import Attention, Block, Norm
+from modelswarm_serving.model.block import Attention, Block, Linear, Norm
 from modelswarm_serving.model.rotary import Rotary
 
 
@@ -63,11 +63,9 @@ def _convert(layer: Any, index: int, kind: str) -> Block:
 def _convert_attention(module: Any, index: int) -> Attention:
     size = module.head_dim
     projections = (module.q_proj, module.k_proj, module.v_proj)
-    biases = [p.bias for p in projections if p.bias is not None]
     return Attention(
         index=index,
         qkv=_joined(*projections),
-        bias=torch.cat(biases) if biases else None,
         out=_joined(module.o_proj),
         heads=module.q_proj.out_features // size,
         kv_heads=module.k_proj.out_features // size,
@@ -87,9 +85,11 @@ def _window(module: Any) -> int | None:
     return window
 
 
-def _joined(*linears: nn.Linear) -> Tensor:
-    """Weights side by side as [in, out], the layout that is read fastest for few rows."""
-    return torch.cat([linear.weight for linear in linears]).t().contiguous()
+def _joined(*linears: nn.Linear) -> Linear:
+    """Several projections of the same rows as one."""
+    weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    return Linear(weight, torch.cat(biases) if biases else None)
 
 
 def _norm(module: Any) -> Norm:
