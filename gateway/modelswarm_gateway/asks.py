@@ -16,6 +16,7 @@ from modelswarm_gateway.template import TemplateError
 from modelswarm_gateway.text import ModelText
 
 MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
+LONGEST_SESSION_ID = 256  # characters; the gateway keeps them
 
 
 @dataclass(frozen=True, slots=True)

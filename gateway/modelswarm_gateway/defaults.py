@@ -21,6 +21,13 @@ from typing import Any, TypeVar
 from modelswarm.protocol.messages import Sampling
 
 SEEDS = 1 << 64
+MOST_TOP_K = (1 << 31) - 1  # more than any vocabulary; a link carries no larger numbers
+COLDEST = (
+    1e-6  # below, the best token always wins the race, and scores divided by it would overflow
+)
+LEAST_PENALTY = 1e-3
+MOST_TOKEN = (1 << 31) - 1
+_HUGE = 1e300
 T = TypeVar("T")
 
 
@@ -52,12 +59,14 @@ class Defaults:
 
     def sampling(self, options: Options, random_seed: int) -> Sampling:
         seed = random_seed if options.seed is None else options.seed
+        temperature = _first(options.temperature, self.temperature)
+        penalty = _first(options.repetition_penalty, self.repetition_penalty)
         return Sampling(
-            temperature=_first(options.temperature, self.temperature),
-            top_k=max(0, _first(options.top_k, self.top_k)),
+            temperature=temperature if temperature >= COLDEST else 0.0,
+            top_k=min(max(0, _first(options.top_k, self.top_k)), MOST_TOP_K),
             top_p=_first(options.top_p, self.top_p),
             min_p=_first(options.min_p, self.min_p),
-            repetition_penalty=_first(options.repetition_penalty, self.repetition_penalty),
+            repetition_penalty=max(penalty, LEAST_PENALTY),
             seed=seed % SEEDS,
             eos=() if options.ignore_eos else self.eos,
         )
@@ -75,7 +84,7 @@ def read_defaults(
     return Defaults(
         temperature=_number(asked, "temperature", 1.0 if samples else 0.0),
         top_p=_number(asked, "top_p", 1.0),
-        top_k=max(0, int(_number(asked, "top_k", 0))),
+        top_k=_whole(asked, "top_k"),
         min_p=_number(asked, "min_p", 0.0),
         repetition_penalty=_number(generation, "repetition_penalty", 1.0),
         max_tokens=longest if isinstance(longest, int) and longest > 0 else None,
@@ -88,13 +97,22 @@ def _first(said: T | None, default: T) -> T:
 
 
 def _number(source: Mapping[str, Any], name: str, default: float) -> float:
+    """JSON of Python's kind also has NaN and Infinity, and integers of any size."""
     value = source.get(name)
-    return float(value) if isinstance(value, int | float) else default
+    if not isinstance(value, int | float) or not abs(value) < _HUGE:
+        return default
+    return float(value)
+
+
+def _whole(source: Mapping[str, Any], name: str) -> int:
+    return max(0, int(_number(source, name, 0)))
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    if isinstance(value, int):
-        return (value,)
-    return (
-        tuple(entry for entry in value if isinstance(entry, int)) if isinstance(value, list) else ()
+    """Some files say -1 for "none"."""
+    entries = value if isinstance(value, list) else [value]
+    return tuple(
+        entry
+        for entry in entries
+        if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MOST_TOKEN
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,17 @@ class _MemberFile(BaseModel):
 
     peer: str = Field(min_length=1)
     target: str = Field(min_length=1)
+
+
+def _state(entry: os.DirEntry[str]) -> _Signature | None:
+    """None: it went meanwhile, leads nowhere, or is no file; what else is there must still be seen."""
+    try:
+        state = entry.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for its writer
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 @dataclass(slots=True)
@@ -88,9 +100,10 @@ class Directory:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(".json") and not entry.name.startswith("."):
-                        state = entry.stat()
-                        seen[entry.name] = (state.st_ino, state.st_size, state.st_mtime_ns)
-        except OSError as error:  # also a file that went between the two calls: next time
+                        state = _state(entry)
+                        if state is not None:
+                            seen[entry.name] = state
+        except OSError as error:
             log.debug("members folder: %s", error)
             return
         for name in self._files.keys() - seen.keys():

@@ -158,6 +158,11 @@ class Library:
             if entry.fetch is fetch:
                 self._give_up(entry, str(error))
             return
+        except Exception as error:  # files can be wrong in more ways than libraries tell apart
+            log.exception("the files of %s", entry.name)
+            if entry.fetch is fetch:
+                self._give_up(entry, f"{type(error).__name__}: {error}")
+            return
         entry.text, entry.revision = text, fetch.revision
         if entry.fetch is fetch:
             entry.fetch = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelswarm.protocol import api_pb2
 from modelswarm_gateway.asks import (
+    LONGEST_SESSION_ID,
     LONGEST_STOP,
     MOST_STOPS,
     Ask,
@@ -26,6 +27,8 @@ def ask(request: api_pb2.GenerateRequest) -> Ask:
     stops = tuple(request.stop)
     if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
         raise invalid("stop", f"stop: up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
+    if len(request.session_id) > LONGEST_SESSION_ID:
+        raise invalid("session_id", f"session_id: at most {LONGEST_SESSION_ID} characters")
     return Ask(request.model, prompt, field, _options(request), stops, request.session_id or None)
 
 

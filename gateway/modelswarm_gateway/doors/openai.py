@@ -8,11 +8,12 @@ and null means unset for all of them. Knows neither HTTP nor sessions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelswarm_gateway.asks import (
+    LONGEST_SESSION_ID,
     LONGEST_STOP,
     MOST_STOPS,
     Ask,
@@ -91,14 +92,17 @@ class TextPart(_Strict):
     text: str = ""
 
 
-Content: TypeAlias = str | list[TextPart]
+Entry = TypeVar("Entry")
+# Of a million wrong entries the first is told; findings about all of them would fill the memory.
+ListOf = Annotated[list[Entry], Field(fail_fast=True)]
+Content: TypeAlias = str | ListOf[TextPart]
 
 
 class ChatMessage(_Strict):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
@@ -119,12 +123,12 @@ class _Request(_Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
-    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    session_id: str | None = Field(None, min_length=1, max_length=256)
+    session_id: str | None = Field(None, min_length=1, max_length=LONGEST_SESSION_ID)
 
     usual_tokens: ClassVar[int | None] = None
 
@@ -156,7 +160,7 @@ class _Request(_Strict):
 
 
 class ChatRequest(_Request):
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: ListOf[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=0)
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -178,7 +182,7 @@ class ChatRequest(_Request):
 
 
 class CompletionRequest(_Request):
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
     usual_tokens = TEXT_TOKENS
 
     def prompt_given(self) -> tuple[str, Prompt]:
