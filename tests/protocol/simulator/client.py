@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.oracles import Reference
 from protocol.simulator.processes import MODEL, Tools
+from protocol.simulator.scenario import NEVER
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling
@@ -250,9 +251,10 @@ class Client:
         )
 
     def _sees_end(self, effect: Broken) -> None:
-        """The honest end (I8): only for a model that fails again and again."""
-        failing = self._tools.scenario.weather.failed_step_chance > 0
-        self._expect(failing, f"the session was given up: {effect.detail}")
+        """The honest end (I8): only for a model that fails again and again, or when no server comes back."""
+        scenario = self._tools.scenario
+        expected = scenario.weather.failed_step_chance > 0 or scenario.hold_seconds < NEVER
+        self._expect(expected, f"the session was given up: {effect.detail}")
         self.abandoned()
 
     def _retry(self, turn: Progress, serial: int) -> None:

@@ -43,6 +43,7 @@ class Faults:
             "partition": self._partition,
             "drain": self._drain,
             "gateway": self._kill_gateway,
+            "extinction": self._extinguish,
         }
 
     def start(self) -> None:
@@ -89,10 +90,23 @@ class Faults:
         clock, rng = self._tools.clock, self._rng
         clock.after(rng.uniform(0.0, 0.5), self._forget, server.address.peer)
         if rng.random() < self._plan.never_back_chance and self._spare(server.name):
-            del self._lasting[server.name]
+            self._lasting.pop(server.name, None)
         else:
             back = rng.expovariate(1 / self._plan.restart)
-            clock.after(back, self._boot, server.name, server.span, server.boot + 1)
+            clock.after(back, self._restart, server)
+
+    def _restart(self, server: ServerProcess) -> None:
+        if server.name in self._lasting:
+            self._boot(server.name, server.span, server.boot + 1)
+
+    def _extinguish(self) -> bool:
+        """All servers of a block die and stay dead."""
+        block = self._rng.randrange(self._tools.scenario.layout.n_blocks)
+        for server in list(self._servers.values()):
+            if server.span[0] <= block < server.span[1]:
+                self._lasting.pop(server.name, None)
+                self._end(server)
+        return True
 
     def _forget(self, peer: PeerId) -> None:
         for gateway in self._gateways.values():

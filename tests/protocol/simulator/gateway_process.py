@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 from protocol.simulator.network import Endpoint
 from protocol.simulator.processes import ServerProcess, Tools
-from protocol.simulator.scenario import NEVER
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
@@ -44,13 +42,13 @@ class GatewayProcess:
         )
 
     def _settings(self) -> GatewaySettings:
-        layout = self._tools.scenario.layout
-        settings = GatewaySettings(
-            hold_seconds=300.0, input_tokens=layout.input_tokens, short_input=layout.short_input
+        scenario = self._tools.scenario
+        return GatewaySettings(
+            hold_seconds=scenario.hold_seconds,
+            fenced_seconds=scenario.fenced_seconds,
+            input_tokens=scenario.layout.input_tokens,
+            short_input=scenario.layout.short_input,
         )
-        fenced = self._tools.scenario.fenced_seconds
-        hold = NEVER if fenced == NEVER else settings.hold_seconds
-        return replace(settings, hold_seconds=hold, fenced_seconds=fenced)
 
     # -- the directory ---------------------------------------------------------------------
 

@@ -267,9 +267,17 @@ def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
     layout = replace(scenario.layout, lease_seconds=rng.choice((0.1, 1.0, 2.0)))
     layout = replace(layout, gateways=rng.choice((1, 2)))
     if rng.random() < 0.5:  # full of what the old gateway left
-        layout = replace(layout, total_pages=200 // layout.page_size + 1)
+        layout = replace(layout, total_pages=120 // layout.page_size + 1)
     load = replace(scenario.load, to_the_end_chance=0.0)
     return replace(scenario, layout=layout, faults=faults, load=load)
+
+
+def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
+    """A block loses all its servers for good: sessions end honestly, new ones are refused."""
+    weights = {"drop": 1.0, "kill": 0.5, "extinction": 0.1}
+    load = replace(scenario.load, quit_chance=0.5)
+    faults = replace(scenario.faults, weights=weights)
+    return replace(scenario, load=load, faults=faults, hold_seconds=rng.choice((0.3, 2.0)))
 
 
 SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
@@ -294,4 +302,5 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "deadlines": _deadlines,
     "drains": _drains,
     "gateways": _gateways,
+    "extinction": _extinction,
 }
