@@ -58,11 +58,13 @@ class Entry:
     fetch: _Fetch | None = None
     retry_at: float = 0.0
 
-    @property
-    def wanted(self) -> bool:
-        """Files are needed: there are none, or only those of a revision that nobody serves any more."""
-        revisions = {hello.revision for hello in self.servers.values()}
-        return bool(revisions) and (self.text is None or self.revision not in revisions)
+    def source(self, leading: str | None) -> Hello | None:
+        """Whose files are needed, if any are: there are none, or those of a revision that turns do not run on."""
+        hellos = list(self.servers.values())
+        of_use = [hello for hello in hellos if hello.revision == leading] or hellos
+        if self.text is not None and self.revision in {hello.revision for hello in of_use}:
+            return None
+        return of_use[-1] if of_use else None
 
 
 class Library:
@@ -72,8 +74,10 @@ class Library:
         clock: Callable[[], float],
         wall: Callable[[], float],
         changed: Callable[[], None],
+        leading: Callable[[str], str | None] = lambda model: None,
     ) -> None:
-        """`changed` is called whenever an entry says something new."""
+        """`changed` is called whenever an entry says something new. `leading`: the revision that turns run on."""
+        self._leading = leading
         self._send, self._clock, self._wall, self._changed = send, clock, wall, changed
         self._entries: dict[str, Entry] = {}
         self._building: set[asyncio.Task[None]] = set()
@@ -125,9 +129,10 @@ class Library:
 
     def _ask(self, entry: Entry) -> None:
         now = self._clock()
-        if entry.fetch is not None or not entry.wanted or now < entry.retry_at:
+        hello = entry.source(self._leading(entry.name))
+        if entry.fetch is not None or hello is None or now < entry.retry_at:
             return
-        peer, hello = next(reversed(entry.servers.items()))
+        peer = hello.peer
         entry.fetch = _Fetch(peer, hello.revision, now + FETCH_SECONDS)
         requests = [Send(reply(peer), Lane.LIVE, ModelFileRequest(name)) for name in FILES]
         self._send(requests)

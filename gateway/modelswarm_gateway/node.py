@@ -37,6 +37,7 @@ from modelswarm_gateway.core.effects import (
     TurnRequest,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.kinds import makes_sense
 from modelswarm_gateway.directory import Directory
 from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_refusal
@@ -63,7 +64,9 @@ class Node:
         hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, link="", lane=Lane.LIVE)
         self._links = Links(hello, self)
         self._directory = Directory(members, self._links.dial, clock)
-        self._library = Library(self._links.send, clock, wall, self._forget_cards)
+        self._library = Library(
+            self._links.send, clock, wall, self._forget_cards, self._core.revision
+        )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
         self._linked: set[PeerId] = set()
@@ -99,6 +102,9 @@ class Node:
 
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is not Role.SERVER:
+            return
+        if not makes_sense(hello):
+            log.error("%s cannot serve what it says of itself: %s", peer, hello)
             return
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
         self._linked.add(peer)
@@ -216,6 +222,8 @@ class Node:
         return self._cards
 
     def _card(self, entry: Entry) -> ModelCard:
+        leading = self._core.revision(entry.name)
+        current = leading is None or leading == entry.revision
         missing = self._core.uncovered(entry.name) if entry.servers else range(entry.n_blocks)
         return ModelCard(
             name=entry.name,
@@ -223,6 +231,6 @@ class Node:
             n_blocks=entry.n_blocks,
             missing=tuple(missing),
             max_length=self._core.max_length(entry.name),
-            text=entry.text,
+            text=entry.text if current else None,  # tokens of another revision mean other words
             since=entry.since,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from modelswarm_gateway.directory import Directory
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.openai import parse_chat, parse_completion
 from modelswarm_gateway.errors import ApiError
+from modelswarm_gateway.library import Library
 
 MANY = 300_000  # entries: a body of about 1 MiB
 
@@ -101,3 +103,24 @@ async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_member
     directory = Directory(tmp_path, dialled.append, lambda: 0.0)
     await asyncio.wait_for(asyncio.to_thread(directory.poll), 5)
     assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
+
+
+async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
+    shelf = Shelf()
+    leading = ["r1"]
+    shelf.library = Library(
+        shelf.sent.extend, lambda: shelf.now, lambda: 77.5, lambda: None, lambda model: leading[0]
+    )
+    shelf.library.linked(HELLO)
+    assert shelf.asked() == ["s0/1/a"]
+    shelf.answer("s0/1/a", model_files())
+    await shelf.library_quiet()
+    shelf.library.linked(replace(HELLO, peer="s1/1/b", revision="r2"))
+    assert shelf.asked() == []
+    leading[0] = "r2"
+    shelf.library.tick()
+    assert shelf.asked() == ["s1/1/b"]
+    shelf.answer("s1/1/b", model_files())
+    await shelf.library_quiet()
+    [entry] = shelf.library.entries()
+    assert entry.revision == "r2"

@@ -1,17 +1,22 @@
 """The servers this gateway is linked to, and which pairs of them keep losing each other.
 
-Used by the loop to cover blocks. Knows nothing of sessions beyond how many hops each server carries.
+Used by the loop to cover blocks with servers of one kind (`kinds.py`). Knows nothing of sessions beyond how many hops
+each server carries.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import Beat, Hello
+from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.routing import Candidate, Leg, cover
+
+FAILED_LOAD = 1000.0  # hops that a server whose steps fail seems to carry: the last resort
 
 
 @dataclass(slots=True)
@@ -41,14 +46,52 @@ class Fleet:
         self._pair_seconds = pair_seconds
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
+        self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
+        self._failed: dict[PeerId, float] = {}  # linked servers whose steps failed, and when
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
 
-    def join(self, hello: Hello) -> None:
+    def join(self, hello: Hello) -> bool:
+        """False: it cannot be planned with, and is as if it were not there."""
+        if not makes_sense(hello):
+            return False
         self._servers[hello.peer] = Server(hello)
+        self._lead(hello.model)
+        return True
 
     def leave(self, peer: PeerId) -> None:
-        self._servers.pop(peer, None)
+        self._failed.pop(peer, None)
+        server = self._servers.pop(peer, None)
+        if server is not None:
+            self._lead(server.hello.model)
+
+    def _lead(self, model: str) -> None:
+        """The kind that holds all blocks, of several the one with most servers, of equals the one that leads."""
+        servers: dict[Kind, list[Hello]] = {}
+        for server in self._servers.values():
+            if server.hello.model == model:
+                servers.setdefault(kind_of(server.hello), []).append(server.hello)
+        if not servers:
+            self._leading.pop(model, None)
+            return
+        before = self._leading.get(model)
+        self._leading[model] = max(
+            servers,
+            key=lambda kind: (
+                holds_all(servers[kind], kind.n_blocks),
+                len(servers[kind]),
+                kind == before,
+            ),
+        )
+
+    def leading(self, model: str) -> Kind | None:
+        """The kind of servers that a turn is to run on; None if no server of the model is linked."""
+        return self._leading.get(model)
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """A step failed there: its sessions may do better elsewhere."""
+        if self.linked(peer):
+            self._failed[peer] = now
 
     def linked(self, peer: PeerId) -> bool:
         return peer in self._servers
@@ -59,8 +102,12 @@ class Fleet:
     def __iter__(self) -> Iterator[Server]:
         return iter(self._servers.values())
 
-    def of_model(self, model: str) -> list[Server]:
-        return [server for server in self._servers.values() if server.hello.model == model]
+    def of_kind(self, model: str, kind: Kind | None) -> list[Server]:
+        return [
+            server
+            for server in self._servers.values()
+            if server.hello.model == model and kind_of(server.hello) == kind
+        ]
 
     def beat(self, peer: PeerId, beat: Beat) -> None:
         if server := self._servers.get(peer):
@@ -95,19 +142,23 @@ class Fleet:
     def cover(
         self,
         model: str,
+        kind: Kind,
         blocks: tuple[int, int],
         now: float,
         *,
         before: PeerId | None,
         after: PeerId | None,
         without: Collection[PeerId],
+        length: int,
     ) -> list[Leg] | None:
-        """Servers for `blocks`; those that are leaving only if nobody else holds a block."""
-        servers = [s for s in self.of_model(model) if s.hello.peer not in without]
-        staying = [s for s in servers if not s.draining]
-        for choice in (staying, servers):
+        """Servers for `blocks`; those that are leaving only if nobody else holds a block, and those on which a session
+        of `length` hardly fits if there are no others at all."""
+        servers = [s for s in self.of_kind(model, kind) if s.hello.peer not in without]
+        roomy = [s for s in servers if s.hello.max_length >= length]
+        staying = [s for s in roomy if not s.draining]
+        for choice in (staying, roomy, servers):
             legs = cover(
-                [self._candidate(server) for server in choice],
+                [self._candidate(server, now) for server in choice],
                 blocks,
                 before=before,
                 after=after,
@@ -118,17 +169,24 @@ class Fleet:
                 return legs
         return None
 
-    def _candidate(self, server: Server) -> Candidate:
+    def _candidate(self, server: Server, now: float) -> Candidate:
         hello = server.hello
-        return Candidate(hello.peer, hello.first, hello.last, self.hops[hello.peer])
-
-    def n_blocks(self, model: str) -> int | None:
-        return next((s.hello.n_blocks for s in self.of_model(model)), None)
+        load = float(self.hops[hello.peer])
+        if now - self._failed.get(hello.peer, -math.inf) <= self._pair_seconds:
+            load += FAILED_LOAD
+        return Candidate(hello.peer, hello.first, hello.last, load)
 
     def max_length(self, model: str) -> int:
-        return min((s.hello.max_length for s in self.of_model(model)), default=0)
+        kind = self.leading(model)
+        if kind is None:
+            return 0
+        return longest([s.hello for s in self.of_kind(model, kind)], kind.n_blocks)
 
     def uncovered(self, model: str) -> list[int]:
-        """Blocks of the model that no linked server holds."""
-        held = {b for s in self.of_model(model) for b in range(s.hello.first, s.hello.last)}
-        return [b for b in range(self.n_blocks(model) or 0) if b not in held]
+        """Blocks of the model that no linked server of its leading kind holds."""
+        kind = self.leading(model)
+        if kind is None:
+            return []
+        spans = [s.hello for s in self.of_kind(model, kind)]
+        held = {block for hello in spans for block in range(hello.first, hello.last)}
+        return [block for block in range(kind.n_blocks) if block not in held]

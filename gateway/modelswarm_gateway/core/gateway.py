@@ -70,7 +70,8 @@ class GatewayCore:
 
     def connected(self, hello: Hello, now: float) -> None:
         """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
-        self._fleet.join(hello)
+        if not self._fleet.join(hello):
+            return
         owned = tuple(
             LiveSession(session.name, hop.own, session.epoch)
             for session in self._sessions.values()
@@ -128,6 +129,10 @@ class GatewayCore:
 
     def _begin(self, s: Session, request: TurnRequest, limit: int) -> None:
         length = len(request.tokens)
+        kind = self._fleet.leading(s.model)
+        if s.kind != kind:  # the model was replaced: what the servers hold is of the old one
+            self._recovery.release(s)
+            s.kind = kind
         s.replace_log(request.tokens)
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
@@ -136,6 +141,7 @@ class GatewayCore:
         s.credit_ahead, s.read = max(1, request.credit_ahead), length
         s.progressed()
         s.shunned.clear()
+        s.refusal = Why.NO_ROOM
 
     def stop_at(self, session: str, length: int, now: float) -> None:
         """A stop string matched: the log keeps `length` entries, the turn is over (R17)."""
@@ -220,6 +226,8 @@ class GatewayCore:
             if session.failures > 1:
                 self._recovery.give_up(session, f"the model failed at {peer}: {report.detail}")
                 return
+            self._fleet.failed(peer, now)
+            session.shunned.add(peer)  # if another server holds these blocks, it may do better
         elif report.peer:
             self._fleet.pair_failed(peer, report.peer, report.generation, now)
         self._recovery.fault(session, report.trouble.value, report.peer or peer, now)
@@ -271,3 +279,8 @@ class GatewayCore:
     def max_length(self, model: str) -> int:
         """Most positions a session of `model` may have; 0 when no server of it is linked."""
         return self._fleet.max_length(model)
+
+    def revision(self, model: str) -> str | None:
+        """The revision that turns of `model` run on; None when no server of it is linked."""
+        kind = self._fleet.leading(model)
+        return None if kind is None else kind.revision

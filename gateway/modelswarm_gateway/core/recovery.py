@@ -24,6 +24,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
 from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.kinds import Kind
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 
@@ -95,18 +96,14 @@ class Recovery:
 
     def _complete(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
-        n_blocks = self._fleet.n_blocks(session.model)
-        if n_blocks is None:
-            self._no_way(session, now)
-            return False
-        route = self._plan(session, n_blocks, now)
+        route = None if session.kind is None else self._plan(session, session.kind, now)
         if route is None:
             self._no_way(session, now)
             return False
         self._replace(session, route)
         return True
 
-    def _plan(self, session: Session, n_blocks: int, now: float) -> list[Hop] | None:
+    def _plan(self, session: Session, kind: Kind, now: float) -> list[Hop] | None:
         """The kept hops and what they lack, around pairs that keep failing (R5), or through those that failed least.
 
         Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
@@ -115,7 +112,7 @@ class Recovery:
         fewest = 0
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
-            route = self._fill(session, n_blocks, left_out | session.shunned, now)
+            route = self._fill(session, kind, left_out | session.shunned, now)
             if route is None:
                 continue
             failing = self._fleet.failing([hop.peer for hop in route], now)
@@ -129,22 +126,24 @@ class Recovery:
         return best
 
     def _fill(
-        self, session: Session, n_blocks: int, without: frozenset[PeerId], now: float
+        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
     ) -> list[Hop] | None:
         """The session's hops that can stay, and cheapest servers for the blocks between them."""
         route: list[Hop] = []
         kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
         edge = 0
         for hop in [*kept, None]:
-            end = n_blocks if hop is None else hop.first
+            end = kind.n_blocks if hop is None else hop.first
             if edge < end:
                 legs = self._fleet.cover(
                     session.model,
+                    kind,
                     (edge, end),
                     now,
                     before=route[-1].peer if route else None,
                     after=hop.peer if hop else None,
                     without=without,
+                    length=session.turn.end,
                 )
                 if legs is None:
                     return None
@@ -206,6 +205,9 @@ class Recovery:
 
     def lost_link(self, peer: PeerId) -> None:
         """Nothing more will be answered over a lost link."""
+        for _, hop in self.replies.values():
+            if hop.peer == peer:
+                hop.asked = None
         for reply, hop in list(self._leaving.items()):
             if hop.peer == peer:
                 del self._leaving[reply]
@@ -372,6 +374,8 @@ class Recovery:
     def _detail(self, session: Session, why: Why) -> str:
         if why is Why.NO_SERVERS:
             missing = self._fleet.uncovered(session.model)
+            if not missing:
+                return f"the servers of {session.model} do not answer"
             return f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {session.model}"
         if why is Why.TOO_LONG:
             return f"{session.turn.reserve} positions are more than a server of {session.model} can ever hold"
@@ -404,6 +408,7 @@ class Recovery:
         for hop in session.hops:
             if not hop.answered:
                 session.shunned.add(hop.peer)
+        session.refusal = Why.NO_SERVERS
         if session.fault_at is None and session.admitted:
             session.fault_at = now
         self.enter(session, now)

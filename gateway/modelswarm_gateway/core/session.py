@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import KeptRows, Turn
 from modelswarm_gateway.core.effects import Why
+from modelswarm_gateway.core.kinds import Kind
 
 NO_CUT = 1 << 60
 NO_EPOCH = Epoch(0, 0)
@@ -67,6 +68,7 @@ class Session:
     name: str
     model: str
     epoch: Epoch
+    kind: Kind | None = None  # of the servers that this turn runs on
     log: list[int] = field(default_factory=list)
     state: State = State.PARKED
     hops: list[Hop] = field(default_factory=list)

@@ -1,0 +1,49 @@
+"""Which servers of a model may stand in one route: those that hold the same weights and exchange the same rows.
+
+Two revisions, dtypes or depths of a model may be linked at once, in the middle of an upgrade or by mistake. A session
+runs on one kind of them for as long as a turn lasts: rows of another kind are other numbers, or no rows at all. Pure;
+used by `fleet.py`, and by the node to see which greetings make sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from modelswarm.protocol.messages import Hello
+
+MOST_BLOCKS = 4096
+
+
+class Kind(NamedTuple):
+    revision: str
+    n_blocks: int
+    dtype: str
+    row_bytes: int
+
+
+def kind_of(hello: Hello) -> Kind:
+    return Kind(hello.revision, hello.n_blocks, hello.dtype, hello.row_bytes)
+
+
+def makes_sense(hello: Hello) -> bool:
+    """Whether a server that says this of itself can be planned with."""
+    spans = 0 <= hello.first < hello.last <= hello.n_blocks <= MOST_BLOCKS
+    return spans and hello.max_length > 0
+
+
+def holds_all(hellos: Iterable[Hello], n_blocks: int) -> bool:
+    edge = 0
+    for first, last in sorted((hello.first, hello.last) for hello in hellos):
+        if first > edge:
+            return False
+        edge = max(edge, last)
+    return edge >= n_blocks > 0
+
+
+def longest(hellos: list[Hello], n_blocks: int) -> int:
+    """The longest session that some route over these servers can hold; without a route, what all could hold."""
+    for length in sorted({hello.max_length for hello in hellos}, reverse=True):
+        if holds_all((hello for hello in hellos if hello.max_length >= length), n_blocks):
+            return length
+    return min((hello.max_length for hello in hellos), default=0)
