@@ -24,6 +24,7 @@ from modelswarm.local.commands import (
 )
 from modelswarm.local.members import Announcement, Member, read_announcement, read_member
 from modelswarm.local.ports import check_free
+from modelswarm.local.processes import last_words
 from modelswarm.local.rundir import RunFolder, RunInfo
 from modelswarm.local.supervisor import (
     LOOK_EVERY,
@@ -77,7 +78,7 @@ class LocalSwarm:
         try:
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
-            self._wait_linked(deadline)
+            self._wait_linked(deadline, self._folder)
             info = self._info()
             if wanted.publish:
                 self._folder.publish(info)
@@ -172,13 +173,15 @@ class LocalSwarm:
             raise RuntimeError("the swarm has not been started")
         return self._gateway
 
-    def _wait_linked(self, deadline: float) -> None:
+    def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
         """Until the gateway has a link to every server and the model's tokenizer."""
         with SwarmDoor(self.grpc) as door:
             while not door.serves(len(self.slots)):
                 self.check()
                 if time.monotonic() > deadline:
-                    raise StartError("the gateway did not reach all servers in time")
+                    log = folder.logs / f"{GATEWAY}-{self.gateway.incarnation}.log"
+                    words = "".join(f"\n  {line}" for line in last_words(log))
+                    raise StartError(f"the gateway did not reach all servers in time:{words}")
                 time.sleep(LOOK_EVERY)
 
     def _info(self) -> RunInfo:
