@@ -1,9 +1,14 @@
-"""Which KV pages are free, and how many a session may still take.
+"""Which KV pages are free, as runs of neighbouring numbers.
 
-Used by `admission.py`. Knows page numbers only: neither what a page holds nor who owns it.
+A session whose pages are neighbours is attended without a gather, so a request gets the lowest run that holds all of
+it, and only in want of one what is left in pieces. Used by `admission.py`. Knows page numbers only: neither what a
+page holds nor who owns it.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import chain
 
 
 def pages_for(positions: int, page_size: int) -> int:
@@ -11,23 +16,59 @@ def pages_for(positions: int, page_size: int) -> int:
 
 
 class PagePool:
-    """A stack of free page numbers: the page given back last is taken first, while it is warm."""
-
-    __slots__ = ("_free", "total")
+    __slots__ = ("_runs", "free", "total")
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self._free = list(range(total - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
+        self.free = total
+        self._runs: list[tuple[int, int]] = (
+            [(0, total)] if total else []
+        )  # [start, end), ascending, apart
 
     def take(self, count: int) -> list[int]:
         """`count` pages; the caller has looked at `free` first."""
-        if count > len(self._free):
-            raise ValueError(f"{count} pages wanted, {len(self._free)} free")
-        return [self._free.pop() for _ in range(count)]
+        if count > self.free:
+            raise ValueError(f"{count} pages wanted, {self.free} free")
+        self.free -= count
+        for index, (start, end) in enumerate(self._runs):
+            if end - start >= count:
+                self._runs[index : index + 1] = (
+                    [(start + count, end)] if start + count < end else []
+                )
+                return list(range(start, start + count))
+        return self._take_pieces(count)
+
+    def _take_pieces(self, count: int) -> list[int]:
+        """From the lowest runs on; none of them is long enough by itself."""
+        taken: list[range] = []
+        while count:
+            start, end = self._runs.pop(0)
+            stop = min(end, start + count)
+            if stop < end:
+                self._runs.insert(0, (stop, end))
+            taken.append(range(start, stop))
+            count -= stop - start
+        return list(chain.from_iterable(taken))
 
     def give(self, pages: list[int]) -> None:
-        self._free.extend(reversed(pages))
+        self.free += len(pages)
+        start = end = -1
+        for page in sorted(pages):
+            if page == end:
+                end += 1
+                continue
+            self._give_run(start, end)
+            start, end = page, page + 1
+        self._give_run(start, end)
+
+    def _give_run(self, start: int, end: int) -> None:
+        """Put [start, end) back, joined with the runs it touches."""
+        if start == end:
+            return
+        at = bisect_left(self._runs, (start, end))
+        first, last = at, at
+        if at and self._runs[at - 1][1] == start:
+            first, start = at - 1, self._runs[at - 1][0]
+        if at < len(self._runs) and self._runs[at][0] == end:
+            last, end = at + 1, self._runs[at][1]
+        self._runs[first:last] = [(start, end)]
