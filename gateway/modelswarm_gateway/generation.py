@@ -103,7 +103,7 @@ class Generation:
         """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
         if error.code is not Code.NO_CAPACITY or self.completion_tokens or self._closed:
             return False
-        if not self._place.book.evict():
+        if not self._place.book.evict(self._ask.model):  # those of others hold no page that helps
             return False
         try:
             self._stream = self._place.engine.turn(self._session, self._request)

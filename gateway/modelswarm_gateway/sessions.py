@@ -76,10 +76,10 @@ class SessionBook:
         if kept is not None:
             self._close(kept.session)
 
-    def evict(self) -> bool:
-        """Drops the session that has been idle for longest; False if none is idle."""
+    def evict(self, model: str | None = None) -> bool:
+        """Drops the session (of `model`) that has been idle for longest; False if none is idle."""
         for key, kept in self._kept.items():
-            if not kept.busy:
+            if not kept.busy and model in (None, key[0]):
                 self.drop(key)
                 return True
         return False

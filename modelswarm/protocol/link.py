@@ -170,7 +170,11 @@ class Links:
     # Dialling
 
     async def _dial(self, address: Address) -> None:
-        streams = {lane: DialledStream(address.target, lane) for lane in Lane}
+        try:
+            streams = {lane: DialledStream(address.target, lane) for lane in Lane}
+        except Exception as error:  # gRPC says in many ways that this is no address
+            self._undialled(address, f"{address.target!r} cannot be dialled: {error}")
+            return
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
                 hello = await self._greet(address, streams)
@@ -227,10 +231,12 @@ class Links:
             self._up(link)
             reason = await self._watch(link, tasks)
         finally:
-            self._down(link, reason)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                self._down(link, reason)
+            finally:
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, link: _Link, tasks: list[asyncio.Task[Never]]) -> str:
         """Returns why the link has to end."""

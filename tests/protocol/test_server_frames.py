@@ -305,3 +305,21 @@ def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) 
         pump.put(GATEWAY, name, Live((LiveSession("a", 1, client.epoch),)))
     pump.run()
     assert pump.free_pages == [64, 64]
+
+
+def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
+    """They are counted as rows: a thousand of 4 MiB each would fill the memory."""
+    pump = Pump()
+    client = two_hops(pump)
+    client.fence(5)
+    pump.run()
+    client.listen()
+    head, tail = (hop[0].address.peer for hop in client.hops)
+    for first in range(64):
+        pump.put(head, tail, Rows(client.own[1], client.epoch, first, 1, bytes(1 << 16)))
+    pump.run()
+    [hop] = pump.servers[tail].core._life.hops
+    assert not hop.early.rows
+    expected = client.expected(client.log, 5)
+    client.go()
+    assert [token.token for token in client.finish()] == expected

@@ -78,3 +78,13 @@ def test_a_dropped_session_is_closed_once() -> None:
     desk.book.drop(("m", "a"))
     desk.book.drop(("m", "a"))
     assert desk.open == []
+
+
+def test_sessions_of_another_model_do_not_give_way_for_pages_they_do_not_hold() -> None:
+    desk = Desk()
+    for key in (("m", "a"), ("x", "b")):
+        desk.book.acquire(key)
+        desk.book.release(key)
+    assert desk.book.evict("x")
+    assert not desk.book.evict("x")
+    assert desk.open == ["m0"]

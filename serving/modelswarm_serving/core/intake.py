@@ -66,8 +66,10 @@ def _store(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) -> Faul
     return None
 
 
-def keep_rows(early: Early, peer: PeerId, rows: Rows, limit: int) -> None:
-    """Before Go; what does not fit is a gap later."""
+def keep_rows(early: Early, peer: PeerId, rows: Rows, limit: int, row_bytes: int) -> None:
+    """Before Go; what does not fit is a gap later. Counted in rows, so each must be as long as a row is."""
+    if len(rows.payload) != rows.count * row_bytes:
+        return
     if 0 < rows.count <= limit - early.row_count:
         early.rows.append((peer, rows))
         early.row_count += rows.count

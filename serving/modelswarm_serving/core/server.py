@@ -157,7 +157,8 @@ class ServerCore:
         if hop is None or hop.is_head or rows.store_only:
             return
         if hop.go is None:
-            intake.keep_rows(hop.early, peer, rows, self._settings.row_window)
+            window, row_bytes = self._settings.row_window, self._shape.row_bytes
+            intake.keep_rows(hop.early, peer, rows, window, row_bytes)
             return
         assert hop.go.predecessor is not None
         if peer != hop.go.predecessor.address.peer:
