@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from modelswarm_gateway.core.effects import PromptTooLong
 from modelswarm_gateway.defaults import Options
-from modelswarm_gateway.errors import from_core, invalid
+from modelswarm_gateway.errors import ApiError, Code, from_core, invalid
 from modelswarm_gateway.template import TemplateError
-from modelswarm_gateway.text import ModelText
+from modelswarm_gateway.text import ModelText, TextTooLong
 
 MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
 LONGEST_SESSION_ID = 256  # characters; the gateway keeps them
@@ -53,7 +53,10 @@ class Ask:
 
 async def prompt_tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
     """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
-    tokens = await _encoded(ask, text, limit)
+    try:
+        tokens = await _encoded(ask, text, limit)
+    except TextTooLong as error:
+        raise ApiError(Code.CONTEXT_LENGTH, str(error), param=ask.field) from error
     if not tokens:
         raise invalid(ask.field, f"{ask.field}: the prompt is empty; at least one token is needed")
     return tokens
@@ -70,10 +73,10 @@ async def _encoded(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
                     raise invalid(ask.field, f"{ask.field}[{place}]: {detail}")
             return ids
         case TextPrompt(words):
-            return tuple(await text.encode(words, special=True))
+            return tuple(await text.encode(words, special=True, limit=limit))
         case ChatPrompt(messages, variables):
             try:
-                return tuple(await text.encode_chat(messages, variables))
+                return tuple(await text.encode_chat(messages, variables, limit))
             except TemplateError as error:
                 raise invalid(ask.field, f"{ask.field}: {error}") from error
 

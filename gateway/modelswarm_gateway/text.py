@@ -35,10 +35,15 @@ SPECIAL = (
     "mask_token",
 )
 LONG = 8_000  # characters; longer texts are tokenised beside the event loop
+LONG_AT_ONCE = 2  # of them, since a tokeniser wants some 200 bytes for each character
 
 
 class ModelFilesError(Exception):
     """The model's files cannot be used; `str()` names the file."""
+
+
+class TextTooLong(Exception):
+    """More characters than the context's tokens could ever spell; `str()` says so."""
 
 
 class ModelText:
@@ -52,16 +57,25 @@ class ModelText:
         eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.defaults: Defaults = read_defaults(_json(files, "generation_config.json"), config, eos)
         self.vocabulary = _vocabulary(config, self._tokenizer)
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
 
     @property
     def can_chat(self) -> bool:
         return self._template is not None
 
-    async def encode(self, text: str, *, special: bool) -> list[int]:
-        """Ids of `text`; `special` adds what the tokenizer puts around a plain text (its bos, usually)."""
+    async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
+        """Ids of `text`; `special` adds what the tokenizer puts around a plain text (its bos, usually).
+
+        `limit`: tokens that are of use, 0 if that is not known. Raises TextTooLong.
+        """
         if len(text) <= LONG:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-        return await asyncio.to_thread(self._encode_long, text, special)
+        if 0 < limit * self._longest_token < len(text):
+            detail = f"{len(text)} characters are more than {limit} tokens can hold"
+            raise TextTooLong(f"the prompt is too long for this model's context: {detail}")
+        async with self._long:
+            return await asyncio.to_thread(self._encode_long, text, special)
 
     def _encode_long(self, text: str, special: bool) -> list[int]:
         # encode() keeps the interpreter lock for seconds on a long text; encode_batch() does not.
@@ -69,13 +83,16 @@ class ModelText:
         return list(encoding.ids)
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        limit: int = 0,
     ) -> list[int]:
-        """Ids of the rendered messages. Templates write bos themselves. Raises TemplateError."""
+        """Ids of the rendered messages. Templates write bos themselves. Raises TemplateError, TextTooLong."""
         if self._template is None:
             raise TemplateError("this model has no chat template; use text completions")
         text = self._template.render(messages, extra)
-        return await self.encode(text, special=False)
+        return await self.encode(text, special=False, limit=limit)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)

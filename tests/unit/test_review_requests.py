@@ -16,12 +16,14 @@ from modelswarm.protocol import api_pb2
 from modelswarm.protocol.frames import pack
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
+from modelswarm_gateway.asks import Ask, TextPrompt, prompt_tokens
 from modelswarm_gateway.defaults import Defaults, Options, read_defaults
 from modelswarm_gateway.directory import Directory
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.openai import parse_chat, parse_completion
-from modelswarm_gateway.errors import ApiError
+from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.library import Library
+from modelswarm_gateway.text import ModelText
 
 MANY = 300_000  # entries: a body of about 1 MiB
 
@@ -124,3 +126,15 @@ async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
     await shelf.library_quiet()
     [entry] = shelf.library.entries()
     assert entry.revision == "r2"
+
+
+async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
+    text = ModelText(model_files())
+    ask_for = Ask("m", TextPrompt("a " * 4_000_000), "prompt", Options())
+    began = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        await prompt_tokens(ask_for, text, 512)
+    assert caught.value.code is Code.CONTEXT_LENGTH
+    assert time.process_time() - began < 0.2
+    ids = await prompt_tokens(replace(ask_for, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
+    assert len(ids) > 0
