@@ -69,6 +69,7 @@ class Swarm:
         draws = random.Random("gateway")
         self.core = GatewayCore(self.settings, GATEWAY, 1, lambda: draws.getrandbits(64))
         self._queue: deque[tuple[PeerId, PeerId, Item]] = deque()
+        self._made = 0
 
     def serve(
         self,
@@ -84,7 +85,8 @@ class Swarm:
         page_size: int = 4,
         link: bool = True,
     ) -> Server:
-        name = f"s{len(self.servers)}/1/b"
+        self._made += 1
+        name = f"s{self._made}/1/b"
         shape = ModelShape(
             first, last, n_blocks, row_bytes, page_size, pages, max_length, VOCABULARY
         )

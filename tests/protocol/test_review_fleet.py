@@ -88,3 +88,34 @@ def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_it
         assert swarm.answer(name) == expected(PROMPT, 3)
         swarm.core.close(name, swarm.now)
         swarm.run()
+
+
+def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half() -> None:
+    swarm = Swarm()
+    swarm.serve(0, 2)
+    tail = swarm.serve(2, 4)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.ask("a", PROMPT, 3)
+    swarm.kill(tail)
+    swarm.serve(2, 4, revision="r2")
+    swarm.ask("a", PROMPT, 3)
+    [refused] = swarm.troubles("a")
+    assert "no server holds block" in refused.detail
+    swarm.serve(0, 2, revision="r2")
+    assert swarm.core.revision(MODEL) == "r2"
+    swarm.ask("a", PROMPT, 3)
+    assert swarm.answer("a") == expected(PROMPT, 3)
+    [view] = swarm.core.sessions()
+    revisions = {swarm.servers[hop.peer].hello.revision for hop in view.route}
+    assert revisions == {"r2"}
+
+
+def test_a_model_that_fails_on_its_only_servers_ends_the_session_honestly() -> None:
+    swarm = Swarm()
+    swarm.serve(0, 2)
+    swarm.serve(2, 4).broken = True
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.ask("a", PROMPT, 3)
+    swarm.wait(3.0)
+    [broken] = swarm.troubles("a")
+    assert "CUDA" in broken.detail
