@@ -66,6 +66,7 @@ class Node:
         self._stepping = False
         self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
         self._stop = asyncio.Event()
+        self._fault: Exception | None = None  # of ours; the process ends with it
 
     async def run(self) -> None:
         """Serve until a signal. UserError when it cannot start to."""
@@ -83,6 +84,8 @@ class Node:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()  # a helper ends only by a fault of ours, and then so does the process
+            if self._fault is not None:
+                raise self._fault
         finally:
             withdraw(self._settings.members, self._settings.name)
             self._core.refuse_new()
@@ -130,7 +133,11 @@ class Node:
         self._planned = False
         if self._stepping or self._stop.is_set():
             return
-        batch = self._core.plan_step(self._clock())
+        try:
+            batch = self._core.plan_step(self._clock())
+        except Exception as fault:
+            self._end(fault)
+            return
         if batch:
             self._stepping = True
             self._engine.submit(batch)
@@ -138,12 +145,21 @@ class Node:
     def _stepped(self, done: StepDone) -> None:
         self._stepping = False
         now = self._clock()
-        if done.error is None:
-            self._core.finish_step(done.results, now)
-        else:
-            self._core.fail_step(done.error, now)
+        try:
+            if done.error is None:
+                self._core.finish_step(done.results, now)
+            else:
+                self._core.fail_step(done.error, now)
+        except Exception as fault:
+            self._end(fault)
+            return
         self._settle()
         self._metrics.step(done.rows, done.seconds, done.error is not None)
+
+    def _end(self, fault: Exception) -> None:
+        """The loop would only log it, and the sessions of that step would stand still for ever."""
+        self._fault = fault
+        self._stop.set()
 
     # Time, files, signals
 
