@@ -80,5 +80,8 @@ def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPr
         stats = server.core.stats
         if stats.free_pages != stats.total_pages or stats.sessions:
             raise Violation(f"{server.name} leaks: {stats}")
-        if len(set(server.core._life.admission.pool._free)) != stats.total_pages:
+        pool = server.core._life.admission.pool
+        free = pool.take(pool.free)
+        pool.give(free)
+        if len(set(free)) != stats.total_pages:
             raise Violation(f"{server.name}: a page is free twice")
