@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import click
 
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.local.lifeline import end_with_parent
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.announce import announce, withdraw
 from modelswarm_gateway.core.effects import GatewaySettings
@@ -62,7 +62,7 @@ def _serve(settings: Settings) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if settings.parent_fd is not None:
-        _die_with_parent(settings.parent_fd)
+        end_with_parent(settings.parent_fd)
     asyncio.run(Process(settings).run())
     return 0
 
@@ -155,21 +155,6 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
         elif (error := task.exception()) is not None:
             log.error("could not close cleanly", exc_info=error)
-
-
-def _die_with_parent(fd: int) -> None:
-    """End this process, whatever it does, when the other end of the pipe is closed."""
-    try:
-        os.fstat(fd)
-    except OSError as error:
-        raise UserError("--parent-fd", f"{fd} is not an open file descriptor") from error
-
-    def watch() -> None:
-        while os.read(fd, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 if __name__ == "__main__":

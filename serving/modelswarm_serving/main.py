@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from modelswarm.checkpoint.facts import read_outline
 from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.local.lifeline import end_with_parent
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash import HashModel
 from modelswarm_serving.node import Node
@@ -80,7 +80,7 @@ def _serve(settings: Settings) -> None:
         stream=sys.stderr,
     )
     if settings.parent_fd is not None:
-        _die_with_parent(settings.parent_fd)
+        end_with_parent(settings.parent_fd)
     loaded = load(settings)
     # What was loaded stays: a full collection over it would stop every thread for 0.2 s.
     gc.collect()
@@ -134,21 +134,6 @@ def _load_hash(settings: Settings) -> Loaded:
         vocab_size=vocab,
     )
     return Loaded(HashModel(shape), folder, f"hash-{n_blocks}-{vocab}")
-
-
-def _die_with_parent(fd: int) -> None:
-    """End this process, whatever it does, when the other end of the pipe is closed."""
-    try:
-        os.fstat(fd)
-    except OSError as error:
-        raise UserError("--parent-fd", f"{fd} is not an open file descriptor") from error
-
-    def watch() -> None:
-        while os.read(fd, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -373,3 +373,19 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def repeated(item: Rows, **changes: object) -> Rows:
     return replace(item, **changes)  # type: ignore[arg-type]
+
+
+def opened(pump: Pump, hops: int = 2, length: int = 12, new: int = 8) -> Client:
+    client = Client(pump, route(pump, hops), prompt(length))
+    client.fence(new)
+    pump.run()
+    client.listen()
+    return client
+
+
+def again(pump: Pump, client: Client, kind: type[Item]) -> None:
+    """Every message of a kind that the gateway has put on a lane, once more behind all others."""
+    for (sender, to, _), items in list(pump.lanes.items()):
+        for item in list(items):
+            if isinstance(item, kind) and sender == client.gateway:
+                pump.put(sender, to, item)

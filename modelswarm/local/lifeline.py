@@ -1,0 +1,26 @@
+"""A child that never outlives its parent: it holds the read end of a pipe whose write end only the parent has.
+
+Called by the `main` of server and gateway for `--parent-fd`. A pipe needs no polling and works on every POSIX system.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from modelswarm.errors import UserError
+
+
+def end_with_parent(fd: int) -> None:
+    """End this process, whatever it does, when the other end of the pipe is closed. UserError if `fd` is not open."""
+    try:
+        os.fstat(fd)
+    except OSError as error:
+        raise UserError("--parent-fd", f"{fd} is not an open file descriptor") from error
+
+    def watch() -> None:
+        while os.read(fd, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
