@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _FILE_REQUESTS = 256  # that may wait
 _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
+_WINDOW_BYTES = 2 << 20  # of one session's rows that may wait here, or on the way here
+_LEAST_WINDOW, _MOST_WINDOW = 32, 1024  # rows
 
 
 class Node:
@@ -57,6 +59,7 @@ class Node:
             Address(self._peer, ""),
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
+            row_window=_row_window(model.shape.row_bytes),
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._files = ModelFiles(folder)
@@ -253,6 +256,11 @@ class Node:
             raise UserError(
                 "--members", f"{settings.members} cannot be written: {_why(error)}"
             ) from error
+
+
+def _row_window(row_bytes: int) -> int:
+    """Rows of a session that its predecessor may be ahead: many prompts at once must not fill the link's queue."""
+    return max(_LEAST_WINDOW, min(_MOST_WINDOW, _WINDOW_BYTES // row_bytes))
 
 
 def _why(error: OSError) -> str:
