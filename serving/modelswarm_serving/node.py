@@ -32,6 +32,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.core.settings import row_window
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.membership import Member, announce, withdraw
@@ -43,8 +44,6 @@ log = logging.getLogger(__name__)
 
 _FILE_REQUESTS = 256  # that may wait
 _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
-_WINDOW_BYTES = 2 << 20  # of one session's rows that may wait here, or on the way here
-_LEAST_WINDOW, _MOST_WINDOW = 32, 1024  # rows
 
 
 class Node:
@@ -59,7 +58,7 @@ class Node:
             Address(self._peer, ""),
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
-            row_window=_row_window(model.shape.row_bytes),
+            row_window=row_window(model.shape.row_bytes),
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._files = ModelFiles(folder)
@@ -256,11 +255,6 @@ class Node:
             raise UserError(
                 "--members", f"{settings.members} cannot be written: {_why(error)}"
             ) from error
-
-
-def _row_window(row_bytes: int) -> int:
-    """Rows of a session that its predecessor may be ahead: many prompts at once must not fill the link's queue."""
-    return max(_LEAST_WINDOW, min(_MOST_WINDOW, _WINDOW_BYTES // row_bytes))
 
 
 def _why(error: OSError) -> str:

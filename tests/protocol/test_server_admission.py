@@ -21,6 +21,7 @@ from modelswarm.protocol.messages import (
     Trouble,
     Turn,
 )
+from modelswarm_serving.core.settings import row_window
 
 
 def create(
@@ -215,3 +216,10 @@ def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None
     pump.tick(61.0)
     assert pump.free_pages == [3000, 3000]
     assert not any(server.core.handles() for server in pump.servers.values())
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "rows"), [(8, 1024), (2048, 1024), (8192, 256), (16384, 128), (1 << 20, 32)]
+)
+def test_the_row_window_is_about_two_mebibytes_of_rows(row_bytes: int, rows: int) -> None:
+    assert row_window(row_bytes) == rows

@@ -20,3 +20,13 @@ class ServerSettings:
     repair_fraction: float = 0.1  # of the pages, which only repairs may take (R12)
     token_budget: int = 512  # rows per step
     row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)
+
+
+WINDOW_BYTES = 2 << 20
+LEAST_WINDOW, MOST_WINDOW = 32, 1024
+
+
+def row_window(row_bytes: int) -> int:
+    """Rows of one session that may wait here or on their way here: about 2 MiB, so that many long prompts at once do
+    not fill the queue of the link they come over."""
+    return max(LEAST_WINDOW, min(MOST_WINDOW, WINDOW_BYTES // row_bytes))
