@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Address, PeerId
@@ -133,12 +133,6 @@ class Fleet:
         }
         return {names: count for names, count in failures.items() if count >= 2}
 
-    def failing(self, route: Sequence[PeerId], now: float) -> dict[frozenset[PeerId], int]:
-        """The pairs to avoid in a route: neighbours, and tail and head, which the ring joins."""
-        bad = self.bad_pairs(now)
-        links = zip(route, [*route[1:], route[0]], strict=True)
-        return {pair: bad[pair] for link in links if (pair := frozenset(link)) in bad}
-
     def cover(
         self,
         model: str,
@@ -146,13 +140,13 @@ class Fleet:
         blocks: tuple[int, int],
         now: float,
         *,
-        before: PeerId | None,
-        after: PeerId | None,
+        between: tuple[PeerId | None, PeerId | None],
+        bad_pairs: Collection[frozenset[PeerId]],
         without: Collection[PeerId],
         length: int,
     ) -> list[Leg] | None:
-        """Servers for `blocks`; those that are leaving only if nobody else holds a block, and those on which a session
-        of `length` hardly fits if there are no others at all."""
+        """Servers for `blocks`, between two hops that stay; those that are leaving only if nobody else holds a block, and
+        those on which a session of `length` hardly fits if there are no others at all."""
         servers = [s for s in self.of_kind(model, kind) if s.hello.peer not in without]
         roomy = [s for s in servers if s.hello.max_length >= length]
         staying = [s for s in roomy if not s.draining]
@@ -160,9 +154,9 @@ class Fleet:
             legs = cover(
                 [self._candidate(server, now) for server in choice],
                 blocks,
-                before=before,
-                after=after,
-                bad_pairs=self.bad_pairs(now),
+                before=between[0],
+                after=between[1],
+                bad_pairs=bad_pairs,
                 jitter=lambda: (self._draw() >> 11) / (1 << 53),
             )
             if legs is not None:
@@ -190,3 +184,11 @@ class Fleet:
         spans = [s.hello for s in self.of_kind(model, kind)]
         held = {block for hello in spans for block in range(hello.first, hello.last)}
         return [block for block in range(kind.n_blocks) if block not in held]
+
+
+def failing(
+    route: Sequence[PeerId], bad_pairs: Mapping[frozenset[PeerId], int]
+) -> dict[frozenset[PeerId], int]:
+    """The pairs to avoid that a route has: neighbours, and tail and head, which the ring joins."""
+    links = zip(route, [*route[1:], route[0]], strict=True)
+    return {pair: bad_pairs[pair] for link in links if (pair := frozenset(link)) in bad_pairs}

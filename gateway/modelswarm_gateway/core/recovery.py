@@ -6,7 +6,7 @@ Called by `gateway.py` with a session and what happened; it changes the session 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
 from modelswarm.protocol.messages import (
@@ -23,7 +23,7 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
-from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.fleet import Fleet, failing
 from modelswarm_gateway.core.kinds import Kind
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
@@ -110,23 +110,29 @@ class Recovery:
         """
         best: list[Hop] | None = None
         fewest = 0
+        bad_pairs = self._fleet.bad_pairs(now)
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
-            route = self._fill(session, kind, left_out | session.shunned, now)
+            route = self._fill(session, kind, left_out | session.shunned, bad_pairs, now)
             if route is None:
                 continue
-            failing = self._fleet.failing([hop.peer for hop in route], now)
-            if not failing:
+            bad = failing([hop.peer for hop in route], bad_pairs)
+            if not bad:
                 return route
-            failures = sum(failing.values())
+            failures = sum(bad.values())
             if best is None or failures < fewest:
                 best, fewest = route, failures
             if len(without) < MOST_DETOURS:
-                without += [left_out | {peer} for peer in sorted(next(iter(failing)))]
+                without += [left_out | {peer} for peer in sorted(next(iter(bad)))]
         return best
 
     def _fill(
-        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+        self,
+        session: Session,
+        kind: Kind,
+        without: frozenset[PeerId],
+        bad_pairs: Collection[frozenset[PeerId]],
+        now: float,
     ) -> list[Hop] | None:
         """The session's hops that can stay, and cheapest servers for the blocks between them."""
         route: list[Hop] = []
@@ -140,8 +146,8 @@ class Recovery:
                     kind,
                     (edge, end),
                     now,
-                    before=route[-1].peer if route else None,
-                    after=hop.peer if hop else None,
+                    between=(route[-1].peer if route else None, hop.peer if hop else None),
+                    bad_pairs=bad_pairs,
                     without=without,
                     length=session.turn.end,
                 )
