@@ -145,7 +145,7 @@ class Fleet:
         without: Collection[PeerId],
         length: int,
     ) -> list[Leg] | None:
-        """Servers for `blocks`, between two hops that stay; those that are leaving only if nobody else holds a block, and
+        """Servers for `blocks`, between two that stay; those that are leaving only if nobody else holds a block, and
         those on which a session of `length` hardly fits if there are no others at all."""
         servers = [s for s in self.of_kind(model, kind) if s.hello.peer not in without]
         roomy = [s for s in servers if s.hello.max_length >= length]
