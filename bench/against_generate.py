@@ -7,8 +7,9 @@ the ratio within a round. Prefill is in both times (prompt 32, 128 new tokens).
 from __future__ import annotations
 
 import random
+from statistics import median
 
-from bench.harness import Bar, Result, median
+from bench.harness import Bar, Result
 from bench.local_generate import LocalGenerate
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, swarm_of, timed_streams

@@ -6,9 +6,9 @@ A benchmark is a function that returns a Result; `__main__.py` runs it and write
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-import statistics
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -94,9 +94,4 @@ def commit() -> str:
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The smallest value that at least a share `q` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -(-len(ordered) * int(q * 1000) // 1000) - 1))]
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]

@@ -5,7 +5,9 @@ The model is so small that the time between two tokens is nearly all hand-over: 
 
 from __future__ import annotations
 
-from bench.harness import Result, median
+from statistics import median
+
+from bench.harness import Result
 from bench.models import model_folder
 from bench.swarm import Door, swarm_of
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -99,14 +98,6 @@ class ModelText:
 
     def detokeniser(self, before: Sequence[int]) -> Detokeniser:
         return Detokeniser(self, before)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedText:
-    """A model's text with the revision it belongs to."""
-
-    revision: str
-    text: ModelText
 
 
 def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:

@@ -148,7 +148,7 @@ class GatewayCore:
         s = self._get(session)
         if not 0 < length <= s.length:
             raise CoreError(f"session {session} has {s.length} entries: cannot keep {length}")
-        s.replace_log(s.log[:length])
+        del s.log[length:]
         self._recovery.park(s)
 
     def read_to(self, session: str, position: int, now: float) -> None:

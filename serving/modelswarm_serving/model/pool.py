@@ -19,11 +19,6 @@ class PoolShape:
     kv_heads: int
     head_dim: int
 
-    @property
-    def page_elements(self) -> int:
-        """Of one page over all blocks, keys and values."""
-        return 2 * self.blocks * self.page_size * self.kv_heads * self.head_dim
-
 
 class PagePool:
     """`blocks[i]`: [slots, 2, kv_heads, head_dim], keys and values of the span's i-th block side by side, so that one
