@@ -22,7 +22,7 @@ $(STAMP): constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
 	  $(BIN)/pip install --quiet -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch; fi
-	$(BIN)/pip install --quiet -c constraints.txt --group dev --editable '.[serving,gateway]'
+	$(BIN)/pip install --quiet -c constraints.txt --group dev --editable '.[serving,gateway,operator]'
 	touch $(STAMP)
 
 demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute
