@@ -15,6 +15,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelSourceError("model", f"{path.parent} has no {path.name}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelSourceError("model", f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelSourceError("model", f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):

@@ -99,15 +99,21 @@ def read_facts(folder: Path, blocks: tuple[int, int] | None = None) -> ModelFact
     """Facts of a checkpoint folder. With `blocks`, only the shards that this span needs must be present."""
     outline = read_outline(folder)
     part = outline.whole if blocks is None else outline.part(*blocks)
-    tensors = read_tensors(folder, part.needs)
+    return weigh(outline, part, read_tensors(folder, part.needs), folder)
+
+
+def weigh(
+    outline: Outline, part: Part, tensors: Mapping[str, Entry], where: Path | str
+) -> ModelFacts:
+    """Facts from the headers of the part's tensors; `where` is what messages call the model."""
     for name in part.tables:
         if name not in tensors:
-            raise ModelSourceError("model", f"{folder} has no weights for {name}")
-    keys = _key_projection(tensors, part.first, folder)
+            raise ModelSourceError("model", f"{where} has no weights for {name}")
+    keys = _key_projection(tensors, part.first, where)
     return ModelFacts(
         outline=outline,
         dtype=_STORED.get(keys.dtype, "float32"),
-        block_elements=max(_elements(tensors, b, folder) for b in range(part.first, part.last)),
+        block_elements=max(_elements(tensors, b, where) for b in range(part.first, part.last)),
         embedding_elements=outline.hidden * outline.vocab,
         kv_elements=2 * keys.shape[0],
     )
@@ -130,14 +136,14 @@ def _number(text: Mapping[str, Any], name: str, folder: Path, default: int | Non
     return value
 
 
-def _key_projection(tensors: Mapping[str, Entry], block: int, folder: Path) -> Entry:
+def _key_projection(tensors: Mapping[str, Entry], block: int, where: Path | str) -> Entry:
     """Its rows are kv heads x head size, whatever config.json leaves to defaults."""
     name = f"model.layers.{block}.self_attn.k_proj.weight"
     if name not in tensors:
-        raise ModelSourceError("model", f"{folder} has no weights for block {block}")
+        raise ModelSourceError("model", f"{where} has no weights for block {block}")
     return tensors[name]
 
 
-def _elements(tensors: Mapping[str, Entry], block: int, folder: Path) -> int:
-    _key_projection(tensors, block, folder)
+def _elements(tensors: Mapping[str, Entry], block: int, where: Path | str) -> int:
+    _key_projection(tensors, block, where)
     return sum(math.prod(e.shape) for name, e in tensors.items() if block_of(name) == block)

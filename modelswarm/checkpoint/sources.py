@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from modelswarm.checkpoint.facts import read_outline
+from modelswarm.checkpoint.hub import SCHEME, HubModel, download, hub_model
 from modelswarm.checkpoint.names import canonical
 from modelswarm.checkpoint.tensors import INDEX, SINGLE, shard_names
 from modelswarm.demo import counting_folder
@@ -54,20 +55,23 @@ def resolve(
 ) -> Checkpoint:
     """Make the model present, at least what `blocks` (None: all) need; ModelSourceError says what is wrong."""
     places = places or Places()
-    if source.startswith("hf://"):
+    if source.startswith(SCHEME):
         return _from_hub(source, blocks, places)
     folder = _local_folder(source, places.pvc_root)
-    if not folder.is_dir():
-        raise ModelSourceError("model", f"{source}: {folder} is not a folder")
-    return Checkpoint(source, folder, fingerprint(folder))
+    try:
+        if not folder.is_dir():
+            raise ModelSourceError("model", f"{source}: {folder} is not a folder")
+        return Checkpoint(source, folder, fingerprint(folder))
+    except OSError as error:  # no rights, a name too long, a volume that fails
+        raise ModelSourceError("model", f"{source} cannot be read: {error.strerror}") from error
 
 
 def resolve_outline(source: str, places: Places | None = None) -> Path:
     """Only the files of MODEL_FILES and the index: enough for an Outline, no weights are downloaded."""
     places = places or Places()
-    if not source.startswith("hf://"):
+    if not source.startswith(SCHEME):
         return resolve(source, places=places).folder
-    return _download(*_hub_name(source), [*MODEL_FILES, INDEX], places)
+    return _download(hub_model(source), [*MODEL_FILES, INDEX], places)
 
 
 def fingerprint(folder: Path) -> str:
@@ -105,10 +109,9 @@ def _inside(root: Path, path: str, source: str) -> Path:
 
 
 def _from_hub(source: str, blocks: tuple[int, int] | None, places: Places) -> Checkpoint:
-    """Small files first; they tell which shards hold the wanted blocks."""
-    name, revision = _hub_name(source)
-    folder = _download(name, revision, [*MODEL_FILES, INDEX], places)
-    commit = folder.name
+    model = hub_model(source)
+    folder = _download(model, [*MODEL_FILES, INDEX], places)
+    pinned = HubModel(model.name, folder.name)  # a branch may move between two downloads
     outline = read_outline(folder)
     part = outline.whole if blocks is None else outline.part(*blocks)
     weight_map = shard_names(folder)
@@ -117,50 +120,9 @@ def _from_hub(source: str, blocks: tuple[int, int] | None, places: Places) -> Ch
         for stored, file in weight_map.items()
         if (tensor := canonical(stored)) is not None and part.needs(tensor)
     }
-    _download(name, commit, sorted(shards) if weight_map else [SINGLE], places)
-    return Checkpoint(source, folder, commit)
+    _download(pinned, sorted(shards) if weight_map else [SINGLE], places)
+    return Checkpoint(source, folder, folder.name)
 
 
-def _hub_name(source: str) -> tuple[str, str | None]:
-    name, _, revision = source.removeprefix("hf://").partition("@")
-    parts = name.strip("/").split("/")
-    if len(parts) not in (1, 2) or not all(parts):
-        raise ModelSourceError("model", f"{source!r} is not hf://ORG/NAME[@REVISION]")
-    return "/".join(parts), revision or None
-
-
-def _download(name: str, revision: str | None, files: list[str], places: Places) -> Path:
-    # Both are imported here: the library must work where only local models are used.
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    where = f"hf://{name}" + (f"@{revision}" if revision else "")
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=files,
-            endpoint=places.hub_endpoint,
-            cache_dir=places.hub_cache,
-        )
-        return Path(folder)
-    except GatedRepoError as error:
-        raise ModelSourceError("model", f"{where} is gated: set HF_TOKEN to use it") from error
-    except RevisionNotFoundError as error:
-        raise ModelSourceError("model", f"{where}: there is no such revision") from error
-    except RepositoryNotFoundError as error:
-        raise ModelSourceError(
-            "model", f"{where}: there is no such model (or no access)"
-        ) from error
-    except HFValidationError as error:
-        raise ModelSourceError("model", f"{where} is not a valid name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise ModelSourceError("model", f"{where} cannot be downloaded: {error}") from error
+def _download(model: HubModel, files: list[str], places: Places) -> Path:
+    return download(model, files, places.hub_endpoint, places.hub_cache)

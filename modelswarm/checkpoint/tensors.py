@@ -73,12 +73,7 @@ def read_header(folder: Path, file: str) -> dict[str, Entry]:
     path = folder / file
     if not path.is_file():
         raise ModelSourceError("model", f"{folder} has no {file} (safetensors weights are needed)")
-    size = path.stat().st_size
-    with path.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise ModelSourceError("model", f"{path} is truncated or not a safetensors file")
-        raw = handle.read(length)
+    size, raw = _header_bytes(path)
     try:
         header = json.loads(raw)
         entries = {
@@ -96,10 +91,23 @@ def read_header(folder: Path, file: str) -> dict[str, Entry]:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelSourceError("model", f"{path} is not a safetensors file") from error
-    if size < 8 + length + end:
-        missing = 8 + length + end - size
+    if size < 8 + len(raw) + end:
+        missing = 8 + len(raw) + end - size
         raise ModelSourceError("model", f"{path} is truncated: {missing} bytes are missing")
     return entries
+
+
+def _header_bytes(path: Path) -> tuple[int, bytes]:
+    """The size of the file, and its header as it is written."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                raise ModelSourceError("model", f"{path} is truncated or not a safetensors file")
+            return size, handle.read(length)
+    except OSError as error:
+        raise ModelSourceError("model", f"{path} cannot be read: {error.strerror}") from error
 
 
 def _entry(file: str, name: str, fields: dict[str, Any]) -> Entry:

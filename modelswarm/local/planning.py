@@ -5,12 +5,9 @@ Knows where facts of a model come from; raises UserError for anything that could
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.facts import ModelFacts, read_facts
-from modelswarm.checkpoint.sources import resolve
-from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.checkpoint.inspect import inspect_model
 from modelswarm.errors import UserError
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
@@ -25,8 +22,10 @@ def plan_of(path: Path | str, memory: str | None = None) -> SwarmPlan:
 
 def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
     limit = None if memory is None else bytes_of(memory, "--memory")
-    facts = _facts(swarm.spec.model)
-    return plan_swarm(swarm, facts, source_of(swarm.spec.model), limit)
+    source = source_of(swarm.spec.model)
+    # Before anything is started, so that a bad model is refused with nothing half-way.
+    facts = inspect_model(source).facts
+    return plan_swarm(swarm, facts, source, limit)
 
 
 def source_of(model: Model) -> str:
@@ -57,15 +56,3 @@ def unused_fields(swarm: ModelSwarm) -> list[str]:
         "spec.pools[].podTemplate": any(pool.pod_template for pool in swarm.spec.pools),
     }
     return [field for field, is_given in given.items() if is_given]
-
-
-def _facts(model: Model) -> ModelFacts:
-    """Read before anything is started, so that a bad model is refused with nothing half-way."""
-    source = source_of(model)
-    if source.startswith("hf://"):  # one span's shards are enough to know the size of all
-        return read_facts(resolve(source, (0, 1)).folder, (0, 1))
-    folder = resolve(source).folder
-    facts = read_facts(folder)
-    if find_spec("tokenizers"):  # `plan` works where only the library is installed
-        check_tokenizer(folder, facts.outline.vocab)
-    return facts

@@ -17,12 +17,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """`fetched`: names of files whose bytes were sent."""
+    """`fetched`: names of files whose bytes were sent whole; `ranged`: those of which a part was asked for."""
 
     name: str
     folder: Path
     url: str = ""
     fetched: list[str] = field(default_factory=list)
+    ranged: list[str] = field(default_factory=list)
+    token: str | None = None  # that callers must show
 
 
 @contextmanager
@@ -61,6 +63,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         path = unquote(urlparse(self.path).path)
         name = self.hub.name
+        if self.hub.token and self.headers.get("Authorization") != f"Bearer {self.hub.token}":
+            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            return
         if path in (f"/api/models/{name}", f"/api/models/{name}/revision/main"):
             self._json({"id": name, "sha": COMMIT, "siblings": []})
         elif path == f"/api/models/{name}/tree/{COMMIT}":
@@ -78,10 +83,19 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(404, b"{}", {"X-Error-Code": kind, "X-Error-Message": "not here"})
 
     def _file(self, file: str, with_body: bool) -> None:
+        if not (self.hub.folder / file).is_file():
+            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+            return
         body = (self.hub.folder / file).read_bytes()
+        headers = {"ETag": f'"{_etag(self.hub.folder / file)}"', "X-Repo-Commit": COMMIT}
+        asked = self.headers.get("Range")
+        if asked is not None:
+            self.hub.ranged.append(file)
+            first, last = asked.removeprefix("bytes=").split("-")
+            self._send(206, body[int(first) : int(last) + 1], headers)
+            return
         if with_body:
             self.hub.fetched.append(file)
-        headers = {"ETag": f'"{_etag(self.hub.folder / file)}"', "X-Repo-Commit": COMMIT}
         self._send(200, body, headers, with_body=with_body)
 
     def _json(self, content: object) -> None:
