@@ -1,0 +1,121 @@
+"""Write images/requirements/*.txt: what each image installs, pinned by constraints.txt, with hashes (`make lock`).
+
+What an extra of pyproject.toml needs is read from the installed packages' metadata (no network); only the hashes come
+from the package index, through pip itself, for both processor kinds. `tests/unit/test_requirements.py` runs the first
+half, so a dependency that was added or raised without `make lock` fails there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "images" / "requirements"
+MACHINES = ("x86_64", "aarch64")
+GLIBC = 36  # of Debian 12, the newest that the default base image has
+PYTHON = "3.11"
+
+Pins = dict[str, str]  # canonical name -> version
+
+
+def wanted() -> dict[str, Pins]:
+    """File name -> what it must pin. torch and what only torch needs stand alone: images without it skip that file."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    base = project["project"]["dependencies"]
+    extras = project["project"]["optional-dependencies"]
+    without_torch = [line for line in extras["serving"] if Requirement(line).name != "torch"]
+    server = closure([*base, *without_torch])
+    torch = closure(["torch"])
+    return {
+        "build": closure(project["build-system"]["requires"]),
+        "gateway": closure([*base, *extras["gateway"]]),
+        "operator": closure([*base, *extras["operator"]]),
+        "server": server,
+        "torch": {name: torch[name] for name in torch if name not in server},
+    }
+
+
+def closure(lines: Iterable[str]) -> Pins:
+    """Everything that `lines` pull in, as it is installed here."""
+    pins: Pins = {}
+    seen: set[tuple[str, str]] = set()
+    waiting = [(Requirement(line), "") for line in lines]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted_extra in {"", *requirement.extras} - {e for n, e in seen if n == name}:
+            seen.add((name, wanted_extra))
+            found = distribution(name)
+            pins[name] = found.version
+            waiting += [(Requirement(line), wanted_extra) for line in found.requires or ()]
+    return pins
+
+
+def constraints() -> Pins:
+    pairs = (line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def pinned(name: str) -> Pins:
+    """What images/requirements/NAME.txt pins now."""
+    lines = (FOLDER / f"{name}.txt").read_text().splitlines()
+    pairs = (line.split()[0].split("==") for line in lines if "==" in line)
+    return {canonicalize_name(left): right for left, right in pairs}
+
+
+def hashes(pins: Pins) -> dict[str, list[str]]:
+    """sha256 of the wheel that pip would take, per processor kind."""
+    found: dict[str, set[str]] = {name: set() for name in pins}
+    for machine in MACHINES:
+        for entry in _report(pins, machine):
+            name = canonicalize_name(entry["metadata"]["name"])
+            found[name].add(entry["download_info"]["archive_info"]["hashes"]["sha256"])
+    return {name: sorted(sums) for name, sums in found.items()}
+
+
+def _report(pins: Pins, machine: str) -> Sequence[dict[str, dict[str, dict[str, dict[str, str]]]]]:
+    platforms = [f"manylinux2014_{machine}"]
+    platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
+        command += ["--ignore-installed", "--only-binary=:all:", f"--python-version={PYTHON}"]
+        command += [f"--target={folder}/none", f"--report={report}"]
+        command += [f"--platform={platform}" for platform in platforms]
+        command += [f"{name}=={version}" for name, version in pins.items()]
+        subprocess.run(command, check=True)
+        entries: list[dict[str, dict[str, dict[str, dict[str, str]]]]]
+        entries = json.loads(report.read_text())["install"]
+        return entries
+
+
+def text(pins: Pins, sums: dict[str, list[str]]) -> str:
+    lines = ["# Written by `make lock` (tools/make_requirements.py) from pyproject.toml and constraints.txt."]
+    for name in sorted(pins):
+        lines.append(f"{name}=={pins[name]} \\")
+        lines.append(" \\\n".join(f"    --hash=sha256:{value}" for value in sums[name]))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, pins in wanted().items():
+        (FOLDER / f"{name}.txt").write_text(text(pins, hashes(pins)))
+        print(f"images/requirements/{name}.txt: {len(pins)} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
