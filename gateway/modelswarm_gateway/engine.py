@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.core.effects import ServerView, SessionView, TurnRequest
@@ -56,6 +56,8 @@ class TokenStream:
         self._failure: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False  # no more events will be put
+        self.reroutes = 0  # faults that sent it to look for a route
+        self.cause = ""  # of the first fault since its last token
 
     def put(self, event: TokenEvent) -> None:
         if self.ended:
@@ -109,6 +111,25 @@ class TokenStream:
             self._waiter.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a session's search for a route ended."""
+
+    OUTCOMES: ClassVar = ("resumed", "failed", "abandoned")
+
+    cause: str  # of its first fault
+    outcome: str  # abandoned: the turn ended before it had to go on
+    seconds: float | None = None  # from that fault to the next token
+
+
+class Watcher(Protocol):
+    """Is told of faults, to count them."""
+
+    def rerouted(self, model: str, cause: str) -> None: ...
+
+    def recovered(self, model: str, recovery: Recovery) -> None: ...
+
+
 class Engine(Protocol):
     """All calls are on the event loop and return at once."""
 
@@ -133,3 +154,5 @@ class Engine(Protocol):
     def servers(self) -> Sequence[ServerView]: ...
 
     def sessions(self) -> Sequence[SessionView]: ...
+
+    def session(self, session: str) -> SessionView | None: ...

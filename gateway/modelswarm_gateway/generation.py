@@ -13,7 +13,7 @@ from modelswarm_gateway.asks import Ask
 from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSession
 from modelswarm_gateway.engine import Engine, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_core
-from modelswarm_gateway.metrics import Metrics
+from modelswarm_gateway.metrics import Metrics, Outcome
 from modelswarm_gateway.sessions import Key, SessionBook
 from modelswarm_gateway.stops import StopMatcher
 from modelswarm_gateway.text import ModelText
@@ -52,13 +52,15 @@ class Generation:
         self._place, self._ask, self._request = place, ask, request
         self._detokeniser = text.detokeniser(request.tokens)
         self._stops = StopMatcher(ask.stop)
-        self._meter = place.metrics.meter(ask.model)
-        self._last = asked_at
-        self._finished = self._refused = self._closed = False
+        self._meter = place.metrics.turn(ask.model, len(request.tokens), asked_at)
+        self._finish: str | None = None  # how it ended, once it has ended well
+        self._failure: Code | None = None
+        self._refused = self._closed = False
         self.prompt = request.tokens
         self.completion_tokens = 0
         self._key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
         self._session, self._stream = self._begin()
+        self._meter.began(place.clock())
 
     def _begin(self) -> tuple[str, TokenStream]:
         """A session with its turn started; opened anew when the core has lost a kept one."""
@@ -95,6 +97,7 @@ class Generation:
             except ApiError as error:
                 if not self._make_room(error):
                     self._refused = error.code in _NOT_STARTED and not self.completion_tokens
+                    self._failure = error.code
                     raise
             else:
                 return self._piece(events) if events else None
@@ -122,8 +125,10 @@ class Generation:
             texts.append(text)
             if finish is not None:
                 break
-        self._finished = finish is not None
-        self._count(len(tokens))
+        self._finish = finish
+        if tokens:
+            self._meter.tokens(len(tokens), self._place.clock())
+            self.completion_tokens += len(tokens)
         first = events[0].position
         return Piece("".join(texts), tuple(tokens), first, first + len(tokens), finish)
 
@@ -143,25 +148,14 @@ class Generation:
             return found.text + self._stops.flush(), event.finish.value
         return found.text, None
 
-    def _count(self, tokens: int) -> None:
-        if not tokens:
-            return
-        now = self._place.clock()
-        if self.completion_tokens:
-            self._meter.next_tokens(tokens, now - self._last)
-        else:
-            self._meter.first_tokens(tokens, now - self._last)
-        self.completion_tokens += tokens
-        self._last = now
-
     def taken(self, piece: Piece) -> None:
         """The client has it: the swarm may go on (R7)."""
-        if not self._finished and not self._closed:
+        if self._finish is None and not self._closed:
             self._stream.read_to(piece.end)
 
     def abort(self, error: ApiError) -> None:
         """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
-        if not self._finished and not self._closed:
+        if self._finish is None and not self._closed:
             self._stream.abort(error)
 
     def close(self) -> None:
@@ -170,4 +164,18 @@ class Generation:
             return
         self._closed = True
         self._place.ended(self)
-        self._leave(self._session, keep=self._finished or self._refused)
+        self._account()
+        self._leave(self._session, keep=self._finish is not None or self._refused)
+
+    def _account(self) -> None:
+        place, outcome = self._place, self._outcome()
+        self._meter.ended(outcome, place.engine.session(self._session), place.clock())
+        place.metrics.stream(self._ask.model, outcome, self._finish)
+
+    def _outcome(self) -> Outcome:
+        if self._finish is not None:
+            return Outcome.RECOVERED if self._stream.reroutes else Outcome.COMPLETED
+        if self._refused:
+            return Outcome.REFUSED
+        left = self._failure in (None, Code.CANCELLED)
+        return Outcome.CANCELLED if left else Outcome.FAILED

@@ -80,8 +80,7 @@ class Process:
             loop.add_signal_handler(number, self._on_signal)
         sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
         node = self._node(loop.time)
-        metrics = Metrics(node)
-        node.on_reroute, node.on_resume = metrics.rerouted, metrics.resumed
+        metrics = node.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
         options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
         service = Service(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service)

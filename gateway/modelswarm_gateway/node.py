@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.link import Links
@@ -38,8 +37,8 @@ from modelswarm_gateway.core.effects import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
-from modelswarm_gateway.directory import Directory
-from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
+from modelswarm_gateway.directory import Directory, Source
+from modelswarm_gateway.engine import ModelCard, Recovery, TokenEvent, TokenStream, Watcher
 from modelswarm_gateway.errors import ApiError, Code, from_refusal
 from modelswarm_gateway.library import Entry, Library
 
@@ -53,7 +52,7 @@ class Node:
         self,
         peer: PeerId,
         incarnation: int,
-        members: Path,
+        source: Source,
         settings: GatewaySettings,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -63,15 +62,15 @@ class Node:
         self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
         hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, link="", lane=Lane.LIVE)
         self._links = Links(hello, self)
-        self._directory = Directory(members, self._links.dial, clock)
+        self._directory = Directory(source, self._links.dial, clock)
         self._library = Library(
             self._links.send, clock, wall, self._forget_cards, self._core.revision
         )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
         self._linked: set[PeerId] = set()
-        self.on_reroute: Callable[[str], None] = lambda cause: None
-        self.on_resume: Callable[[float], None] = lambda seconds: None
+        self._models: dict[str, str] = {}  # of open sessions
+        self.watcher: Watcher | None = None
 
     # ---- time
 
@@ -142,6 +141,7 @@ class Node:
     def open(self, model: str) -> str:
         session = f"{self.peer}:{secrets.token_hex(8)}"
         self._core.open(session, model, self._clock())
+        self._models[session] = model
         return session
 
     def turn(self, session: str, request: TurnRequest) -> TokenStream:
@@ -155,6 +155,7 @@ class Node:
         def stop_at(length: int) -> None:
             if self._streams.get(session) is stream:
                 del self._streams[session]
+                self._recovered(session, stream, "abandoned")
                 self._core.stop_at(session, length, self._clock())
                 self._flush()
 
@@ -164,15 +165,21 @@ class Node:
         return stream
 
     def close(self, session: str) -> None:
-        self._streams.pop(session, None)
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            self._recovered(session, stream, "abandoned")
         self._core.close(session, self._clock())
         self._flush()
+        self._models.pop(session, None)
 
     def servers(self) -> Sequence[ServerView]:
         return self._core.servers()
 
     def sessions(self) -> Sequence[SessionView]:
         return self._core.sessions()
+
+    def session(self, session: str) -> SessionView | None:
+        return self._core.session(session)
 
     # ---- effects
 
@@ -192,9 +199,11 @@ class Node:
                     self._end(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)
-                    self.on_reroute(cause)
-                case Resumed(seconds=seconds):
-                    self.on_resume(seconds)
+                    self._rerouted(session, cause)
+                case Resumed(session=session, seconds=seconds):
+                    if (stream := self._streams.get(session)) is not None:
+                        stream.cause = stream.cause or "silent"  # nobody said what was wrong
+                        self._recovered(session, stream, "resumed", seconds)
         if sends:
             self._links.send(sends)
 
@@ -209,7 +218,25 @@ class Node:
     def _end(self, session: str, error: ApiError) -> None:
         stream = self._streams.pop(session, None)
         if stream is not None:
+            self._recovered(session, stream, "failed")
             stream.fail(error)
+
+    def _rerouted(self, session: str, cause: str) -> None:
+        stream = self._streams.get(session)
+        if stream is not None:
+            stream.reroutes += 1
+            stream.cause = stream.cause or cause
+        if self.watcher is not None:
+            self.watcher.rerouted(self._models.get(session, ""), cause)
+
+    def _recovered(
+        self, session: str, stream: TokenStream, outcome: str, seconds: float | None = None
+    ) -> None:
+        """Its recovery is over, if it was in one."""
+        cause, stream.cause = stream.cause, ""
+        if cause and self.watcher is not None:
+            recovery = Recovery(cause, outcome, seconds)
+            self.watcher.recovered(self._models.get(session, ""), recovery)
 
     # ---- cards
 

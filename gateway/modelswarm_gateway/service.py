@@ -75,7 +75,6 @@ class Service:
             sampling=text.defaults.sampling(ask.options, secrets.randbits(64)),
             credit_ahead=self.settings.credit_ahead,
         )
-        self.metrics.prompt(card.name, len(tokens))
         generation = Generation(self._place, ask, request, text, asked_at)
         self._running.add(generation)
         return generation

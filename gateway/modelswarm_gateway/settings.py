@@ -18,7 +18,10 @@ from modelswarm.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    members: Path
+    members: Path | None  # or else `kubernetes`
+    kubernetes: bool
+    namespaces: tuple[str, ...]  # none: all
+    kubeconfig: Path | None
     http: str  # host:port, as the two that follow
     grpc: str
     metrics: str
@@ -26,18 +29,27 @@ class Settings:
     incarnation: int
     announce: Path | None
     parent_fd: int | None
+    leave_seconds: float
     drain_seconds: float
     hold_seconds: float
     idle_seconds: float
     sessions: int
+    vllm_metrics: bool
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SECONDS = click.FloatRange(min=0)
 
 _OPTIONS: list[click.Parameter] = [
-    click.Option(["--members"], required=True, type=click.Path(path_type=Path), help="Folder in "
-                 "which servers write their NAME.json."),
+    click.Option(["--members"], type=click.Path(path_type=Path), help="Folder in which servers "
+                 "write their NAME.json."),
+    click.Option(["--kubernetes"], is_flag=True, help="Instead of --members: find servers by "
+                 "their pods."),
+    click.Option(["--namespace", "namespaces"], multiple=True, help="Where pods are looked for; "
+                 "may be given several times. None: in all namespaces."),
+    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="How to reach the API "
+                 "server; default: as the pod's service account, else ~/.kube/config."),
     click.Option(["--http"], default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the "
                  "OpenAI routes; port 0: any free one."),
     click.Option(["--grpc"], default="127.0.0.1:8001", show_default=True, help="HOST:PORT."),
@@ -50,6 +62,9 @@ _OPTIONS: list[click.Parameter] = [
                  "addresses to, once all doors are open."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
+    click.Option(["--leave-delay", "leave_seconds"], type=_SECONDS, default=0.0,
+                 show_default=True, help="Seconds in which new requests are still taken when the "
+                 "process is asked to stop: until nobody sends it any more."),
     click.Option(["--drain", "drain_seconds"], type=_SECONDS, default=30.0, show_default=True,
                  help="Seconds that running answers get when the process is asked to stop."),
     click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
@@ -58,6 +73,8 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
                  help="Named sessions to keep at most."),
+    click.Option(["--vllm-metrics"], is_flag=True, help="Show the metrics under vLLM's names too, "
+                 "for dashboards and autoscalers that ask for those."),
 ]  # fmt: skip
 
 
@@ -78,6 +95,11 @@ def parse(arguments: Sequence[str]) -> Settings:
 def _settings(incarnation: int | None, **values: Any) -> Settings:
     if not _NAME.fullmatch(values["name"]):
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
+    if (values["members"] is None) is not values["kubernetes"]:
+        raise UserError("--members", "give either --members FOLDER or --kubernetes")
+    for name in values["namespaces"]:
+        if not _NAMESPACE.fullmatch(name):
+            raise UserError("--namespace", f"{name!r} is no name of a namespace")
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
     return Settings(incarnation=incarnation or 0, **values)

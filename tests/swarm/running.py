@@ -211,10 +211,13 @@ class Running:
 
     def faults(self) -> Faults:
         values = metrics(self.local.metrics)
-        reroutes = "modelswarm_gateway_reroutes_total"
+
+        def total(name: str) -> int:
+            return sum(int(v) for k, v in values.items() if k.partition("{")[0] == name)
+
         return Faults(
-            reroutes=sum(int(v) for name, v in values.items() if name.startswith(reroutes)),
-            resumed=int(values.get("modelswarm_gateway_recovery_seconds_count", 0)),
+            reroutes=total("modelswarm_gateway_reroutes_total"),
+            resumed=total("modelswarm_gateway_recovery_seconds_count"),
         )
 
     def members(self) -> list[Member]:

@@ -127,6 +127,8 @@ class SessionView:
     epoch: Epoch
     length: int
     route: tuple[HopView, ...]
+    reused: int  # entries that this turn found in the head's KV
+    replayed: int  # entries that this turn ran again after faults
 
 
 class CoreError(Exception):

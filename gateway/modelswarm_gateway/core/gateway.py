@@ -138,6 +138,7 @@ class GatewayCore:
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
         s.turn = Turn(reserve=max(1, end - 1), end=end, sampling=request.sampling)
         s.turn_number += 1
+        s.reused = s.replayed = 0
         s.credit_ahead, s.read = max(1, request.credit_ahead), length
         s.progressed()
         s.shunned.clear()
@@ -260,17 +261,11 @@ class GatewayCore:
         ]
 
     def sessions(self) -> list[SessionView]:
-        return [
-            SessionView(
-                session=s.name,
-                model=s.model,
-                state=s.state.value,
-                epoch=s.epoch,
-                length=s.length,
-                route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
-            )
-            for s in self._sessions.values()
-        ]
+        return [_view(session) for session in self._sessions.values()]
+
+    def session(self, name: str) -> SessionView | None:
+        found = self._sessions.get(name)
+        return None if found is None else _view(found)
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""
@@ -284,3 +279,16 @@ class GatewayCore:
         """The revision that turns of `model` run on; None when no server of it is linked."""
         kind = self._fleet.leading(model)
         return None if kind is None else kind.revision
+
+
+def _view(s: Session) -> SessionView:
+    return SessionView(
+        session=s.name,
+        model=s.model,
+        state=s.state.value,
+        epoch=s.epoch,
+        length=s.length,
+        route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
+        reused=s.reused,
+        replayed=s.replayed,
+    )

@@ -316,6 +316,7 @@ class Recovery:
             return
         points = restart_points([HopState(h.kv, h.last, h.kept) for h in session.hops])
         session.credit = session.wanted_credit()
+        session.goes_from(points[0].start)
         for index, point in enumerate(points):
             self._go(session, index, point)
         head, tail = session.hops[0], session.hops[-1]

@@ -90,6 +90,10 @@ class Session:
     held_at: float | None = None
     retry_at: float = 0.0
     tries: int = 0
+    reused: int = 0  # entries that this turn found in the head's KV
+    replayed: int = (
+        0  # entries that it ran again after faults, those of an unfinished prompt included
+    )
 
     @property
     def length(self) -> int:
@@ -118,6 +122,13 @@ class Session:
         since, self.fault_at, self.held_at = self.fault_at, None, None
         self.loops = self.failures = self.tries = 0
         return since
+
+    def goes_from(self, start: int) -> None:
+        """The head runs the log from `start` on."""
+        if self.fault_at is None:
+            self.reused = start
+        else:
+            self.replayed += max(0, self.length - 1 - start)
 
     def wanted_credit(self) -> int:
         return max(self.read, self.length) if self.read_only else self.read + self.credit_ahead

@@ -1,0 +1,80 @@
+"""The same numbers under vLLM's names, for dashboards, autoscalers and endpoint pickers that ask for those.
+
+Only with `--vllm-metrics`: nobody shall take this for vLLM by accident. Renames what `metrics.py` and `gauges.py`
+show, when it is asked for; counts nothing. Buckets are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+OWN, VLLM = "modelswarm_gateway_", "vllm:"
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """One of vLLM's series from one of ours: the samples that have `where`, their labels but `model` dropped."""
+
+    ours: str
+    theirs: str
+    where: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)  # label of ours -> of theirs
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+
+NAMES = (
+    Renamed("sessions", "num_requests_running", {"state": ["running"]}),
+    Renamed("sessions", "num_requests_waiting", {"state": ["fencing", "held"]}),
+    Renamed("kv_usage_ratio", "kv_cache_usage_perc"),
+    Renamed("tokens", "prefix_cache_queries", {"kind": ["prompt"]}),
+    Renamed("reused_tokens", "prefix_cache_hits"),
+    Renamed("tokens", "prompt_tokens", {"kind": ["prompt"]}),
+    Renamed("tokens", "generation_tokens", {"kind": ["generated"]}),
+    Renamed("answers", "request_success", also={"finish": "finished_reason"}),
+    Renamed("streams", "request_success", {"outcome": ["cancelled"]}, fixed={"finished_reason": "abort"}),
+    Renamed("time_to_first_token_seconds", "time_to_first_token_seconds"),
+    Renamed("inter_token_seconds", "inter_token_latency_seconds"),
+    Renamed("request_seconds", "e2e_request_latency_seconds"),
+    Renamed("wait_seconds", "request_queue_time_seconds"),
+    Renamed("prefill_seconds", "request_prefill_time_seconds"),
+    Renamed("decode_seconds", "request_decode_time_seconds"),
+)  # fmt: skip
+
+
+class VllmNames(Collector):
+    def __init__(self, sources: Iterable[Collector]) -> None:
+        self._sources = tuple(sources)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        ours = {family.name: family for source in self._sources for family in source.collect()}
+        theirs: dict[str, Metric] = {}
+        for renamed in NAMES:
+            family = ours[OWN + renamed.ours]
+            name = VLLM + renamed.theirs
+            made = theirs.setdefault(name, Metric(name, family.documentation, family.type))
+            _rename(family, renamed, made)
+        return theirs.values()
+
+
+def _rename(ours: Metric, renamed: Renamed, theirs: Metric) -> None:
+    """Samples that get the same labels are added up."""
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for sample in ours.samples:
+        labels = sample.labels
+        if any(labels[name] not in allowed for name, allowed in renamed.where.items()):
+            continue
+        kept = {"model_name": labels["model"], **renamed.fixed}
+        kept |= {new: labels[old] for old, new in renamed.also.items()}
+        if "le" in labels:
+            kept["le"] = labels["le"]
+        key = (theirs.name + sample.name.removeprefix(ours.name), tuple(kept.items()))
+        values[key] = values.get(key, 0.0) + sample.value
+    for (name, pairs), value in values.items():
+        theirs.add_sample(name, dict(pairs), value)
