@@ -1,0 +1,26 @@
+"""Namespaces for tests: a new name each, restricted pods only, and a default ServiceAccount even where no controller
+makes one.
+
+Used by the fixtures and by tests that need several. Works against any cluster.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from cluster.kube.kubectl import Kubectl
+
+
+def make_namespace(kubectl: Kubectl, prefix: str = "test", *, enforce: str = "restricted") -> str:
+    """`enforce`: the Pod Security level: privileged, baseline or restricted."""
+    name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+    levels = {f"pod-security.kubernetes.io/{mode}": enforce for mode in ("enforce", "warn")}
+    kubectl.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": levels}},
+        {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "metadata": {"name": "default", "namespace": name},
+        },
+    )
+    return name

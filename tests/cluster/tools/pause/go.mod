@@ -1,0 +1,3 @@
+module modelswarm.io/tests/cluster/tools/pause
+
+go 1.26.0
