@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,14 +23,19 @@ from modelswarm.local.lifeline import end_with_parent
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.announce import announce, withdraw
 from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.directory import Source
 from modelswarm_gateway.doors.grpc import GrpcDoor
 from modelswarm_gateway.doors.http import http_app
 from modelswarm_gateway.doors.metrics import metrics_app
 from modelswarm_gateway.doors.web import WebServer, bind
+from modelswarm_gateway.members import MembersFolder
 from modelswarm_gateway.metrics import Metrics
 from modelswarm_gateway.node import Node
 from modelswarm_gateway.service import Service, ServiceSettings
 from modelswarm_gateway.settings import Settings, parse
+
+if TYPE_CHECKING:
+    from modelswarm_gateway.cluster import Cluster
 
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-gateway"
@@ -79,26 +85,27 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
-        node = self._node(loop.time)
+        source, cluster = self._source(loop.time)
+        node = self._node(source, loop.time)
         metrics = node.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
         options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
         service = Service(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
-            WebServer(http_app(service), sockets[0]),
+            WebServer(http_app(service, None if cluster is None else cluster.unready), sockets[0]),
             WebServer(metrics_app(metrics.registry), sockets[1]),
         ]
         for door in doors:
             await door.start()
-        tasks = [loop.create_task(job) for job in self._jobs(node, service)]
+        tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
         if settings.announce is not None:
             addresses = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
             announce(settings.announce, {**addresses, "pid": os.getpid(), "peer": node.peer})
         log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
         try:
             await self._stopping.wait()
-            await self._let_answers_end(service)
+            await self._leave(service, grpc_door, doors[0])
         finally:
             if settings.announce is not None:
                 withdraw(settings.announce)
@@ -107,32 +114,57 @@ class Process:
                 task.cancel()
             await _all([node.shut_down()])
 
-    def _node(self, clock: Callable[[], float]) -> Node:
+    def _source(self, clock: Callable[[], float]) -> tuple[Source, Cluster | None]:
+        """Who tells which servers exist."""
         settings = self._settings
-        incarnation = settings.incarnation or int(time.time())
+        if settings.members is not None:
+            return MembersFolder(settings.members).present, None
+        from modelswarm_gateway.cluster import Cluster
+
+        cluster = Cluster(settings.kubeconfig, settings.namespaces, clock, random.random)
+        return cluster.present, cluster
+
+    def _node(self, source: Source, clock: Callable[[], float]) -> Node:
+        settings = self._settings
+        incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
         core = GatewaySettings(hold_seconds=settings.hold_seconds)
         peer = peer_id(settings.name, incarnation)
-        return Node(peer, incarnation, settings.members, core, clock, time.time)
+        return Node(peer, incarnation, source, core, clock, time.time)
 
-    def _jobs(self, node: Node, service: Service) -> list[Coroutine[Any, Any, None]]:
-        return [
+    def _jobs(
+        self, node: Node, service: Service, cluster: Cluster | None
+    ) -> list[Coroutine[Any, Any, None]]:
+        jobs = [
             _every(0.05, node.tick),
             _every(0.2, node.look_around),
             _every(1.0, node.beat),
             _every(1.0, service.book.sweep),
         ]
+        if cluster is not None:
+            cluster.on_change = node.look_around
+            jobs.append(cluster.run())
+        return jobs
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
             os._exit(1)  # asked twice: whatever hangs, hang no longer
         self._stopping.set()
 
-    async def _let_answers_end(self, service: Service) -> None:
-        """Takes nothing new and waits for what runs; what does not end in time is told so."""
+    async def _leave(self, service: Service, grpc_door: GrpcDoor, http_door: WebServer) -> None:
+        """Sends clients elsewhere, then takes nothing new and waits for what runs; what does not end is told so."""
+        settings = self._settings
+        service.leaving = True
+        await grpc_door.leave()
+        if settings.leave_seconds:
+            log.info("leaving: for %g s, new requests are still taken", settings.leave_seconds)
+            await asyncio.sleep(settings.leave_seconds)
         service.accepting = False
         log.info("stopping: %d answers are running", service.running)
-        await service.quiet(self._settings.drain_seconds)
+        http_door.close_idle()
+        refusing = asyncio.create_task(grpc_door.stop(settings.drain_seconds))
+        await service.quiet(settings.drain_seconds)
         service.abort_all()
+        refusing.cancel()
 
 
 async def _every(seconds: float, job: Callable[[], None]) -> None:

@@ -47,6 +47,7 @@ class Service:
         )
         self._place = Place(engine, self.book, metrics, clock, self._retire)
         self.accepting = True
+        self.leaving = False  # clients are to go elsewhere; those that still come are served
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.codec import FrameError
 from modelswarm.protocol.frames import pack, unpack
-from modelswarm.protocol.identity import Address
+from modelswarm.protocol.identity import Address, answers_to
 from modelswarm.protocol.messages import Hello, Lane
 from modelswarm.protocol.transport import Stream, StreamBroken
 
@@ -23,7 +23,7 @@ async def greet(stream: Stream, hello: Hello, address: Address) -> Hello:
     await _say(stream, hello)
     answer = await _hear(stream)
     _check_version(hello, answer)
-    if answer.peer != address.peer:
+    if not answers_to(answer.peer, address.peer):
         raise StreamBroken(f"other identity: {answer.peer} answers at {address.target}")
     if (answer.link, answer.lane) != (hello.link, hello.lane):
         raise StreamBroken("the answer belongs to another link")

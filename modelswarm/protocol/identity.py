@@ -25,7 +25,10 @@ class Epoch(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where a peer can be dialled; an empty `target` means that it cannot (a gateway)."""
+    """Where a peer can be dialled; an empty `target` means that it cannot (a gateway).
+
+    A peer without its boot nonce (`pod_of`) is whoever lives in that pod now.
+    """
 
     peer: PeerId
     target: str
@@ -39,3 +42,8 @@ def peer_id(name: str, incarnation: int, boot: str | None = None) -> PeerId:
 def pod_of(peer: PeerId) -> str:
     """What survives a restart inside the same pod: the identity without its boot nonce."""
     return peer.rsplit("/", 1)[0]
+
+
+def answers_to(peer: PeerId, dialled: PeerId) -> bool:
+    """Whether `peer` is who was dialled: that very life, or the present one of that pod."""
+    return dialled in (peer, pod_of(peer))

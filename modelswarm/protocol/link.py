@@ -21,7 +21,7 @@ from typing import Any, Never, Protocol
 
 from modelswarm.protocol.codec import FrameError
 from modelswarm.protocol.greeting import Joiner, greet
-from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.identity import Address, PeerId, answers_to
 from modelswarm.protocol.lanes import LaneWorker, Limits, Outbox
 from modelswarm.protocol.messages import Hello, Item, Lane, Send
 from modelswarm.protocol.transport import DialledStream, Listener, Stream, StreamBroken
@@ -37,7 +37,7 @@ class LinkHandler(Protocol):
         ...
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        """All links of a peer are gone, or it could not be dialled."""
+        """All links of a peer are gone, or it could not be dialled (named as it was dialled)."""
         ...
 
     def received(self, peer: PeerId, items: list[Item]) -> None:
@@ -48,9 +48,12 @@ class LinkHandler(Protocol):
 class _Link:
     """Two lanes that are up. `broken` is resolved with the reason once they have to end."""
 
-    def __init__(self, hello: Hello, dialled: DialledStream | None = None) -> None:
+    def __init__(
+        self, hello: Hello, dialled: DialledStream | None = None, asked: PeerId | None = None
+    ) -> None:
         self.hello = hello
         self.dialled = dialled  # its live lane, if it was this process that dialled
+        self.asked = asked or hello.peer  # whom it dialled
         self.lanes: dict[Lane, LaneWorker] = {}
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -117,11 +120,14 @@ class Links:
 
     def dial(self, address: Address) -> None:
         """Link to a peer: `linked` or `unlinked` follows. Nothing happens if it is linked already."""
-        if self._closing or address.peer in self._links or address.peer in self._dials:
+        if self._closing or address.peer in self._dials or self._linked(address.peer):
             return
         waiting = {lane: Outbox(self._limits.queued_bytes) for lane in Lane}
         self._dials[address.peer] = _Dial(waiting)
         self._start(self._dial(address))
+
+    def _linked(self, peer: PeerId) -> bool:
+        return peer in self._links or any(answers_to(other, peer) for other in self._links)
 
     def send(self, sends: Sequence[Send]) -> None:
         """Queue items in order. Without a link and a target they are lost: `unlinked` told it."""
@@ -183,7 +189,7 @@ class Links:
         except StreamBroken as error:
             self._undialled(address, str(error))
         else:
-            await self._run(_Link(hello, streams[Lane.LIVE]), streams)
+            await self._run(_Link(hello, streams[Lane.LIVE], address.peer), streams)
         finally:
             await asyncio.gather(*(stream.close() for stream in streams.values()))
 
@@ -195,11 +201,13 @@ class Links:
                 for lane, stream in streams.items()
             )
         )
+        if len({hello.peer for hello in hellos}) > 1:  # it restarted between the two lanes
+            raise StreamBroken(f"two peers answer at {address.target}")
         return hellos[0]
 
     def _undialled(self, address: Address, reason: str) -> None:
         del self._dials[address.peer]
-        if address.peer not in self._links and not self._closing:
+        if not self._closing and not self._linked(address.peer):
             log.info("%s cannot be linked: %s", address.peer, reason)
             self._handler.unlinked(address.peer, reason)
 
@@ -262,11 +270,11 @@ class Links:
             self._down(links[0], "replaced by a new link")
             links = []
         self._links[peer] = [*links, link]
-        dial = self._dials.get(peer)
+        dial = self._dials.get(link.asked)
         if dial is not None:
             dial.flush(link)
             if link.dialled is not None:
-                del self._dials[peer]
+                del self._dials[link.asked]
         if not links and not self._closing:
             self._handler.linked(peer, link.hello)
 

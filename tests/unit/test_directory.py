@@ -7,6 +7,7 @@ from pathlib import Path
 
 from modelswarm.protocol.identity import Address
 from modelswarm_gateway.directory import FIRST_PAUSE, LONGEST_PAUSE, Directory
+from modelswarm_gateway.members import MembersFolder
 
 
 class Watched:
@@ -15,7 +16,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 100.0
         self.dialled: list[str] = []
-        self.directory = Directory(folder, self._dial, lambda: self.now)
+        self.directory = Directory(MembersFolder(folder).present, self._dial, lambda: self.now)
 
     def _dial(self, address: Address) -> None:
         self.dialled.append(address.peer)

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 5.0
 LEAST_INTERVAL = 0.5  # seconds between snapshots
+MOST_WATCHERS = 64
 LARGEST_MESSAGE = 16 << 20
 GRACE_SECONDS = 1.0
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
@@ -65,11 +66,16 @@ class GrpcDoor:
         self._watcher = asyncio.create_task(self._show_health())
         return f"{target.rpartition(':')[0]}:{port}"
 
-    async def stop(self) -> None:
+    async def leave(self) -> None:
+        """Says that clients should go elsewhere; those that still come are served."""
         if self._watcher is not None:
             self._watcher.cancel()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(GRACE_SECONDS)
+
+    async def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Takes nothing new (GOAWAY), and ends what still runs after `grace` seconds."""
+        await self.leave()
+        await self._server.stop(grace)
 
     async def _show_health(self) -> None:
         """The whole process is healthy while it runs; the services are when a model can answer."""
@@ -170,6 +176,7 @@ async def abort(context: Context, error: ApiError) -> None:
 class Swarm(api_pb2_grpc.SwarmServicer):
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._watchers = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
         return snapshot(self._service.engine, request.model)
@@ -177,6 +184,17 @@ class Swarm(api_pb2_grpc.SwarmServicer):
     async def Watch(
         self, request: api_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[api_pb2.Snapshot]:
+        if self._watchers >= MOST_WATCHERS:
+            detail = f"{MOST_WATCHERS} calls of Watch run already"
+            await abort(context, ApiError(Code.NO_CAPACITY, detail, retry_after=LEAST_INTERVAL))
+        self._watchers += 1
+        try:
+            async for now in self._changes(request):
+                yield now
+        finally:
+            self._watchers -= 1
+
+    async def _changes(self, request: api_pb2.WatchRequest) -> AsyncIterator[api_pb2.Snapshot]:
         interval = max(LEAST_INTERVAL, request.min_interval_seconds)
         last: api_pb2.Snapshot | None = None
         while self._service.accepting:

@@ -33,15 +33,16 @@ from modelswarm_gateway.service import Service
 log = logging.getLogger(__name__)
 
 
-def http_app(service: Service) -> ASGIApp:
+def http_app(service: Service, unready: Callable[[], str | None] | None = None) -> ASGIApp:
+    """`unready` says why clients should not come yet; without it, they may once a model can answer."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     _generation_routes(app, service)
     _model_routes(app, service)
-    _state_routes(app, service)
+    _state_routes(app, service, unready or (lambda: _uncovered(service.engine.cards())))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _our_fault)
-    return RequestIds(app)
+    return Marked(app, lambda: service.leaving)
 
 
 def _generation_routes(app: FastAPI, service: Service) -> None:
@@ -101,22 +102,22 @@ def _model(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _state_routes(app: FastAPI, service: Service) -> None:
+def _state_routes(app: FastAPI, service: Service, unready: Callable[[], str | None]) -> None:
     @app.get("/health")
+    @app.get("/live")
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
-        cards = service.engine.cards()
-        good = service.accepting and any(card.ready for card in cards)
+        reason = "the gateway is stopping" if service.leaving else unready()
         return JSONResponse(
             {
-                "ready": good,
-                "reason": _reason(service, cards),
-                "models": [_state(c) for c in cards],
+                "ready": reason is None,
+                "reason": reason,
+                "models": [_state(card) for card in service.engine.cards()],
             },
-            status_code=200 if good else 503,
+            status_code=200 if reason is None else 503,
         )
 
 
@@ -129,10 +130,8 @@ def _state(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _reason(service: Service, cards: Iterable[ModelCard]) -> str | None:
-    """Why it is not ready; None when it is."""
-    if not service.accepting:
-        return "the gateway is stopping"
+def _uncovered(cards: Iterable[ModelCard]) -> str | None:
+    """Why no model can answer; None when one can."""
     said: list[str] = []
     for card in cards:
         if card.ready:
@@ -176,21 +175,26 @@ async def _our_fault(request: Request, error: Exception) -> Response:
     return error_response(ApiError(Code.INTERNAL, "internal error"))
 
 
-class RequestIds:
-    """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors."""
+class Marked:
+    """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors.
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    When the gateway leaves, every answer is the last one on its connection: clients that keep connections open come
+    back on a new one, elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:
+        self._app, self._leaving = app, leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = (b"x-request-id", f"req_{secrets.token_hex(12)}".encode())
+        marks = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode())]
 
-        async def named(message: Message) -> None:
+        async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], header]
+                last = [(b"connection", b"close")] if self._leaving() else []
+                message["headers"] = [*message["headers"], *marks, *last]
             await send(message)
 
-        await self._app(scope, receive, named)
+        await self._app(scope, receive, marked)

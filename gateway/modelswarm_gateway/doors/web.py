@@ -80,6 +80,11 @@ class WebServer:
                     self._task.result()
                 await asyncio.sleep(0.005)
 
+    def close_idle(self) -> None:
+        """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops."""
+        for connection in tuple(self._server.server_state.connections):
+            connection.shutdown()
+
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._task is not None:

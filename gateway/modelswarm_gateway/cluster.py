@@ -1,0 +1,62 @@
+"""The swarms of a Kubernetes cluster as the gateway's source: its API server, the book of pods and their watches.
+
+Made by `main.py` for `--kubernetes`, and only then imported: the client of Kubernetes takes time and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.api_server import ApiServer
+from modelswarm_gateway.directory import Place
+from modelswarm_gateway.pod_watch import PodWatch, unready
+from modelswarm_gateway.pods import PodBook
+
+
+class Cluster:
+    def __init__(
+        self,
+        kubeconfig: Path | None,
+        namespaces: Sequence[str],
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        """No namespaces: all of them."""
+        self._api = ApiServer(kubeconfig)
+        self._book = PodBook()
+        self.on_change: Callable[[], None] = lambda: None
+        scopes = dict.fromkeys(namespaces) or ("",)
+        self._watches = [
+            PodWatch(self._api, scope, self._book, self._changed, clock, jitter) for scope in scopes
+        ]
+
+    def present(self) -> Mapping[PeerId, Place]:
+        return self._book.present()
+
+    def unready(self) -> str | None:
+        """Why it does not know yet who exists."""
+        return unready(self._watches)
+
+    def pods(self) -> Mapping[str, int]:
+        """How many there are in each state."""
+        return self._book.states()
+
+    @property
+    def failures(self) -> int:
+        """Of requests to the API server."""
+        return sum(watch.failures for watch in self._watches)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for watch in self._watches:
+                    group.create_task(watch.run())
+        finally:
+            await self._api.close()
+
+    def _changed(self) -> None:
+        self.on_change()
