@@ -1,13 +1,13 @@
 """What a person writes: the `modelswarm.io/v1alpha1 ModelSwarm` document.
 
 One set of types for `modelswarm up` (a file) and for the cluster (the CRD is generated from them, descriptions
-included). Read through `resources_load.load_document`, which refuses unknown fields and lists every violation.
+included). Read through `resources_load.load_document`, which refuses unknown fields and lists every violation; the
+operator reads `Spec` and overlooks what a later version may have added. What types cannot say is in `resources_rules`.
 Knows no model: whether blocks exist or fit is the placement's question.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -17,32 +17,34 @@ from pydantic import (
     Field,
     JsonValue,
     StrictInt,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
+
+from modelswarm import resources_rules as rules
+from modelswarm.resources_rules import seconds_of as seconds_of
+from modelswarm.resources_rules import wrong
+from modelswarm.resources_template import POD_TEMPLATE
 
 API_VERSION = "modelswarm.io/v1alpha1"
 KIND = "ModelSwarm"
-MAX_SPANS = 256  # the CRD's overlap rule costs more than the API server allows beyond this
+MAX_SPANS = 256  # rules over a longer list cost more than the API server allows
 MAX_NAME = (
-    40  # leaves room for `-s<span>-r<ordinal>` and a hash in pod names of at most 63 characters
+    40  # leaves room for the hash, span and incarnation in pod names of at most 63 characters
 )
+MAX_POOLS = 32
+MAX_BLOCKS = 100_000
 
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-
-
-def seconds_of(duration: str) -> float:
-    """`"1m30s"` is 90.0; the text must have passed the Duration pattern."""
-    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(duration))
-
-
-Name = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=MAX_NAME)]
-Source = Annotated[str, Field(pattern=r"^(demo|hf|pvc|file)://[^\s]+$", max_length=1024)]
-Duration = Annotated[str, Field(pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$", max_length=32)]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), rules.NAME]
+Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.INSIDE]
+Duration = Annotated[str, Field(max_length=32), rules.DURATION]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
-Quantity = StrictInt | Annotated[str, Field(pattern=r"^[0-9.]+(m|[kKMGTP]i?)?$", max_length=32)]
+Quantity = Annotated[
+    Annotated[StrictInt, Field(le=1 << 53)] | Annotated[str, Field(max_length=32)], rules.QUANTITY
+]
+Amounts = Annotated[dict[str, Quantity], Field(max_length=16), rules.RESOURCE_NAMES]
 
 
 class Part(BaseModel):
@@ -54,54 +56,73 @@ class Part(BaseModel):
 
 
 class SecretKey(Part):
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+    name: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET] = Field(
         description="Name of a Secret in the namespace of the swarm."
     )
-    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+    key: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET_KEY] = Field(
         default="token", description="The key inside the Secret that holds the token."
     )
 
 
 class Model(Part):
     source: Source = Field(
-        description="Where the weights are: demo://counting (inside the package), hf://owner/name, "
-        "pvc://claim/path (cluster only) or file:///path/of/a/folder. A Hugging Face model folder in each case."
+        description="Where the weights are, as a Hugging Face model folder: hf://owner/name (a hub), pvc://claim/path "
+        "(a volume, mounted read-only), file:///path (in the image, or on a volume of the pod template) or "
+        "demo://counting (inside the image)."
     )
-    revision: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
+    revision: Annotated[str, Field(min_length=1, max_length=256), rules.REVISION] | None = Field(
         default=None,
-        description="Branch, tag or commit of an hf:// source; its default branch if absent.",
+        description="Branch, tag or commit of an hf:// source; its default branch if absent. What it stands for is "
+        "read once and kept in status.model.revision, so that all servers hold the same weights.",
     )
-    served_name: (
-        Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", max_length=128)] | None
-    ) = Field(
-        default=None, description="The name clients ask for in `model`; metadata.name if absent."
+    served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
+        Field(
+            default=None,
+            description="The name clients ask for in `model`; metadata.name if absent. Can be changed only while "
+            "replicas is 0.",
+        )
     )
     token_secret_ref: SecretKey | None = Field(
         default=None,
-        description="The Secret with the hub token for private models. "
+        description="The Secret with the hub token for private and gated models. "
         "The local runtime uses the environment variable HF_TOKEN instead.",
     )
     tokenizer: Source | None = Field(
         default=None,
-        description="Take the tokenizer from this source instead of the model's own. "
-        "Not used by the local runtime yet.",
+        description="Take all tokenizer files, with their chat template, from this address instead of the model's own.",
     )
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
         default=None,
-        description="A Jinja chat template instead of the model's own. Not used by the local runtime yet.",
+        description="A Jinja chat template instead of the model's (or the tokenizer's) own.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="What weights and KV are held in; auto lets the server choose."
+        default="auto",
+        description="What weights and KV are held in; auto: float32 on CPUs.",
     )
     quantization: Literal["none", "int8", "fp8", "int4"] = Field(
         default="none",
-        description="Weight-only quantisation. Not used by the local runtime yet.",
+        description="Weight-only quantisation. Only none is served yet.",
     )
+
+    @property
+    def address(self) -> str:
+        """Source and revision in one, as servers take it."""
+        return self.source if self.revision is None else f"{self.source}@{self.revision}"
+
+    @field_validator("revision")
+    @classmethod
+    def _revision_of_a_hub(cls, revision: str | None, others: ValidationInfo) -> str | None:
+        source = others.data.get("source")  # absent: it has been refused already
+        if source is None or (source.startswith("hf://") and "@" not in source):
+            return revision
+        raise wrong(rules.REVISION_OF_HUB.message)
 
 
 class BlockRange(Part):
-    first: Annotated[StrictInt, Field(ge=0)] = Field(description="First block of the span.")
-    last: Annotated[StrictInt, Field(ge=1)] = Field(
+    first: Annotated[StrictInt, Field(ge=0, le=MAX_BLOCKS)] = Field(
+        description="First block of the span."
+    )
+    last: Annotated[StrictInt, Field(ge=1, le=MAX_BLOCKS)] = Field(
         description="One past the last block of the span: blocks [first, last)."
     )
 
@@ -112,17 +133,13 @@ def _adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
     for index, span in enumerate(ranges):
         where = f"item {index} (first: {span.first}, last: {span.last})"
         if span.last <= span.first:
-            raise _wrong(f"{where} is empty; allowed: last greater than first")
+            raise wrong(f"{where} is empty; allowed: last greater than first")
         if span.first > expected:
-            raise _wrong(f"{where} leaves a gap; allowed here: first: {expected}")
+            raise wrong(f"{where} leaves a gap; allowed here: first: {expected}")
         if span.first < expected:
-            raise _wrong(f"{where} overlaps what comes before; allowed here: first: {expected}")
+            raise wrong(f"{where} overlaps what comes before; allowed here: first: {expected}")
         expected = span.last
     return ranges
-
-
-def _wrong(sentence: str) -> PydanticCustomError:
-    return PydanticCustomError("modelswarm", "{sentence}", {"sentence": sentence})
 
 
 class Spans(Part):
@@ -131,9 +148,12 @@ class Spans(Part):
     )
     ranges: (
         Annotated[
-            tuple[BlockRange, ...],
+            tuple[Annotated[BlockRange, rules.RANGE], ...],
             Field(strict=False, min_length=1, max_length=MAX_SPANS),
             AfterValidator(_adjacent),
+            rules.FROM_ZERO,
+            rules.NO_OVERLAP,
+            rules.NO_GAP,
         ]
         | None
     ) = Field(
@@ -144,7 +164,7 @@ class Spans(Part):
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if self.count is not None and self.ranges is not None:
-            raise _wrong("count and ranges exclude each other; allowed: one of them, or neither")
+            raise wrong("count and ranges exclude each other; allowed: one of them, or neither")
         return self
 
 
@@ -165,29 +185,35 @@ class Sessions(Part):
 
 
 class ResourceAmounts(Part):
-    requests: dict[str, Quantity] = Field(
-        default_factory=dict, description="What the scheduler sets aside, as in any pod."
-    )
-    limits: dict[str, Quantity] = Field(
+    requests: Amounts = Field(
         default_factory=dict,
-        description="What a server may use at most, as in any pod; `plan` reads `memory`.",
+        description="What the scheduler sets aside for a server: cpu, memory, nvidia.com/gpu and so on, as in any pod.",
+    )
+    limits: Amounts = Field(
+        default_factory=dict,
+        description="What a server may use at most, as in any pod. How many blocks and how much KV fit is "
+        "planned by the smallest `memory` of all pools.",
     )
 
 
 class Pool(Part):
     name: Name = Field(description="Name of the pool; unique in the swarm.")
-    resources: ResourceAmounts = Field(
+    resources: Annotated[ResourceAmounts, rules.REQUESTS_FIT, rules.EXTENDED_ARE_EQUAL] = Field(
         default=ResourceAmounts(),
         description="Requests and limits of one server: GPUs, CPU, memory. The local runtime sets no limits.",
     )
     pod_template: dict[str, JsonValue] | None = Field(
         default=None,
-        description="A strategic-merge patch over the server pods: node selector, tolerations, volumes, anything. "
-        "Not used by the local runtime.",
+        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes, "
+        "anything a pod has; the container is called `server`. Not used by the local runtime.",
+        json_schema_extra=POD_TEMPLATE,
     )
-    failure_domain_key: Annotated[str, Field(min_length=1, max_length=316)] = Field(
-        default="kubernetes.io/hostname",
-        description="Node label over whose values the servers of a span are spread. Not used by the local runtime.",
+    failure_domain_key: Annotated[str, Field(min_length=1, max_length=316), rules.LABEL_KEY] = (
+        Field(
+            default="kubernetes.io/hostname",
+            description="Node label over whose values the servers of a span are spread. "
+            "Not used by the local runtime.",
+        )
     )
 
 
@@ -195,7 +221,7 @@ def _unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
     names = [pool.name for pool in pools]
     for name in names:
         if names.count(name) > 1:
-            raise _wrong(f"{name!r} names more than one pool; allowed: names that differ")
+            raise wrong(f"{name!r} names more than one pool; allowed: names that differ")
     return pools
 
 
@@ -212,8 +238,11 @@ class Rollout(Part):
 
 
 class Spec(Part):
-    model: Model = Field(description="The model that is served.")
-    spans: Spans = Field(
+    model: Annotated[Model, rules.REVISION_OF_HUB] = Field(
+        description="The model that is served. A change rolls through the servers; sessions that run end on the "
+        "weights they began with."
+    )
+    spans: Annotated[Spans, rules.ONE_OF_TWO] = Field(
         default=Spans(),
         description="How the model is split: by count, by ranges, or, with neither, "
         "into as few spans as the memory of a server allows.",
@@ -227,11 +256,16 @@ class Spec(Part):
     )
     pools: Annotated[
         tuple[Pool, ...],
-        Field(strict=False, max_length=32),
+        Field(strict=False, max_length=MAX_POOLS),
         AfterValidator(_unique_names),
     ] = Field(
         default=(),
-        description="Kinds of machines the servers may run on; several in one swarm are fine.",
+        description="Kinds of machines the servers may run on; several in one swarm are fine, and none means "
+        "any machine.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
     )
     rollout: Rollout = Field(default=Rollout(), description="How changes reach running servers.")
     paused: bool = Field(

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from modelswarm import resources_rules as rules
 from modelswarm.errors import DocumentError
 
 Location = Sequence[int | str]
@@ -25,15 +26,13 @@ _KINDS = {
     "model_attributes_type": "a mapping of fields to values",
     "invalid_key": "a name that is text (put it in quotes)",
 }
-_BY_FIELD = {
-    "source": "demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file://PATH",
-    "tokenizer": "demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file://PATH",
-    "name": "lower-case letters, digits and dashes, a letter first and no dash last",
-    "servedName": "letters, digits and . _ / : - , a letter or digit first",
-    "holdLimit": "a duration such as 500ms, 30s, 5m or 1h",
-    "drainLimit": "a duration such as 500ms, 30s, 5m or 1h",
-    "requests": "a quantity such as 1, 500m or 2Gi",
-    "limits": "a quantity such as 1, 500m or 2Gi",
+_BY_FIELD = {  # for values of another type; what is wrong with a text, its rule says
+    "source": rules.ADDRESSES,
+    "tokenizer": rules.ADDRESSES,
+    "holdLimit": rules.DURATION.allowed,
+    "drainLimit": rules.DURATION.allowed,
+    "requests": rules.QUANTITY.allowed,
+    "limits": rules.QUANTITY.allowed,
 }
 
 

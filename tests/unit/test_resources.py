@@ -133,7 +133,7 @@ def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
             {"model": {"source": "s3://bucket"}},
             (
                 "spec.model.source: 's3://bucket' is not allowed; "
-                "allowed: demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file://PATH"
+                "allowed: demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file:///PATH"
             ),
         ),
         (
@@ -142,7 +142,8 @@ def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
         ),
         (
             {"sessions": {"holdLimit": 30}},
-            "spec.sessions.holdLimit: 30 is not allowed; allowed: a duration such as 500ms, 30s, 5m or 1h",
+            "spec.sessions.holdLimit: 30 is not allowed; "
+            "allowed: a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h",
         ),
         (
             {"sessions": {"maxLength": 0}},

@@ -1,0 +1,245 @@
+"""What a type alone cannot say of a swarm document: every rule once in Python and once in CEL, with one sentence.
+
+A rule is put on a field as `Annotated[..., Rule(...)]`: pydantic checks it where a file is read, and it stands in the
+CRD (`x-kubernetes-validations`), where the API server checks it. Used by `resources` and `tools/make_crd.py`.
+Tests put the same values before both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+VALIDATIONS = "x-kubernetes-validations"
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_FACTORS = {
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    **{unit: Decimal(1000 ** (power + 2)) for power, unit in enumerate("MGTPE")},
+    **{f"{unit}i": Decimal(1024 ** (power + 1)) for power, unit in enumerate("KMGTPE")},
+}
+
+
+def wrong(sentence: str) -> PydanticCustomError:
+    """A violation in words of our own; `resources_problems` shows them as they are."""
+    return PydanticCustomError("modelswarm", "{sentence}", {"sentence": sentence})
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`holds` and `cel` mean the same. `shown`: messages repeat the value (not for whole parts of a document)."""
+
+    cel: str
+    allowed: str
+    holds: Callable[[Any], bool]
+    shown: bool = True
+
+    def check(self, value: Any) -> Any:
+        if self.holds(value):
+            return value
+        said = f"{_short(value)} is not allowed" if self.shown else "not allowed"
+        raise wrong(f"{said}; allowed: {self.allowed}")
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return _with_rule(handler(core), {"rule": self.cel, "message": f"allowed: {self.allowed}"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cel:
+    """A rule for the API server alone: in Python somebody else sees to it, with words that say more."""
+
+    cel: str
+    message: str
+    reason: str | None = None
+    field: str | None = None
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        rule = {"rule": self.cel, "message": self.message}
+        rule |= {"reason": self.reason} if self.reason else {}
+        rule |= {"fieldPath": self.field} if self.field else {}
+        return _with_rule(handler(core), rule)
+
+
+def matches(pattern: str, allowed: str) -> Rule:
+    """The whole text matches. `pattern` must mean the same to Python and to RE2: no classes such as \\s or \\w."""
+    compiled = re.compile(pattern)
+    quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
+    return Rule(
+        f"self.matches('^({quoted})$')", allowed, lambda text: bool(compiled.fullmatch(text))
+    )
+
+
+def _with_rule(schema: Mapping[str, Any], rule: Mapping[str, str]) -> dict[str, Any]:
+    """Beside a `$ref`, if there is one: what is referred to is shared and stays as it is."""
+    return {**schema, VALIDATIONS: [*schema.get(VALIDATIONS, ()), dict(rule)]}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# Durations
+
+
+def seconds_of(duration: str) -> float:
+    """`"1m30s"` is 90.0; the text must have passed DURATION."""
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(duration))
+
+
+_DURATION = r"([0-9]{1,5}([.][0-9]{1,3})?(ms|s|m|h))+"
+_LONGEST = 24 * 3600.0
+
+DURATION = Rule(
+    f"self.matches('^{_DURATION}$') && duration(self) > duration('0s') && duration(self) <= duration('24h')",
+    "a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h",
+    lambda text: re.fullmatch(_DURATION, text) is not None and 0 < seconds_of(text) <= _LONGEST,
+)
+
+
+# Addresses and names
+
+_TEXT = r"[^\x00-\x20\x7f-\xa0]"  # neither blanks nor control characters
+_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
+_CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_HUB_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+ADDRESSES = "demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file:///PATH"
+ADDRESS = matches(
+    "|".join(
+        [
+            r"demo://[a-z0-9-]+/?",
+            rf"hf://{_HUB_PART}(/{_HUB_PART})?(@[^@\x00-\x20\x7f-\xa0]+)?",
+            rf"pvc://{_CLAIM}(/{_TEXT}*)?",
+            rf"file://(localhost)?/{_TEXT}*",
+        ]
+    ),
+    ADDRESSES,
+)
+INSIDE = Rule(
+    "!self.matches('/[.][.](/|$)')",
+    "a path without `..`",
+    lambda text: re.search(r"/[.][.](/|\Z)", text) is None,
+)
+NAME = matches(_NAME, "lower-case letters, digits and dashes, a letter first and no dash last")
+SERVED_NAME = matches(
+    "[A-Za-z0-9][A-Za-z0-9._/:-]*", "letters, digits and . _ / : - , a letter or digit first"
+)
+REVISION = matches(r"[^@\x00-\x20\x7f-\xa0]+", "a branch, tag or commit, without blanks and @")
+SECRET = matches(_CLAIM, "the name of a Secret: lower-case letters, digits, dashes and dots")
+SECRET_KEY = matches("[-._a-zA-Z0-9]+", "letters, digits and - . _")
+LABEL_KEY = matches(
+    r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
+    "the key of a node label, such as topology.kubernetes.io/zone",
+)
+
+
+# Amounts
+
+_QUANTITY = r"[0-9]{1,15}([.][0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?"
+_AMOUNT = re.compile(r"([0-9.]+)([a-zA-Z]*)")
+_BUILT_IN = ("cpu", "memory", "ephemeral-storage")
+
+
+def amount_of(quantity: str | int) -> Decimal:
+    """Of a text that has passed QUANTITY."""
+    match = _AMOUNT.fullmatch(str(quantity))
+    assert match is not None, quantity
+    return Decimal(match[1]) * (_FACTORS[match[2]] if match[2] else 1)
+
+
+QUANTITY = Rule(
+    f"type(self) == int ? self >= 0 : self.matches('^{_QUANTITY}$')",
+    "a quantity such as 1, 500m or 2Gi",
+    lambda value: (
+        value >= 0 if isinstance(value, int) else re.fullmatch(_QUANTITY, value) is not None
+    ),
+)
+
+
+def _is_known(name: str) -> bool:
+    return name in _BUILT_IN or "/" in name or name.startswith("hugepages-")
+
+
+RESOURCE_NAMES = Rule(
+    "self.all(k, k in ['cpu', 'memory', 'ephemeral-storage'] || k.contains('/') || k.startsWith('hugepages-'))",
+    "cpu, memory, ephemeral-storage, hugepages-SIZE and names with a slash, such as nvidia.com/gpu",
+    lambda amounts: all(map(_is_known, amounts)),
+    shown=False,
+)
+
+
+def _requests_fit(amounts: Any) -> bool:
+    return all(
+        amount_of(wanted) <= amount_of(amounts.limits[name])
+        for name, wanted in amounts.requests.items()
+        if name in amounts.limits
+    )
+
+
+def _extended_are_equal(amounts: Any) -> bool:
+    return all(
+        name in amounts.limits and amount_of(wanted) == amount_of(amounts.limits[name])
+        for name, wanted in amounts.requests.items()
+        if "/" in name
+    )
+
+
+_COMPARED = "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k])))"
+
+REQUESTS_FIT = Rule(
+    "!has(self.requests) || !has(self.limits) || "
+    f"self.requests.all(k, !(k in self.limits) || {_COMPARED} <= 0)",
+    "requests that are not above the limits",
+    _requests_fit,
+    shown=False,
+)
+EXTENDED_ARE_EQUAL = Rule(
+    "!has(self.requests) || self.requests.all(k, !k.contains('/') || "
+    f"(has(self.limits) && k in self.limits && {_COMPARED} == 0))",
+    "a request for a resource with a slash in its name, such as nvidia.com/gpu, only with a limit that is equal",
+    _extended_are_equal,
+    shown=False,
+)
+
+
+# Whole parts
+
+RANGE = Cel(
+    "self.first < self.last", "last must be greater than first: the blocks are [first, last)"
+)
+FROM_ZERO = Cel("self[0].first == 0", "the first range must begin at block 0")
+NO_OVERLAP = Cel(
+    "self.all(i, s, i == 0 || s.first >= self[i - 1].last)",
+    "a range overlaps the one before it: each must begin where the one before it ends",
+)
+NO_GAP = Cel(
+    "self.all(i, s, i == 0 || s.first <= self[i - 1].last)",
+    "there is a gap between two ranges: each must begin where the one before it ends",
+)
+ONE_OF_TWO = Cel(
+    "!(has(self.count) && has(self.ranges))",
+    "count and ranges exclude each other; allowed: one of them, or neither",
+)
+REVISION_OF_HUB = Cel(
+    "!has(self.revision) || (self.source.startsWith('hf://') && !self.source.contains('@'))",
+    "allowed only with an hf:// source that names none itself",
+    field=".revision",
+)
