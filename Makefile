@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check bench proto lock clean
+.PHONY: help setup demo test check bench images proto lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,11 +40,17 @@ test: check ## check, then every test
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	$(BIN)/python -m bench $(ONLY)
 
+# REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
+images: ## build the container images with docker, podman or buildah, whatever is there
+	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
+	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(or $(IMAGE_TAG),dev)" --base "$(IMAGE_BASE)"
+
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py
 
-lock: $(STAMP) ## write constraints.txt from what is installed
+lock: $(STAMP) ## write constraints.txt and images/requirements from what is installed
 	$(BIN)/pip freeze --exclude-editable > constraints.txt
+	$(BIN)/python tools/make_requirements.py
 
 clean: ## remove the virtual environment
 	rm -rf .venv

@@ -1,0 +1,151 @@
+"""Build the container images with whatever builder is there: docker, podman or buildah (`make images`).
+
+Knows no Kubernetes and needs nothing but the standard library. The tests' cluster calls `build` and takes OCI archives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGETS = ("operator", "gateway", "server", "server-slim")
+CERTIFICATES = Path("/etc/ssl/certs")
+PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "TORCH_INDEX_URL")
+NONE_FOUND = (
+    "make images: no image builder answers here. It looked for docker (with a running engine), podman and buildah, "
+    "in this order.\nInstall one of them (on Debian: apt-get install buildah) or name yours: make images BUILDER=podman"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to build and how to call it."""
+
+    targets: tuple[str, ...]
+    registry: str = "localhost"
+    tag: str = "dev"
+    base: str | None = None  # None: the base that images/Dockerfile names
+    archives: Path | None = None  # also write TARGET.tar (OCI) there; buildah and podman only
+
+    def name(self, target: str) -> str:
+        return f"{self.registry}/modelswarm/{target}:{self.tag}"
+
+
+def find_builder() -> str | None:
+    for name in ("docker", "podman", "buildah"):
+        if shutil.which(name) is None:
+            continue
+        asked = [name, "version"] if name == "buildah" else [name, "info"]
+        if subprocess.run(asked, capture_output=True, timeout=30).returncode == 0:
+            return name
+    return None
+
+
+def command(builder: str, wish: Wish, target: str) -> list[str]:
+    verb = {"docker": ["build"], "podman": ["build", "--layers"], "buildah": ["bud", "--layers"]}
+    words = [builder, *verb[builder], f"--file={ROOT / 'images' / 'Dockerfile'}"]
+    words += [f"--target={target}", f"--tag={wish.name(target)}"]
+    words += [f"--label=org.opencontainers.image.version={version()}"]
+    words += [f"--label=org.opencontainers.image.revision={revision()}"]
+    arguments = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
+    if wish.base is not None:
+        arguments["BASE"] = wish.base
+    if builder == "docker":
+        arguments.pop("PIP_CERT", None)  # a path of this machine, and docker mounts none
+    else:
+        words += _of_this_machine(builder)
+    words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
+    return [*words, str(ROOT)]
+
+
+def _of_this_machine(builder: str) -> list[str]:
+    """This machine's certificates and names: a package index behind a company's proxy is reached as from here."""
+    words = [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
+    if (
+        builder == "buildah"
+    ):  # works without an engine, in a container and as root without namespaces
+        words += ["--isolation=chroot", "--network=host"]
+        words += ["--volume=/etc/resolv.conf:/etc/resolv.conf:ro"]
+    return words
+
+
+def version() -> str:
+    number: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return number
+
+
+def revision() -> str:
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"  # a source archive without git
+
+
+def build(builder: str, wish: Wish, log: int | None = None) -> dict[str, str]:
+    """Target -> image name. `log`: a file descriptor for the builder's output; None: ours."""
+    for target in wish.targets:
+        started = time.monotonic()
+        subprocess.run(command(builder, wish, target), check=True, stdout=log, stderr=log)
+        if wish.archives is not None:
+            _archive(builder, wish.name(target), wish.archives / f"{target}.tar", log)
+        print(f"{wish.name(target)}: {time.monotonic() - started:.0f} s", flush=True)
+    return {target: wish.name(target) for target in wish.targets}
+
+
+def _archive(builder: str, name: str, path: Path, log: int | None) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # an archive is never added to
+    words = [builder, "push", name, f"oci-archive:{path}:{name}"]
+    subprocess.run(words, check=True, stdout=log, stderr=log)
+
+
+def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
+    parser = argparse.ArgumentParser(description="Build ModelSwarm's container images.")
+    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="default: %(default)s",
+                        default=["operator", "gateway", "server"])  # fmt: skip
+    parser.add_argument(
+        "--builder", default="", help="docker, podman or buildah; default: what is there"
+    )
+    parser.add_argument("--registry", default="localhost", help="before /modelswarm/TARGET")
+    parser.add_argument("--tag", default="dev")
+    parser.add_argument("--base", default="", help="base image, Debian or alike with Python 3.11")
+    parser.add_argument("--archives", type=Path, help="folder for OCI archives, TARGET.tar each")
+    given = parser.parse_args(arguments)
+    if given.builder not in ("", "docker", "podman", "buildah"):
+        parser.error(f"--builder: {given.builder!r} is none of docker, podman, buildah")
+    if given.archives and given.builder == "docker":
+        parser.error("--archives: docker writes none; use podman or buildah")
+    wish = Wish(tuple(given.targets), given.registry, given.tag, given.base or None, given.archives)
+    return given.builder or None, wish
+
+
+def main() -> int:
+    builder, wish = read(sys.argv[1:])
+    builder = builder or find_builder()
+    if builder is None:
+        print(NONE_FOUND, file=sys.stderr)
+        return 2
+    print(f"building with {builder}: {', '.join(wish.targets)}", flush=True)
+    try:
+        build(builder, wish)
+    except subprocess.CalledProcessError as error:
+        print(
+            f"make images: {builder} failed ({error.returncode}); its words are above",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
