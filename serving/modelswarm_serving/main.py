@@ -1,7 +1,8 @@
 """`modelswarm-server`: flags in, a serving process, an exit code out.
 
 0 after a graceful stop, 2 with one sentence when it cannot start; it never prints a traceback for
-what a user can mend. Loads the model before anybody can connect.
+what a user can mend. Its last line on stderr is that sentence: Kubernetes shows it. The page of
+probes and metrics is open first, then the model is loaded, then others can connect.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +26,18 @@ from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.lifeline import end_with_parent
+from modelswarm_serving.health import Health
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash import HashModel
-from modelswarm_serving.node import Node
+from modelswarm_serving.node import Node, why
+from modelswarm_serving.page import Page
 from modelswarm_serving.settings import Settings, parse
 
 PROGRAM = "modelswarm-server"
 _HASH_PAGES = 1024
 _HASH_LENGTH = 4096
 _ROW_OF_HASH = 8  # bytes
+_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 
 class _Leave(BaseException):
@@ -81,11 +86,27 @@ def _serve(settings: Settings) -> None:
     )
     if settings.parent_fd is not None:
         end_with_parent(settings.parent_fd)
+    health = Health(time.monotonic)
+    page = open_page(settings, health)
+    for name in _BARS:
+        os.environ.setdefault(name, "1")  # what libraries draw would run into our last words
     loaded = load(settings)
     # What was loaded stays: a full collection over it would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
-    asyncio.run(Node(settings, loaded.model, loaded.folder, loaded.revision).run())
+    node = Node(settings, loaded.model, loaded.folder, loaded.revision, health, page)
+    asyncio.run(node.run())
+
+
+def open_page(settings: Settings, health: Health) -> Page | None:
+    if settings.metrics is None:
+        return None
+    try:
+        return Page(settings.metrics, health)
+    except OSError as error:
+        raise UserError(
+            "--metrics", f"cannot listen on {settings.metrics}: {why(error)}"
+        ) from error
 
 
 def load(settings: Settings) -> Loaded:

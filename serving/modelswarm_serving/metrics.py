@@ -1,59 +1,123 @@
-"""What a server tells Prometheus, on a port of its own.
+"""What a server tells Prometheus; `page.py` has the port.
 
-Fed by `node.py` on the event loop; served by prometheus-client's thread. Has its own registry.
+Fed by `node.py` on the event loop, read by another thread: what the core says of itself is handed over as one frozen
+value and turned into samples when they are asked for. Every sample names the model and the blocks, so that a query
+needs no join. docs/metrics.md lists all names.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from collections.abc import Iterable, Mapping, Sequence
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from modelswarm import __version__
+from modelswarm.protocol.messages import Trouble
 from modelswarm_serving.core.server import ServerStats
+from modelswarm_serving.model.base import ModelShape
 
-_STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PREFIX = "modelswarm_server_"
+STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Metrics:
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._rows = Counter(
-            "modelswarm_server_rows", "Rows run through the blocks.", registry=self._registry
-        )
-        self._steps = Histogram(
-            "modelswarm_server_step_seconds",
-            "Time of one step of the model.",
-            buckets=_STEP_BUCKETS,
-            registry=self._registry,
-        )
-        self._failed = Counter(
-            "modelswarm_server_failed_steps", "Steps that raised.", registry=self._registry
-        )
-        self._pages = Gauge(
-            "modelswarm_server_pages_total", "Pages of KV there are.", registry=self._registry
-        )
-        self._free = Gauge(
-            "modelswarm_server_pages_free", "Pages of KV not in use.", registry=self._registry
-        )
-        self._sessions = Gauge(
-            "modelswarm_server_sessions", "Sessions with state here.", registry=self._registry
-        )
-        self._queue = Gauge(
-            "modelswarm_server_queue", "Sessions that wait for a step.", registry=self._registry
-        )
+    def __init__(self, model: str, shape: ModelShape) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = own = CollectorRegistry()
+        labels = {"model": model, "blocks": f"{shape.first}:{shape.last}"}
+        names, values = tuple(labels), tuple(labels.values())
 
-    def serve(self, target: str) -> str:
-        """Answer on "host:port" until the process ends; returns the bound target. OSError if not."""
-        host, _, port = target.rpartition(":")
-        server, _ = start_http_server(int(port), host.strip("[]"), self._registry)
-        return f"{host}:{server.server_port}"
+        def spread(name: str, said: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(PREFIX + name, said, names, registry=own, buckets=buckets)
+            return made.labels(*values)
+
+        def count(name: str, said: str) -> Counter:
+            return Counter(PREFIX + name, said, names, registry=own).labels(*values)
+
+        self._seconds = spread("step_seconds", "Time of one step of the model.", STEP)
+        self._batch = spread("step_rows", "Rows of one step.", ROWS)
+        self._rows = count("rows", "Rows run through the blocks.")
+        self._failed = count("failed_steps", "Steps that raised.")
+        self._now = _Now(labels, shape)
+        own.register(self._now)
+        ProcessCollector(registry=own)
 
     def step(self, rows: int, seconds: float, failed: bool) -> None:
         self._rows.inc(rows)
-        self._steps.observe(seconds)
+        self._seconds.observe(seconds)
+        self._batch.observe(rows)
         if failed:
             self._failed.inc()
 
     def show(self, stats: ServerStats) -> None:
-        self._pages.set(stats.total_pages)
-        self._free.set(stats.free_pages)
-        self._sessions.set(stats.sessions)
-        self._queue.set(stats.ready)
+        """What is true now."""
+        self._now.stats = stats
+
+
+class _Now(Collector):
+    """The core's last word on itself."""
+
+    def __init__(self, labels: Mapping[str, str], shape: ModelShape) -> None:
+        self._labels, self._shape = labels, shape
+        self.stats: ServerStats | None = None
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        yield self._by("build_info", "The version that runs.", "version", {__version__: 1})
+        page = self._shape.page_size
+        yield self._one("kv_page_tokens", "Positions of KV in one page.", page)
+        stats = self.stats
+        if stats is not None:
+            yield from self._memory(stats)
+            yield from self._sessions(stats)
+            yield self._reports(stats)
+
+    def _memory(self, stats: ServerStats) -> Iterable[Metric]:
+        empty = stats.total_pages - stats.free_pages - stats.filled_pages
+        pages = {"used": stats.filled_pages, "reserved": empty, "free": stats.free_pages}
+        said = "KV pages by state; reserved: given to a session, still empty."
+        yield self._by("kv_pages", said, "state", pages)
+        said = "KV pages that only repairs may take."
+        yield self._one("kv_repair_pages", said, stats.repair_pages)
+
+    def _sessions(self, stats: ServerStats) -> Iterable[Metric]:
+        sessions = {"running": stats.running, "idle": stats.sessions - stats.running}
+        yield self._by("sessions", "Sessions with state here.", "state", sessions)
+        yield self._one("waiting_sessions", "Sessions whose rows wait for a step.", stats.ready)
+        oldest = stats.oldest_seconds
+        yield self._one("oldest_wait_seconds", "Age of the rows that wait longest.", oldest)
+        links = {"gateway": stats.gateways, "server": stats.servers}
+        yield self._by("links", "Linked processes.", "role", links)
+        yield self._one("draining", "1 when it is about to leave.", stats.draining)
+
+    def _reports(self, stats: ServerStats) -> Metric:
+        names = [*self._labels, "trouble"]
+        family = CounterMetricFamily(
+            PREFIX + "reports", "Troubles reported to gateways.", labels=names
+        )
+        for trouble in Trouble:
+            values = [*self._labels.values(), trouble.value]
+            family.add_metric(values, stats.reports.get(trouble, 0))
+        return family
+
+    def _one(self, name: str, said: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, said, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), float(value))
+        return family
+
+    def _by(self, name: str, said: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, said, labels=[*self._labels, label])
+        for found, value in values.items():
+            family.add_metric([*self._labels.values(), found], float(value))
+        return family

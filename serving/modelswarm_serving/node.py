@@ -35,9 +35,11 @@ from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.core.settings import row_window
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
+from modelswarm_serving.health import Health
 from modelswarm_serving.membership import Member, announce, withdraw
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import Model
+from modelswarm_serving.page import Page
 from modelswarm_serving.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,13 @@ _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
 
 class Node:
     def __init__(
-        self, settings: Settings, model: Model, folder: Path | None, revision: str
+        self,
+        settings: Settings,
+        model: Model,
+        folder: Path | None,
+        revision: str,
+        health: Health,
+        page: Page | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -62,7 +70,10 @@ class Node:
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._files = ModelFiles(folder)
-        self._metrics = Metrics()
+        self._metrics = Metrics(settings.served_name, model.shape)
+        self._health, self._page = health, page
+        if page is not None:
+            page.registry = self._metrics.registry
         self._beats = BeatTimer(random.random)
         self._planned = False  # a plan is due in this pass of the loop
         self._stepping = False
@@ -79,7 +90,8 @@ class Node:
         self._engine = Engine(self._model, self._stepped)
         self._links = Links(self._hello(), self)
         target = await self._listen(self._settings.listen)
-        self._announce(target, self._serve_metrics())
+        self._announce(target)
+        self._health.serves()
         log.info("%s serves at %s", self._peer, target)
         tasks = [loop.create_task(w) for w in (self._tick(), self._send_files(), self._stop.wait())]
         try:
@@ -89,11 +101,17 @@ class Node:
             if self._fault is not None:
                 raise self._fault
         finally:
-            withdraw(self._settings.members, self._settings.name)
-            self._core.refuse_new()
+            self._leave()
             for task in tasks:
                 task.cancel()
             await self._links.close()
+
+    def _leave(self) -> None:
+        """Nobody new is to come. Moving the sessions away before the links close (R13) has its place here."""
+        self._health.leaves()
+        if self._settings.members is not None:
+            withdraw(self._settings.members, self._settings.name)
+        self._core.refuse_new()
 
     # What links bring (LinkHandler)
 
@@ -142,10 +160,12 @@ class Node:
             return
         if batch:
             self._stepping = True
+            self._health.step_began()
             self._engine.submit(batch)
 
     def _stepped(self, done: StepDone) -> None:
         self._stepping = False
+        self._health.step_ended()
         now = self._clock()
         try:
             if done.error is None:
@@ -169,6 +189,7 @@ class Node:
         while True:
             await asyncio.sleep(BUSY_SECONDS)
             now = self._clock()
+            self._health.turned()
             self._core.tick(now)
             self._settle()
             stats = self._core.stats
@@ -196,6 +217,7 @@ class Node:
     def _on_signal(self) -> None:
         if self._stop.is_set():
             os._exit(1)  # asked twice: whatever hangs, hang no longer
+        self._health.leaves()
         self._stop.set()
 
     # Start
@@ -208,6 +230,7 @@ class Node:
             role=Role.SERVER,
             link="",
             lane=Lane.LIVE,
+            target=self._settings.advertise,
             model=self._settings.served_name,
             revision=self._revision,
             first=shape.first,
@@ -224,38 +247,31 @@ class Node:
         try:
             return await self._links.listen(target)
         except OSError as error:
-            raise UserError("--listen", f"cannot listen on {target}: {_why(error)}") from error
+            raise UserError("--listen", f"cannot listen on {target}: {why(error)}") from error
 
-    def _serve_metrics(self) -> str:
-        target = self._settings.metrics
-        if target is None:
-            return ""
-        try:
-            return self._metrics.serve(target)
-        except OSError as error:
-            raise UserError("--metrics", f"cannot listen on {target}: {_why(error)}") from error
-
-    def _announce(self, target: str, metrics: str) -> None:
+    def _announce(self, target: str) -> None:
         shape, settings = self._model.shape, self._settings
+        if settings.members is None:
+            return
         member = Member(
             name=settings.name,
             peer=self._peer,
-            target=target,
+            target=settings.advertise or target,
             model=settings.served_name,
             revision=self._revision,
             first=shape.first,
             last=shape.last,
             n_blocks=shape.n_blocks,
-            metrics=metrics,
+            metrics="" if self._page is None else self._page.target,
             pid=os.getpid(),
         )
         try:
             announce(settings.members, member)
         except OSError as error:
             raise UserError(
-                "--members", f"{settings.members} cannot be written: {_why(error)}"
+                "--members", f"{settings.members} cannot be written: {why(error)}"
             ) from error
 
 
-def _why(error: OSError) -> str:
+def why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()

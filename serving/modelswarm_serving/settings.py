@@ -26,7 +26,8 @@ class Settings:
     first: int
     last: int
     listen: str
-    members: Path
+    advertise: str  # where others reach it; "": where it listens
+    members: Path | None
     name: str
     incarnation: int
     metrics: str | None
@@ -45,18 +46,22 @@ class Settings:
 
 
 _POSITIVE = click.IntRange(min=1)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
+_ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 _OPTIONS: list[click.Parameter] = [
     click.Option(["--model"], help="demo://NAME, file://FOLDER or hf://ORG/NAME."),
     click.Option(["--served-name"], help="What clients call it; default: its source's last part."),
     click.Option(["--blocks"], required=True, help="FIRST:LAST, the blocks to hold, LAST excluded."),
     click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),
-    click.Option(["--members"], required=True, type=click.Path(path_type=Path), help="Folder in "
-                 "which a server that is ready writes NAME.json."),
+    click.Option(["--advertise"], help="HOST:PORT at which others reach this server, if it is not "
+                 "where it listens."),
+    click.Option(["--members"], type=click.Path(path_type=Path), help="Folder in which a server "
+                 "that is ready writes NAME.json; none: it is found by other means."),
     click.Option(["--name"], required=True, help="Of this server, unique among the members."),
     click.Option(["--incarnation"], type=click.IntRange(min=0), default=1, show_default=True),
-    click.Option(["--metrics"], help="HOST:PORT for Prometheus; none: no metrics."),
+    click.Option(["--metrics"], help="HOST:PORT of /metrics, /live and /ready; none: no such port."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
@@ -92,7 +97,13 @@ def parse(arguments: Sequence[str]) -> Settings:
     return settings
 
 
-def _settings(blocks: str, memory: str | None, served_name: str | None, **values: Any) -> Settings:
+def _settings(
+    blocks: str,
+    memory: str | None,
+    served_name: str | None,
+    advertise: str | None,
+    **values: Any,
+) -> Settings:
     first, last = _blocks(blocks)
     if not _NAME.fullmatch(values["name"]):
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
@@ -106,6 +117,7 @@ def _settings(blocks: str, memory: str | None, served_name: str | None, **values
     return Settings(
         first=first,
         last=last,
+        advertise=_advertised(values["listen"], advertise),
         memory=None if memory is None else bytes_of(memory, "--memory"),
         served_name=served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1],
         **values,
@@ -117,6 +129,18 @@ def _blocks(text: str) -> tuple[int, int]:
     if match is None or not int(match[1]) < int(match[2]):
         raise UserError("--blocks", f"{text!r} is not FIRST:LAST with FIRST below LAST, like 0:4")
     return int(match[1]), int(match[2])
+
+
+def _advertised(listen: str, advertise: str | None) -> str:
+    if advertise is None:
+        if listen.rpartition(":")[0] in _ANY_HOST:
+            raise UserError("--advertise", f"is needed: nobody can dial {listen}")
+        return ""
+    _check_target("--advertise", advertise)
+    host, _, port = advertise.rpartition(":")
+    if not _HOST.fullmatch(host) or host in _ANY_HOST or int(port) == 0:
+        raise UserError("--advertise", f"nobody can dial {advertise!r}; like 10.0.0.7:7000")
+    return f"[{host}]:{port}" if ":" in host.strip("[]") and host[0] != "[" else advertise
 
 
 def _check_target(field: str, target: str) -> None:

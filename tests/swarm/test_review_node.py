@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 from swarm.fake_gateway import fake_gateway
 from swarm.servers import ServerProcess
 
+from modelswarm_serving.health import Health
 from modelswarm_serving.main import load
 from modelswarm_serving.model.base import Result, Work
 from modelswarm_serving.model.hash import HashModel
@@ -28,9 +30,8 @@ async def test_a_fault_in_the_middle_of_a_step_ends_the_process(tmp_path: Path) 
     flags = ["--members", str(tmp_path), "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
-    node = asyncio.create_task(
-        Node(settings, NothingModel(loaded.model.shape), None, loaded.revision).run()
-    )
+    model, health = NothingModel(loaded.model.shape), Health(time.monotonic)
+    node = asyncio.create_task(Node(settings, model, None, loaded.revision, health).run())
     file = tmp_path / "s0.json"
     async with asyncio.timeout(10):
         while not file.exists():  # noqa: ASYNC110

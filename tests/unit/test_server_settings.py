@@ -95,7 +95,7 @@ def test_what_click_refuses_is_one_sentence_too(flags: list[str], named: str) ->
     assert "\n" not in told.value.format_message()
 
 
-@pytest.mark.parametrize("missing", ["--members", "--name", "--blocks", "--model"])
+@pytest.mark.parametrize("missing", ["--name", "--blocks", "--model"])
 def test_a_missing_flag_is_named(missing: str) -> None:
     at = GOOD.index(missing)
     with pytest.raises((click.ClickException, UserError)) as told:
@@ -104,3 +104,35 @@ def test_a_missing_flag_is_named(missing: str) -> None:
         missing in str(told.value.args or told.value)
         or missing in getattr(told.value, "format_message", str)()
     )
+
+
+def test_without_a_members_folder_a_server_is_found_by_other_means() -> None:
+    at = GOOD.index("--members")
+    assert parse([*GOOD[:at], *GOOD[at + 2 :]]).members is None
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("10.0.0.7:7000", "10.0.0.7:7000"),
+        ("s0.servers.ns.svc:7000", "s0.servers.ns.svc:7000"),
+        ("[fd00::7]:7000", "[fd00::7]:7000"),
+        ("fd00::7:7000", "[fd00::7]:7000"),  # $(POD_IP):7000 of an IPv6 pod
+    ],
+)
+def test_an_address_to_advertise(said: str, meant: str) -> None:
+    assert parse([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", said]).advertise == meant
+
+
+@pytest.mark.parametrize("said", ["$(POD_IP):7000", "0.0.0.0:7000", "10.0.0.7:0", ":7000", "x"])
+def test_an_address_that_nobody_can_dial_is_refused(said: str) -> None:
+    with pytest.raises(UserError) as told:
+        parse([*GOOD, "--advertise", said])
+    assert told.value.field == "--advertise"
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7000", "[::]:7000"])
+def test_a_server_that_listens_everywhere_must_say_where_it_is(listen: str) -> None:
+    with pytest.raises(UserError) as told:
+        parse([*GOOD, "--listen", listen])
+    assert told.value.field == "--advertise"

@@ -16,7 +16,7 @@ from modelswarm_serving.model.base import ModelShape
 class Admission:
     def __init__(self, shape: ModelShape, repair_fraction: float) -> None:
         self._shape = shape
-        self._kept = math.ceil(repair_fraction * shape.total_pages)  # for repairs
+        self._kept = math.ceil(repair_fraction * shape.total_pages)
         self.pool = PagePool(shape.total_pages)
 
     def never(self, turn: Turn, repair: bool) -> Refusal | None:
@@ -25,6 +25,15 @@ class Admission:
         if turn.reserve > self._shape.max_length or turn.end - 1 > turn.reserve:
             return Refusal.TOO_LONG
         return Refusal.TOO_LONG if self._pages(turn) > most else None
+
+    @property
+    def kept(self) -> int:
+        """Pages that only repairs may take."""
+        return self._kept
+
+    def filled(self, hop: Hop) -> int:
+        """Of the pages that `hop` was given, those in which KV lies."""
+        return min(len(hop.pages), pages_for(hop.kv, self._shape.page_size))
 
     @property
     def longest(self) -> int:

@@ -6,10 +6,19 @@ are handed back by `own`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from modelswarm.protocol.identity import Address, PeerId
-from modelswarm.protocol.messages import Fenced, Item, Lane, Report, Send, Token, reply_address
+from modelswarm.protocol.messages import (
+    Fenced,
+    Item,
+    Lane,
+    Report,
+    Send,
+    Token,
+    Trouble,
+    reply_address,
+)
 from modelswarm_serving.core.peers import Peers
 from modelswarm_serving.core.session import Fault, Hop
 
@@ -20,6 +29,7 @@ class Outbox:
         self._peers = peers
         self._sends: list[Send] = []
         self.to_self: deque[Item] = deque()
+        self.reports: Counter[Trouble] = Counter()
 
     def send(self, to: Address, lane: Lane, item: Item) -> None:
         if to.peer == self._own:
@@ -33,6 +43,7 @@ class Outbox:
             self._sends.append(Send(reply_address(gateway), Lane.LIVE, item))
 
     def report(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
+        self.reports[fault.trouble] += 1
         generation = self._peers.generation(peer) if peer else 0
         report = Report(hop.reply, hop.epoch, fault.trouble, peer, generation, fault.detail)
         self.to_gateway(hop.gateway, report)

@@ -5,6 +5,7 @@ Used by `server.py`. Knows nothing of sessions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
@@ -36,6 +37,9 @@ class Peers:
 
     def is_server(self, peer: PeerId) -> bool:
         return self._up.get(peer) is Role.SERVER
+
+    def count(self, role: Role) -> int:
+        return Counter(self._up.values())[role]
 
     def is_gone(self, peer: PeerId) -> bool:
         """Its link broke and has not come back."""

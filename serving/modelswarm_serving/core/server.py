@@ -6,7 +6,7 @@ clock and knows nothing of torch. Here messages find their hop; what they do to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import Handle, PeerId
@@ -47,6 +47,13 @@ class ServerStats:
     steps: int
     rows: int
     step_seconds: float  # running mean
+    filled_pages: int  # given to sessions, and KV lies in them
+    repair_pages: int  # that only repairs may take
+    oldest_seconds: float  # how long the rows that wait longest have waited
+    servers: int  # linked
+    gateways: int  # linked
+    reports: Mapping[Trouble, int]  # to gateways, of what was wrong with an epoch
+    draining: bool
 
 
 class ServerCore:
@@ -240,11 +247,10 @@ class ServerCore:
         return self._out.drain()
 
     def beat(self) -> Beat:
-        oldest = self._schedule.oldest()
         pool = self._life.admission.pool
         return Beat(
             steps=self._life.steps,
-            oldest_ready_ms=0.0 if oldest is None else 1000 * max(0.0, self._now - oldest),
+            oldest_ready_ms=1000 * self._oldest_seconds(),
             step_ms=1000 * self._steps.mean_seconds,
             free_pages=pool.free,
             total_pages=pool.total,
@@ -253,6 +259,10 @@ class ServerCore:
             draining=self._life.draining,
         )
 
+    def _oldest_seconds(self) -> float:
+        oldest = self._schedule.oldest()
+        return 0.0 if oldest is None else max(0.0, self._now - oldest)
+
     @property
     def longest_session(self) -> int:
         """Entries; what Hello says, so that a gateway never asks for more."""
@@ -260,7 +270,8 @@ class ServerCore:
 
     @property
     def stats(self) -> ServerStats:
-        pool = self._life.admission.pool
+        admission = self._life.admission
+        pool = admission.pool
         return ServerStats(
             sessions=len(self._life.hops),
             running=sum(hop.phase is Phase.RUNNING for hop in self._life.hops),
@@ -270,6 +281,13 @@ class ServerCore:
             steps=self._life.steps,
             rows=self._steps.rows,
             step_seconds=self._steps.mean_seconds,
+            filled_pages=sum(map(admission.filled, self._life.hops)),
+            repair_pages=admission.kept,
+            oldest_seconds=self._oldest_seconds(),
+            servers=self._peers.count(Role.SERVER),
+            gateways=self._peers.count(Role.GATEWAY),
+            reports=dict(self._out.reports),
+            draining=self._life.draining,
         )
 
     def handles(self) -> tuple[Handle, ...]:
