@@ -68,13 +68,15 @@ class Cel:
     reason: str | None = None
     field: str | None = None
 
+    def as_json(self) -> dict[str, str]:
+        told = {"rule": self.cel, "message": self.message}
+        told |= {"reason": self.reason} if self.reason else {}
+        return told | ({"fieldPath": self.field} if self.field else {})
+
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        rule = {"rule": self.cel, "message": self.message}
-        rule |= {"reason": self.reason} if self.reason else {}
-        rule |= {"fieldPath": self.field} if self.field else {}
-        return _with_rule(handler(core), rule)
+        return _with_rule(handler(core), self.as_json())
 
 
 def matches(pattern: str, allowed: str) -> Rule:
@@ -242,4 +244,16 @@ REVISION_OF_HUB = Cel(
     "!has(self.revision) || (self.source.startsWith('hf://') && !self.source.contains('@'))",
     "allowed only with an hf:// source that names none itself",
     field=".revision",
+)
+
+# Changes: the API server compares with what is stored
+
+_SERVED = "has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name"
+SERVED_NAME_STAYS = Cel(
+    "self.spec.replicas == 0 || oldSelf.spec.replicas == 0 || "
+    f"({_SERVED.format('self')}) == ({_SERVED.format('oldSelf')})",
+    "cannot be changed while servers run, as their sessions know them by it: set spec.replicas to 0 first, "
+    "or make a second swarm and move the clients over",
+    reason="FieldValueForbidden",
+    field=".spec.model.servedName",
 )

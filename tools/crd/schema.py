@@ -1,0 +1,166 @@
+"""From a pydantic type to the structural schema that Kubernetes wants.
+
+Used by `make_crd.py`. Kubernetes takes a part of JSON schema: no references, no unions, one type per field, defaults
+that fit. What cannot be said there raises, so that a new field is never dropped silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+Schema = dict[str, Any]
+
+VALIDATIONS = "x-kubernetes-validations"
+_KEPT = (
+    "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
+    "maxItems", "maxProperties", "required",
+)  # fmt: skip
+_DROPPED = {
+    "title",
+    "$defs",
+    "default",
+    "properties",
+    "items",
+    "additionalProperties",
+    "prefixItems",
+}
+
+
+class SchemaError(Exception):
+    """The type says something that a structural schema cannot."""
+
+
+def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
+    """`defaults`: whether the API server is to fill in what is left out."""
+    whole = model.model_json_schema(by_alias=True)
+    return _Converter(whole.get("$defs", {}), defaults).convert(whole, model.__name__)
+
+
+class _Converter:
+    def __init__(self, definitions: dict[str, Schema], defaults: bool) -> None:
+        self._definitions, self._defaults = definitions, defaults
+
+    def convert(self, raw: Schema, path: str) -> Schema:
+        raw = self._inlined(raw, path)
+        if _is_int_or_string(raw):
+            return _ordered({"x-kubernetes-int-or-string": True, **_beside_union(raw)})
+        self._refuse_unknown(raw, path)
+        schema = {key: raw[key] for key in _KEPT if key in raw}
+        schema |= {key: value for key, value in raw.items() if key.startswith("x-kubernetes-")}
+        if "const" in raw:
+            schema["enum"] = [raw["const"]]
+        self._numbers(raw, schema)
+        self._children(raw, schema, path)
+        default = raw.get("default")
+        if isinstance(
+            default, dict
+        ):  # what its fields get by default, they get from their own defaults
+            default = {} if has_defaults(schema) else None
+        if self._defaults and default not in (None, []):
+            schema["default"] = default
+        return _ordered(schema)
+
+    def _inlined(self, raw: Schema, path: str) -> Schema:
+        """Without `$ref` and without the null of an optional field; what stands beside them wins, rules add up."""
+        options = [option for option in raw.get("anyOf", ()) if option.get("type") != "null"]
+        if len(options) == 1:
+            raw = _merged(options[0], {k: v for k, v in raw.items() if k != "anyOf"})
+            return self._inlined(raw, path)
+        if "$ref" in raw:
+            target = self._definitions[raw["$ref"].rsplit("/", 1)[1]]
+            raw = _merged(target, {k: v for k, v in raw.items() if k != "$ref"})
+            return self._inlined(raw, path)
+        if options and not _is_int_or_string(raw):
+            raise SchemaError(f"{path}: a union is not structural")
+        return raw
+
+    def _children(self, raw: Schema, schema: Schema, path: str) -> None:
+        if "properties" in raw:
+            schema["properties"] = {
+                name: self.convert(child, f"{path}.{name}")
+                for name, child in raw["properties"].items()
+            }
+        if "items" in raw:
+            schema["items"] = self.convert(raw["items"], f"{path}[]")
+        further = raw.get("additionalProperties")
+        if not isinstance(further, dict):
+            return
+        further = self._inlined(further, f"{path}.*")
+        if further:
+            schema["additionalProperties"] = self.convert(further, f"{path}.*")
+        elif "properties" not in raw:  # any JSON; with fields declared, only those are kept
+            schema["x-kubernetes-preserve-unknown-fields"] = True
+
+    def _numbers(self, raw: Schema, schema: Schema) -> None:
+        """Only whole numbers have exclusive limits here."""
+        if "exclusiveMinimum" in raw:
+            schema["minimum"] = int(raw["exclusiveMinimum"]) + 1
+        if "exclusiveMaximum" in raw:
+            schema["maximum"] = int(raw["exclusiveMaximum"]) - 1
+
+    def _refuse_unknown(self, raw: Schema, path: str) -> None:
+        known = {*_KEPT, *_DROPPED, "const", "exclusiveMinimum", "exclusiveMaximum"}
+        strange = [key for key in raw if key not in known and not key.startswith("x-kubernetes-")]
+        if strange:
+            raise SchemaError(f"{path}: {', '.join(strange)} cannot be said in a structural schema")
+        if "type" not in raw and "x-kubernetes-preserve-unknown-fields" not in raw:
+            raise SchemaError(f"{path}: has no type")
+
+
+def has_defaults(schema: Schema) -> bool:
+    """Whether an empty object gets anything by default."""
+    return any("default" in child for child in schema.get("properties", {}).values())
+
+
+def undescribed(schema: Schema, path: str = "") -> list[str]:
+    """Fields that say nothing of themselves, at any depth."""
+    found = []
+    for name, child in schema.get("properties", {}).items():
+        if len(child.get("description", "")) < 10:
+            found.append(f"{path}.{name}")
+        found += undescribed(child, f"{path}.{name}")
+    for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
+        if isinstance(schema.get(key), dict):
+            found += undescribed(schema[key], path + mark)
+    return found
+
+
+def _is_int_or_string(raw: Schema) -> bool:
+    return sorted(option.get("type", "") for option in raw.get("anyOf", ())) == [
+        "integer",
+        "string",
+    ]
+
+
+def _beside_union(raw: Schema) -> Schema:
+    """Limits of the branches hold side by side: lengths for text, limits for numbers."""
+    limits = {
+        key: value
+        for option in raw["anyOf"]
+        for key, value in option.items()
+        if key in ("minimum", "maximum", "minLength", "maxLength")
+    }
+    kept = {k: v for k, v in raw.items() if k == "description" or k.startswith("x-kubernetes-")}
+    return limits | kept
+
+
+def _merged(inner: Schema, outer: Schema) -> Schema:
+    rules = [*inner.get(VALIDATIONS, ()), *outer.get(VALIDATIONS, ())]
+    return {**inner, **outer, **({VALIDATIONS: rules} if rules else {})}
+
+
+def _ordered(schema: Schema) -> Schema:
+    """What people read comes first."""
+    first = [key for key in ("description", "type", "default") if key in schema]
+    last = [key for key in ("properties", "items", "additionalProperties") if key in schema]
+    middle = sorted(key for key in schema if key not in first and key not in last)
+    ordered = {key: schema[key] for key in (*first, *middle, *last)}
+    if VALIDATIONS in ordered:
+        ordered[VALIDATIONS] = [_rule_first(rule) for rule in ordered[VALIDATIONS]]
+    return ordered
+
+
+def _rule_first(rule: Schema) -> Schema:
+    return {key: rule[key] for key in ("rule", "message", "reason", "fieldPath") if key in rule}
