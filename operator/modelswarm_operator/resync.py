@@ -1,0 +1,86 @@
+"""Lists everything, so that nothing depends on having seen every event.
+
+Used by `main`: once before the first turn, then at intervals; `tasks` asks for one swarm before it deletes anything
+and after a write whose outcome is not known. Fills the cache, tells which swarms changed; decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from modelswarm_operator.client import Api
+from modelswarm_operator.errors import ApiError, NotFoundError, RejectedError
+from modelswarm_operator.kinds import BUDGET, NODE, OWNED, POD, SERVICE, SWARM, Kind
+from modelswarm_operator.metrics import Metrics
+from modelswarm_operator.observe import Cache
+from modelswarm_operator.world import SwarmView
+
+log = logging.getLogger(__name__)
+
+
+class Resync:
+    def __init__(self, api: Api, cache: Cache, metrics: Metrics, namespaces: Sequence[str]) -> None:
+        self._api = api
+        self._cache = cache
+        self._metrics = metrics
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self.tried_at = time.monotonic()  # the heartbeat that liveness looks at
+        self.synced = False
+        self.problem = "the first list is not complete"
+
+    async def everything(self) -> set[str]:
+        """One list per kind (and namespace), of all swarms together. Raises ApiError."""
+        self.tried_at = time.monotonic()
+        try:
+            for kind in (SWARM, POD, SERVICE, BUDGET):
+                await self._list(kind)
+            await self._list_nodes()
+        except ApiError as error:
+            self.problem = _in_words(error)
+            self._metrics.resyncs.labels("failed").inc()
+            raise
+        self.synced, self.problem = True, ""
+        self._metrics.resyncs.labels("done").inc()
+        self._metrics.last_resync.set_to_current_time()
+        return self._cache.uids()
+
+    async def _list(self, kind: Kind) -> None:
+        query = {"labelSelector": kind.selector} if kind.selector else {}
+        items, versions = [], []
+        for namespace in self._namespaces:
+            found, version = await self._api.list_all(kind.path(namespace), query)
+            items += found
+            versions.append(version)
+        self._cache.replace(kind, items, min(versions))
+
+    async def _list_nodes(self) -> None:
+        """A namespaced install may not read them: what needs nodes is left out then."""
+        try:
+            items, version = await self._api.list_all(NODE.path(), {})
+        except RejectedError:
+            self._cache.sees_nodes = False
+            return
+        self._cache.replace(NODE, items, version)
+        self._cache.sees_nodes = True
+
+    async def one(self, swarm: SwarmView) -> set[str]:
+        """The swarm and its pods as they are now. Raises ApiError."""
+        try:
+            raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+        except NotFoundError:
+            return self._cache.lose(SWARM, swarm.uid)
+        if raw["metadata"]["uid"] != swarm.uid:
+            gone = self._cache.lose(SWARM, swarm.uid)
+            return gone | self._cache.feed(SWARM, False, raw)
+        changed = self._cache.feed(SWARM, False, raw)
+        query = {"labelSelector": f"{OWNED}={swarm.uid}"}
+        pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
+        return changed | self._cache.replace(POD, pods, version, owner=swarm.uid)
+
+
+def _in_words(error: ApiError) -> str:
+    if isinstance(error, NotFoundError):
+        return "the CustomResourceDefinition modelswarms.modelswarm.io is not installed"
+    return str(error)

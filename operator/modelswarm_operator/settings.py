@@ -1,0 +1,140 @@
+"""Everything an operator process is told at its start: one frozen object, made from the command line.
+
+The only reader of flags in this process; nothing else reads the environment but the in-cluster login. Used by `main`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from modelswarm.errors import UserError
+from modelswarm_operator.policy import Policy
+
+OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    policy: Policy
+    namespaces: tuple[str, ...]  # none: all
+    elect: bool
+    lease_namespace: str
+    lease_name: str
+    health: tuple[str, int]
+    resync_seconds: float
+    kubeconfig: Path | None  # none: in-cluster
+    announce: Path | None
+    parent_fd: int | None
+    json_logs: bool
+
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+_OPTIONS: list[click.Parameter] = [
+    click.Option(["--server-image"], required=True, help="Image of the block servers."),
+    click.Option(["--image-pull-policy"], default="IfNotPresent", show_default=True,
+                 type=click.Choice(["Always", "IfNotPresent", "Never"])),
+    click.Option(["--namespace", "namespaces"], multiple=True, help="Look after the swarms of this "
+                 "namespace; may be repeated. Default: of all."),
+    click.Option(["--gateway-url"], default="", help="Where clients reach the gateway; shown in the "
+                 "status of every swarm."),
+    click.Option(["--pod-template"], type=click.Path(path_type=Path), help="YAML file: a "
+                 "strategic-merge patch over every server pod."),
+    click.Option(["--leader-election/--no-leader-election", "elect"], default=True,
+                 show_default=True, help="Take a Lease before acting; without, run one replica."),
+    click.Option(["--lease-namespace"], default="", help="Default: the operator's own namespace."),
+    click.Option(["--lease-name"], default="modelswarm-operator", show_default=True),
+    click.Option(["--health"], default="0.0.0.0:8080", show_default=True, help="HOST:PORT of /live, "
+                 "/ready and /metrics."),
+    click.Option(["--resync", "resync_seconds"], type=click.FloatRange(min=1, max=3600),
+                 default=60.0, show_default=True, help="Seconds between two full lists."),
+    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="Default: the pod's "
+                 "service account."),
+    click.Option(["--announce"], type=click.Path(path_type=Path), help="File to write the bound "
+                 "address to."),
+    click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
+                 "parent holds open: when the parent is gone, so is this process."),
+    click.Option(["--json-logs"], is_flag=True, help="One JSON object per log line."),
+]  # fmt: skip
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
+    command = click.Command(
+        "modelswarm-operator",
+        params=_OPTIONS,
+        callback=_settings,
+        help="Turn ModelSwarm resources into block servers, and keep them so.",
+    )
+    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
+    if not isinstance(settings, Settings):
+        raise SystemExit(settings)
+    return settings
+
+
+def _settings(
+    server_image: str,
+    image_pull_policy: str,
+    gateway_url: str,
+    pod_template: Path | None,
+    **values: Any,
+) -> Settings:
+    for namespace in values["namespaces"]:
+        _check_name("--namespace", namespace)
+    _check_name("--lease-name", values["lease_name"])
+    lease_namespace = values.pop("lease_namespace") or (_own_namespace() if values["elect"] else "")
+    if gateway_url and not re.match(r"https?://[^\s]+$", gateway_url):
+        raise UserError("--gateway-url", f"{gateway_url!r} is not a URL, like http://gateway:8000")
+    return Settings(
+        policy=Policy(
+            server_image=server_image,
+            image_pull_policy=image_pull_policy,
+            gateway_url=gateway_url,
+            pod_template=_template(pod_template) if pod_template is not None else {},
+        ),
+        lease_namespace=lease_namespace,
+        health=_target("--health", values.pop("health")),
+        **values,
+    )
+
+
+def _check_name(field: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(field, f"{name!r} is not a name that Kubernetes allows")
+
+
+def _own_namespace() -> str:
+    try:
+        return OWN_NAMESPACE.read_text().strip()
+    except OSError:
+        raise UserError("--lease-namespace", "is needed outside of a cluster") from None
+
+
+def _template(file: Path) -> dict[str, Any]:
+    try:
+        patch: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError("--pod-template", f"{file} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(
+            "--pod-template", f"{file} is not YAML: {' '.join(str(error).split())}"
+        ) from None
+    if patch is None:
+        return {}
+    if not isinstance(patch, dict):
+        raise UserError("--pod-template", f"{file} holds no mapping; allowed: a part of a pod")
+    return patch
+
+
+def _target(field: str, target: str) -> tuple[str, int]:
+    host, _, port = target.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UserError(field, f"{target!r} is not HOST:PORT, like 0.0.0.0:8080")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,119 @@
+"""What wakes the operator: kopf watches, and every event it sees goes to the cache, nothing else.
+
+Started by `main` once this process leads. kopf runs in a thread with a loop of its own: when it ends it cancels every
+task of its loop, and it ends on answers that are odd but harmless (a 410 or a 500 of a watch request, a CRD that is
+gone). Here that costs a pause: it is started again, and whatever was missed comes with the next list. No daemons,
+no timers, no indexes, no handlers that patch: kopf writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from modelswarm_operator.client import load_configuration
+from modelswarm_operator.kinds import Kind
+from modelswarm_operator.world import Json
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Kind, str, Json], None]  # kind, ADDED/MODIFIED/DELETED or "" (listed), object
+
+
+class Watch:
+    """One life of kopf per `run`. The sink is called in the loop that runs it."""
+
+    def __init__(
+        self, kubeconfig: Path | None, namespaces: Sequence[str], kinds: Sequence[Kind], sink: Sink
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._namespaces = tuple(namespaces)
+        self._kinds = tuple(kinds)
+        self._sink = sink
+
+    async def run(self) -> str:
+        """Until kopf ends; returns why. Cancelled, it leaves the thread to the end of the process."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[str] = loop.create_future()
+
+        def tell(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        def body() -> None:
+            why = "it ended by itself"
+            try:
+                asyncio.run(self._watch(loop))
+            except BaseException as error:  # kopf also ends by cancelling itself
+                why = f"{type(error).__name__}: {error}"
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, why)
+
+        threading.Thread(target=body, name="watches", daemon=True).start()
+        return await ended
+
+    async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login)
+        for kind in self._kinds:
+            handler = self._handler(kind, loop)
+            kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(
+                handler
+            )
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(self._kinds),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+        )
+
+    def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
+        async def seen(event: Any, **ignored: Any) -> None:
+            loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
+
+        return seen
+
+    async def _login(self, **ignored: Any) -> kopf.ConnectionInfo:
+        """Asked again after a 401: a token that was rotated is read anew."""
+        loaded = await load_configuration(self._kubeconfig)
+        scheme, _, token = str(loaded.api_key.get("BearerToken", "")).partition(" ")
+        return kopf.ConnectionInfo(
+            server=loaded.host,
+            ca_path=loaded.ssl_ca_cert,
+            insecure=not loaded.verify_ssl,
+            scheme=scheme.capitalize() if token else None,
+            token=token or None,
+            certificate_path=loaded.cert_file,
+            private_key_path=loaded.key_file,
+        )
+
+
+def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
+    """Every setting that matters, whatever kopf's defaults become."""
+    settings = kopf.OperatorSettings()
+    for kind in kinds:
+        if kind.selector:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = None
+    settings.watching.connect_timeout = 5
+    settings.watching.inactivity_timeout = 70  # bookmarks come every 60 s: silence is a dead stream
+    settings.watching.reconnect_backoff = 0.2
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 60
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = (0.2, 0.5, 1, 2)
+    settings.queueing.worker_limit = None
+    settings.queueing.idle_timeout = 1
+    settings.persistence.finalizer = "modelswarm.io/kopf-never-sets-this"
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no rights on CRDs and namespaces are needed
+    settings.process.ultimate_exiting_timeout = None
+    return settings
