@@ -31,6 +31,7 @@ MODEL = "toy"
 READY_SECONDS = 120.0  # for processes to start; the machine may be busy
 ANSWER_SECONDS = 120.0
 LOOK_SECONDS = 0.003
+PAGES = "modelswarm_server_kv_pages"
 COUNTED_SECONDS = 0.15  # after this, a server's metrics show at least what was true before it
 
 
@@ -211,13 +212,9 @@ class Running:
 
     def faults(self) -> Faults:
         values = metrics(self.local.metrics)
-
-        def total(name: str) -> int:
-            return sum(int(v) for k, v in values.items() if k.partition("{")[0] == name)
-
         return Faults(
-            reroutes=total("modelswarm_gateway_reroutes_total"),
-            resumed=total("modelswarm_gateway_recovery_seconds_count"),
+            reroutes=int(total(values, "modelswarm_gateway_reroutes_total")),
+            resumed=int(total(values, "modelswarm_gateway_recovery_seconds_count")),
         )
 
     def members(self) -> list[Member]:
@@ -226,7 +223,7 @@ class Running:
     def rows(self, name: str = "") -> dict[str, int]:
         """How many rows each server, or only that one, has run through its blocks."""
         return {
-            member.name: int(metrics(member.metrics)["modelswarm_server_rows_total"])
+            member.name: int(total(metrics(member.metrics), "modelswarm_server_rows_total"))
             for member in self.members()
             if name in ("", member.name)
         }
@@ -236,9 +233,10 @@ class Running:
         used = {}
         for member in self.members():
             values = metrics(member.metrics)
-            total, free = (values[f"modelswarm_server_pages_{kind}"] for kind in ("total", "free"))
-            if free != total or total == 0:
-                used[member.name] = int(total - free)
+            every = total(values, PAGES)
+            given = every - total(values, PAGES, 'state="free"')
+            if given or every == 0:
+                used[member.name] = int(given)
         return used
 
     # ---- kills
@@ -334,3 +332,12 @@ def metrics(target: str) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in samples}
+
+
+def total(values: dict[str, float], name: str, *labels: str) -> float:
+    """The sum of a metric's samples that have these labels, each as `name="value"`."""
+    return sum(
+        value
+        for sample, value in values.items()
+        if sample.partition("{")[0] == name and all(label in sample for label in labels)
+    )

@@ -76,12 +76,20 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
         url = f"http://{server.member['metrics']}/metrics"
         await asyncio.sleep(0.2)  # gauges follow the server's tick
         text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
+        of = 'blocks="0:8",model="hash"'
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-        assert float(values["modelswarm_server_rows_total"]) == len(PROMPT) + 9
-        assert float(values["modelswarm_server_step_seconds_count"]) >= 10
-        assert float(values["modelswarm_server_pages_total"]) == 64
-        assert float(values["modelswarm_server_pages_free"]) < 64
-        assert float(values["modelswarm_server_sessions"]) == 1
+
+        def value(name: str, *labels: str) -> float:
+            return float(values[f"modelswarm_server_{name}{{{','.join((of, *labels))}}}"])
+
+        assert value("rows_total") == len(PROMPT) + 9
+        assert value("step_seconds_count") >= 10
+        pages = [value("kv_pages", f'state="{state}"') for state in ("used", "reserved", "free")]
+        assert sum(pages) == 64
+        assert pages[0] == -(-(len(PROMPT) + 9) // 16)
+        assert value("kv_repair_pages") == 7
+        assert value("sessions", 'state="running"') + value("sessions", 'state="idle"') == 1
+        assert value("reports_total", 'trouble="gap"') == 0
 
 
 async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:

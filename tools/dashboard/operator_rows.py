@@ -1,0 +1,36 @@
+"""The rows about pods and about the operator itself. Part of `rows.py`."""
+
+from __future__ import annotations
+
+from tools.dashboard.parts import Panel, Query, Row
+from tools.dashboard.promql import increase, operator, quantiles, rate
+
+PODS = Row("Pods", [
+    Panel("Pods by state", "Server pods of all swarms.", "short",
+          [Query(f"max by (state) ({operator('pods')})", "{{state}}")], stacked=True),
+    Panel("Swarms by condition", "ModelSwarm resources by condition and its status.", "short",
+          [Query(f"max by (condition, status) ({operator('swarms')})", "{{condition}}={{status}}")]),
+    Panel("Pods created and deleted", "What the operator does to keep slots filled.", "short", [
+        Query(increase(operator("pods_created_total"), by="role"), "created, {{role}}"),
+        Query(increase(operator("pods_deleted_total"), by="role"), "deleted, {{role}}"),
+    ]),
+])  # fmt: skip
+
+OPERATOR = Row("Operator", [
+    Panel("Reconcile time", "Duration of one turn of one swarm.", "s",
+          quantiles(operator("reconcile_seconds"))),
+    Panel("Reconciles by result", "Turns per second by how they ended.", "ops",
+          [Query(rate(operator("reconcile_seconds_count"), by="result"), "{{result}}")], stacked=True),
+    Panel("Time from event to turn", "How long a swarm that was woken waited for its turn.", "s",
+          quantiles(operator("queue_seconds"))),
+    Panel("API requests", "Requests to the API server per second by verb and code.", "reqps",
+          [Query(rate(operator("api_requests_total"), by="verb, code"), "{{verb}} {{code}}")], stacked=True),
+    Panel("Leaders", "Operator processes that lead: 1, but for moments.", "short",
+          [Query(f"sum({operator('leader')})", "leaders")]),
+    Panel("Watches and lists", "Watches that had to start again, and full lists that failed.", "short", [
+        Query(increase(operator("watch_restarts_total")), "watch restarts"),
+        Query(increase(operator("resyncs_total"), by="result"), "lists, {{result}}"),
+    ]),
+])  # fmt: skip
+
+OPERATOR_ROWS = (PODS, OPERATOR)

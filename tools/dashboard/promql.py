@@ -1,0 +1,62 @@
+"""The few shapes of PromQL that the dashboard needs. Used by its rows."""
+
+from __future__ import annotations
+
+from tools.dashboard.parts import Query
+
+OF = 'namespace=~"$namespace",model=~"$model"'
+WINDOW = "$__rate_interval"
+
+
+def gateway(name: str, **labels: str) -> str:
+    """A gateway's metric of the chosen models; a label's value may be several, as `a|b`."""
+    return _selector(f"modelswarm_gateway_{name}", labels, OF)
+
+
+def server(name: str, **labels: str) -> str:
+    return _selector(f"modelswarm_server_{name}", labels, OF)
+
+
+def operator(name: str, **labels: str) -> str:
+    """Of the operator: there is one for many namespaces, so nothing is chosen."""
+    return _selector(f"modelswarm_operator_{name}", labels, "")
+
+
+def rate(selector: str, by: str = "") -> str:
+    """Per second."""
+    return f"{_sum(by)}(rate({selector}[{WINDOW}]))"
+
+
+def increase(selector: str, by: str = "", window: str = WINDOW) -> str:
+    return f"{_sum(by)}(increase({selector}[{window}]))"
+
+
+def mean(histogram: str, by: str = "") -> str:
+    return f"{rate(_part(histogram, 'sum'), by)} / {rate(_part(histogram, 'count'), by)}"
+
+
+def quantile(q: float, histogram: str, by: str = "") -> str:
+    labels = ", ".join(label for label in (by, "le") if label)
+    return f"histogram_quantile({q}, {rate(_part(histogram, 'bucket'), labels)})"
+
+
+def quantiles(histogram: str, by: str = "") -> list[Query]:
+    legend = f"{{{{{by}}}}} " if by else ""
+    wanted = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+    return [Query(quantile(q, histogram, by), legend + name) for q, name in wanted]
+
+
+def _selector(name: str, labels: dict[str, str], always: str) -> str:
+    chosen = [f'{label}{"=~" if "|" in value else "="}"{value}"' for label, value in labels.items()]
+    inside = ",".join(part for part in (always, *chosen) if part)
+    return f"{name}{{{inside}}}" if inside else name
+
+
+def _part(histogram: str, part: str) -> str:
+    """`name{labels}` as `name_part{labels}`."""
+    name, brace, labels = histogram.partition("{")
+    return f"{name}_{part}{brace}{labels}"
+
+
+def _sum(by: str) -> str:
+    return f"sum by ({by}) " if by else "sum"
