@@ -126,6 +126,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelPod:
+    """Merge-patch these labels of a pod of this uid: a hand-edited one is put right, a kept one goes out of service."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ApplyChild:
     """Server-side apply of a Service or PodDisruptionBudget."""
 
@@ -148,7 +157,9 @@ class Tell:
     message: str
 
 
-Action = WriteStatus | SetFinalizer | CreatePod | DeletePod | ApplyChild | DeleteChild | Tell
+Action = (
+    WriteStatus | SetFinalizer | CreatePod | DeletePod | LabelPod | ApplyChild | DeleteChild | Tell
+)
 
 
 @dataclass(frozen=True, slots=True)

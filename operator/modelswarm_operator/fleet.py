@@ -1,0 +1,198 @@
+"""The pods of a swarm as the keeper sees them: whose slot each fills, and what can be expected of it.
+
+Made once per turn from what was observed. Decides which nodes count as lost; decides nothing about pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from modelswarm_operator import names
+from modelswarm_operator.names import SlotKey
+from modelswarm_operator.policy import Policy
+from modelswarm_operator.world import NodeView, PodView
+
+
+class Ground(Enum):
+    """What the node under a pod is good for."""
+
+    FIRM = "firm"  # Ready, not known, or the pod has no node yet
+    SHAKY = "shaky"  # NotReady, but not to be given up yet
+    DEPARTING = "departing"  # serves now, will go
+    LOST = "lost"  # NotReady for too long
+    GONE = (
+        "gone"  # does not exist any more, or is declared out of service: its pods never come back
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One pod of role server."""
+
+    pod: PodView
+    slot: SlotKey
+    incarnation: int
+    ground: Ground
+
+    @property
+    def blocks(self) -> str:
+        return self.pod.annotations.get(names.BLOCKS, "")
+
+    @property
+    def plan(self) -> str:
+        return self.pod.annotations.get(names.PLAN, "")
+
+    @property
+    def pool(self) -> str:
+        return self.pod.annotations.get(names.POOL, "")
+
+    @property
+    def generation(self) -> str:
+        return self.pod.annotations.get(names.GENERATION, "")
+
+    @property
+    def failed(self) -> bool:
+        return self.pod.phase in ("Failed", "Succeeded")
+
+    @property
+    def leaving(self) -> bool:
+        return self.pod.deleting_since is not None
+
+    @property
+    def alive(self) -> bool:
+        """Neither leaving nor failed nor on a node that will not come back."""
+        return not self.leaving and not self.failed and self.ground is not Ground.GONE
+
+    @property
+    def serving(self) -> bool:
+        """Capacity: what sessions can be sent to now."""
+        return self.alive and self.pod.ready and self.ground in (Ground.FIRM, Ground.DEPARTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    servers: tuple[Server, ...]
+    inspections: tuple[PodView, ...]
+    kept: tuple[PodView, ...]  # to be left alone
+    strays: tuple[PodView, ...]  # ours, but of no slot or role that is known
+    mislabelled: tuple[tuple[PodView, Mapping[str, str]], ...]  # and the labels they should have
+    highest: int  # incarnation seen on any pod
+    mass: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
+    wake_at: float | None  # when some node's grace ends
+
+    def pods(self) -> Iterable[PodView]:
+        yield from (server.pod for server in self.servers)
+        yield from self.inspections
+        yield from self.kept
+        yield from self.strays
+
+
+class Grounds:
+    """Judges nodes; remembers when the next judgement changes by itself."""
+
+    def __init__(self, nodes: Mapping[str, NodeView] | None, policy: Policy, now: float) -> None:
+        self._nodes, self._policy, self._now = nodes, policy, now
+        self.mass = self._mass()
+        self.wake_at: float | None = None
+
+    def _mass(self) -> tuple[int, int] | None:
+        nodes = self._nodes or {}
+        down = sum(not node.ready for node in nodes.values())
+        policy = self._policy
+        many = down >= policy.mass_count and down > policy.mass_fraction * len(nodes)
+        return (down, len(nodes)) if many else None
+
+    def under(self, pod: PodView) -> Ground:
+        if self._nodes is None or not pod.node:
+            return Ground.FIRM
+        node = self._nodes.get(pod.node)
+        if node is None:
+            known = self._passed(pod.created + self._policy.unknown_node_grace)
+            return Ground.GONE if known else Ground.SHAKY
+        if node.out_of_service:
+            return Ground.GONE
+        if not node.ready:
+            patience = self._policy.mass_patience if self.mass else self._policy.not_ready_grace
+            return (
+                Ground.LOST
+                if self._passed((node.not_ready_since or 0.0) + patience)
+                else Ground.SHAKY
+            )
+        return Ground.DEPARTING if node.departing else Ground.FIRM
+
+    def _passed(self, moment: float) -> bool:
+        if self._now >= moment:
+            return True
+        self.wake_at = moment if self.wake_at is None else min(self.wake_at, moment)
+        return False
+
+
+def muster(
+    pods: Iterable[PodView], nodes: Mapping[str, NodeView] | None, policy: Policy, now: float
+) -> Fleet:
+    """Sorted by incarnation, so that every decision that follows is the same for the same pods."""
+    grounds = Grounds(nodes, policy, now)
+    servers: list[Server] = []
+    inspections: list[PodView] = []
+    kept: list[PodView] = []
+    strays: list[PodView] = []
+    mislabelled: list[tuple[PodView, Mapping[str, str]]] = []
+    highest = 0
+    for pod in sorted(pods, key=lambda pod: pod.name):
+        incarnation = incarnation_of(pod)
+        highest = max(highest, incarnation)
+        slot = slot_of(pod)
+        if names.is_true(pod.annotations.get(names.KEEP)) and slot is not None:
+            kept.append(pod)
+            if pod.labels.get(names.ROLE) != names.KEPT:
+                mislabelled.append((pod, {names.ROLE: names.KEPT}))
+        elif pod.labels.get(names.ROLE) == names.INSPECT:
+            inspections.append(pod)
+        elif slot is None or pod.labels.get(names.ROLE) == names.KEPT:
+            strays.append(pod)
+        else:
+            servers.append(Server(pod, slot, incarnation, grounds.under(pod)))
+            if wrong := _wrong_labels(pod, slot, incarnation):
+                mislabelled.append((pod, wrong))
+    servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
+    return Fleet(
+        servers=tuple(servers),
+        inspections=tuple(inspections),
+        kept=tuple(kept),
+        strays=tuple(strays),
+        mislabelled=tuple(mislabelled),
+        highest=highest,
+        mass=grounds.mass,
+        wake_at=grounds.wake_at,
+    )
+
+
+def slot_of(pod: PodView) -> SlotKey | None:
+    """From the annotation, which selectors do not use and so nobody edits; else from the label."""
+    return parse_first(pod.annotations.get(names.SLOT), pod.labels.get(names.SLOT))
+
+
+def parse_first(*texts: str | None) -> SlotKey | None:
+    for text in texts:
+        if text is not None and (slot := names.parse_slot(text)) is not None:
+            return slot
+    return None
+
+
+def incarnation_of(pod: PodView) -> int:
+    """The name can't be edited; the label stands in for names that are not of our making."""
+    return names.incarnation_of_name(pod.name) or names.parse_number(
+        pod.labels.get(names.INCARNATION, "")
+    )
+
+
+def _wrong_labels(pod: PodView, slot: SlotKey, incarnation: int) -> dict[str, str]:
+    right = {
+        names.ROLE: names.SERVER,
+        names.SPAN: str(slot.span),
+        names.SLOT: str(slot),
+        names.INCARNATION: str(incarnation),
+    }
+    return {key: value for key, value in right.items() if pod.labels.get(key) != value}

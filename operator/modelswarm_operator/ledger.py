@@ -1,0 +1,100 @@
+"""What one turn decides, gathered while it decides: promises, creates, deletes, words, and when to look again.
+
+Filled by `keeper`, `planner` and `inspection`, emptied by `reconcile`. Holds the one rule that no crash may break: a
+pod is created only for an incarnation that the same turn stores first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from modelswarm_operator.memory import SlotMemory, after_failure
+from modelswarm_operator.policy import Policy
+from modelswarm_operator.world import CreatePod, DeletePod, Json, LabelPod, PodView, Tell
+
+_MOST_TOLD = 8  # events of one kind in a turn; a mass failure is told in one
+
+
+@dataclass(slots=True)
+class Ledger:
+    policy: Policy
+    now: float
+    slots: dict[str, SlotMemory]
+    incarnation: int  # the highest ever given
+    budget: int  # failures of all slots together that are made good quickly
+    creates: list[CreatePod] = field(default_factory=list)
+    deletes: dict[str, DeletePod] = field(default_factory=dict)  # by pod name
+    labels: list[LabelPod] = field(default_factory=list)
+    tells: list[Tell] = field(default_factory=list)
+    wake_at: float | None = None
+
+    def memory(self, slot: str) -> SlotMemory:
+        return self.slots.get(slot, SlotMemory())
+
+    def remember(self, slot: str, memory: SlotMemory) -> None:
+        if memory.empty:
+            self.slots.pop(slot, None)
+        else:
+            self.slots[slot] = memory
+
+    @property
+    def failures(self) -> int:
+        return sum(memory.failures for memory in self.slots.values())
+
+    @property
+    def budget_spent(self) -> bool:
+        return self.failures >= self.budget
+
+    def fail(self, slot: str, words: str) -> None:
+        """Exactly once per failed pod: the caller promises its successor in the same turn."""
+        memory = self.memory(slot)
+        self.remember(slot, after_failure(memory, words, self.policy, self.now, self.budget_spent))
+
+    def promise(self, slot: str) -> int:
+        self.incarnation += 1
+        self.remember(slot, self.memory(slot).promising(self.incarnation))
+        return self.incarnation
+
+    def forget_promise(self, slot: str) -> None:
+        self.remember(slot, self.memory(slot).kept_promise())
+
+    def fulfil(self, slot: str, refused: str, make: Callable[[int], Json]) -> bool:
+        """Create the promised pod when its time has come. Repeating it is harmless: the name is taken then."""
+        memory = self.memory(slot)
+        # A clock that was set back must not turn a wait of minutes into one of hours.
+        due = min(memory.not_before, self.now + self.policy.backoff_limit)
+        if due > self.now:
+            self.look_at(due)
+            return False
+        if refused:
+            self.fail(slot, refused)
+            self.look_at(self.memory(slot).not_before)
+        self.creates.append(CreatePod(slot, make(memory.promised)))
+        return True
+
+    def delete(self, pod: PodView, reason: str, grace_seconds: int | None = None) -> None:
+        """Once: a pod that is on its way out is left to it, unless it is to be forced (grace 0)."""
+        if pod.deleting_since is None or grace_seconds == 0:
+            self.deletes.setdefault(pod.name, DeletePod(pod.name, pod.uid, reason, grace_seconds))
+
+    def look_at(self, moment: float | None) -> None:
+        if moment is not None and (self.wake_at is None or moment < self.wake_at):
+            self.wake_at = moment
+
+    def tell(self, kind: str, reason: str, message: str) -> None:
+        self.tells.append(Tell(kind, reason, message))
+
+    def told(self) -> list[Tell]:
+        """Bounded: beyond a few of one reason, the rest is a number."""
+        kept: list[Tell] = []
+        counts: dict[str, int] = {}
+        for tell in self.tells:
+            counts[tell.reason] = counts.get(tell.reason, 0) + 1
+            if counts[tell.reason] <= _MOST_TOLD:
+                kept.append(tell)
+        for reason, count in counts.items():
+            if count > _MOST_TOLD:
+                kind = next(tell.kind for tell in self.tells if tell.reason == reason)
+                kept.append(Tell(kind, reason, f"and {count - _MOST_TOLD} more at the same time"))
+        return kept

@@ -1,0 +1,142 @@
+"""Strategic merge patch over a Pod, as `kubectl patch` does it: lists of named things are merged by their names.
+
+Called by `template`. Knows the merge keys of the Pod type (the `x-kubernetes-patch-*` of its OpenAPI schema) and the
+directives `$patch: replace | delete | merge`, `$retainKeys` and `$deleteFromPrimitiveList/…`; a null deletes. Knows
+nothing of swarms. Neither argument is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelswarm.errors import UserError
+
+_CONTAINER = {
+    "ports": "containerPort",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "resizePolicy": None,
+}
+MERGE_KEYS: Mapping[str, Mapping[str, str | None]] = {
+    "": {},
+    "metadata": {"ownerReferences": "uid"},
+    "spec": {
+        "containers": "name",
+        "initContainers": "name",
+        "ephemeralContainers": "name",
+        "volumes": "name",
+        "imagePullSecrets": "name",
+        "hostAliases": "ip",
+        "topologySpreadConstraints": "topologyKey",
+        "resourceClaims": "name",
+        "schedulingGates": "name",
+    },
+    "spec.containers": _CONTAINER,
+    "spec.initContainers": _CONTAINER,
+    "spec.ephemeralContainers": _CONTAINER,
+    "spec.containers.env.valueFrom": {},
+}
+"""Path of an object -> its lists that are merged, by which key. Lists that are not here are replaced whole."""
+_PRIMITIVE = frozenset({"metadata.finalizers"})  # lists of plain values that are merged as sets
+_RETAIN = frozenset({"spec.volumes", "spec.strategy"})
+_DIRECTIVE = "$patch"
+_DELETE_VALUES = "$deleteFromPrimitiveList/"
+_ORDER = "$setElementOrder/"  # what kubectl adds for the order of a list; order means nothing here
+_RETAIN_KEYS = "$retainKeys"
+
+Object = Mapping[str, Any]
+
+
+def merge(base: Object, patch: Object, where: str) -> dict[str, Any]:
+    """`base` with `patch` over it. `where` is what an error calls the patch. UserError when it fits no Pod."""
+    merged: dict[str, Any] = _object(base, patch, "", where)
+    return merged
+
+
+def _object(base: Object, patch: Object, path: str, where: str) -> dict[str, Any]:
+    directive = patch.get(_DIRECTIVE)
+    if directive == "delete":
+        return {}
+    if directive == "replace":
+        return dict(_plain(patch))
+    if directive not in (None, "merge"):
+        raise UserError(
+            where, f"$patch: {directive!r} is not allowed; allowed: merge, replace, delete"
+        )
+    merged = dict(_retained(base, patch, where))
+    for key, value in patch.items():
+        if key in (_DIRECTIVE, _RETAIN_KEYS) or key.startswith(_ORDER):
+            continue
+        if key.startswith(_DELETE_VALUES):
+            _remove(merged, key.removeprefix(_DELETE_VALUES), value, where)
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            here = f"{path}.{key}" if path else key
+            merged[key] = _value(merged.get(key), value, path, key, here, where)
+    return merged
+
+
+def _value(base: Any, value: Any, path: str, key: str, here: str, where: str) -> Any:
+    if isinstance(base, dict) and isinstance(value, Mapping):
+        return _object(base, value, here, f"{where}.{key}")
+    if isinstance(base, dict) or (isinstance(base, list) and not isinstance(value, list)):
+        kind = "an object" if isinstance(base, dict) else "a list"
+        raise UserError(f"{where}.{key}", f"must be {kind}")
+    merge_key = MERGE_KEYS.get(path, {}).get(key)
+    if merge_key is not None:
+        return _named(base or [], value, merge_key, here, f"{where}.{key}")
+    if here in _PRIMITIVE and isinstance(value, list):
+        return [*(base or []), *(item for item in value if item not in (base or []))]
+    return _plain(value)
+
+
+def _named(base: list[Any], patch: Any, key: str, path: str, where: str) -> list[Any]:
+    if not isinstance(patch, list):
+        raise UserError(where, "must be a list")
+    if any(isinstance(item, Mapping) and item.get(_DIRECTIVE) == "replace" and key not in item
+           for item in patch):  # fmt: skip
+        return [_plain(item) for item in patch if item.get(_DIRECTIVE) != "replace"]
+    merged = [dict(item) for item in base]
+    for index, item in enumerate(patch):
+        at = f"{where}[{index}]"
+        if not isinstance(item, Mapping) or key not in item:
+            raise UserError(at, f"needs a {key}: entries of this list are told apart by it")
+        found = [one for one in merged if one.get(key) == item[key]]
+        if item.get(_DIRECTIVE) == "delete":
+            merged = [one for one in merged if one.get(key) != item[key]]
+        elif found:
+            merged[merged.index(found[0])] = _object(found[0], item, path, at)
+        else:
+            merged.append(_object({}, item, path, at))
+    return merged
+
+
+def _retained(base: Object, patch: Object, where: str) -> Object:
+    keys = patch.get(_RETAIN_KEYS)
+    if keys is None:
+        return base
+    if not isinstance(keys, list):
+        raise UserError(where, "$retainKeys must be a list of names")
+    return {key: value for key, value in base.items() if key in keys}
+
+
+def _remove(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
+    if not isinstance(values, list):
+        raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of values")
+    merged[key] = [item for item in merged.get(key) or [] if item not in values]
+
+
+def _plain(value: Any) -> Any:
+    """A copy without directives and nulls, as nothing is there to be deleted."""
+    if isinstance(value, Mapping):
+        return {
+            key: _plain(item)
+            for key, item in value.items()
+            if item is not None and not key.startswith("$")
+        }
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,81 @@
+"""Names, labels and annotations of everything the operator makes.
+
+The one place that knows them; `manifests` writes them, `fleet` reads them back, the gateway selects by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+DOMAIN = "modelswarm.io"
+FINALIZER = f"{DOMAIN}/drain"
+
+SWARM = f"{DOMAIN}/swarm"
+SWARM_UID = f"{DOMAIN}/swarm-uid"
+ROLE = f"{DOMAIN}/role"
+SPAN = f"{DOMAIN}/span"
+SLOT = f"{DOMAIN}/slot"
+INCARNATION = f"{DOMAIN}/incarnation"
+
+BLOCKS = f"{DOMAIN}/blocks"
+PLAN = f"{DOMAIN}/plan"
+POOL = f"{DOMAIN}/pool"
+GENERATION = f"{DOMAIN}/generation"
+SERVED_NAME = f"{DOMAIN}/served-name"
+
+KEEP = f"{DOMAIN}/keep"
+PROTECT = f"{DOMAIN}/protect"
+RECONCILE_AT = f"{DOMAIN}/reconcile-at"
+
+SERVER = "server"  # roles
+INSPECT = "inspect"
+KEPT = "kept"  # taken out of service to be looked at
+
+INSPECT_SLOT = "inspect"
+
+
+class SlotKey(NamedTuple):
+    span: int
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.span}-{self.ordinal}"
+
+
+def parse_slot(text: str) -> SlotKey | None:
+    span, dash, ordinal = text.partition("-")
+    if not dash or not _is_number(span) or not _is_number(ordinal):
+        return None
+    return SlotKey(int(span), int(ordinal))
+
+
+def parse_number(text: str) -> int:
+    """0 for whatever is no number."""
+    return int(text) if _is_number(text) else 0
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
+
+
+def pod_name(swarm: str, uid: str, part: str, incarnation: int) -> str:
+    """`part`: s0, s1, ... or inspect. The hash keeps two swarms of one name apart, one after the other."""
+    digest = hashlib.sha256(uid.encode()).hexdigest()[:5]
+    return f"{swarm}-{digest}-{part}-{incarnation}"
+
+
+def incarnation_of_name(name: str) -> int:
+    return parse_number(name.rpartition("-")[2])
+
+
+def service_name(swarm: str) -> str:
+    return f"{swarm}-servers"
+
+
+def budget_name(swarm: str, span: int) -> str:
+    return f"{swarm}-s{span}"
+
+
+def is_true(value: str | None) -> bool:
+    return (value or "").strip().lower() == "true"
