@@ -14,8 +14,10 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
 )
 
+from modelswarm import __version__
 from modelswarm_operator.kinds import BUDGET, EVENT, LEASE, NODE, POD, REVIEW, SERVICE, SWARM
 from modelswarm_operator.world import PodView
 
@@ -24,10 +26,12 @@ _TURN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 POD_STATES = ("pending", "unschedulable", "starting", "ready", "terminating", "failed")
 CONDITIONS = ("Ready", "Progressing", "Degraded")
 STATUSES = ("True", "False", "Unknown")
+RESULTS = ("changed", "quiet", "conflict", "throttled", "failed", "fault")  # of a turn
 
 
 class Metrics:
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -68,6 +72,21 @@ class Metrics:
             "swarms", "Swarms by condition and its status.", ["condition", "status"]
         )
         self.pods = self._gauge("pods", "Server pods by state.", ["state"])
+        version = self._gauge("build_info", "The version that runs.", ["version"])
+        version.labels(__version__).set(1)
+        self._start_at_zero()
+
+    def _start_at_zero(self) -> None:
+        """A counter that appears with its first event shows no increase."""
+        for result in RESULTS:
+            self.turn_seconds.labels(result)
+        for ended in ("done", "failed"):
+            self.resyncs.labels(ended)
+        for role in ("server", "inspect"):
+            self.created.labels(role)
+            self.deleted.labels(role)
+        self.count_pods(())
+        self.count_swarms(())
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(f"modelswarm_operator_{name}", text, list(labels), registry=self.registry)
