@@ -1,0 +1,65 @@
+"""Requests of an administrator without a program in between: kubectl costs a tenth of a second per call.
+
+Used by tests that look often or write a lot. One `Plain` per thread.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import httpx
+from cluster.kube.api_level import ApiLevel
+
+Json = dict[str, Any]
+SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
+PODS = "/api/v1/namespaces/{}/pods"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+
+
+class Plain:
+    def __init__(self, level: ApiLevel) -> None:
+        pair = level.pki.client("admin", "system:masters")
+        trust = ssl.create_default_context(cafile=str(level.pki.ca.certificate))
+        trust.load_cert_chain(str(pair.certificate), str(pair.key))
+        self._client = httpx.Client(base_url=level.url, verify=trust, timeout=30)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, path: str, **query: str) -> Json:
+        return self._read(self._client.get(path, params=query))
+
+    def find(self, path: str) -> Json | None:
+        answer = self._client.get(path)
+        return None if answer.status_code == 404 else self._read(answer)
+
+    def items(self, path: str, **query: str) -> list[Json]:
+        found = self.get(path, **query)["items"]
+        return list(found)
+
+    def post(self, path: str, body: Json) -> Json:
+        return self._read(self._client.post(path, json=body))
+
+    def put(self, path: str, body: Json) -> Json:
+        return self._read(self._client.put(path, json=body))
+
+    def patch(self, path: str, body: Json, kind: str = MERGE) -> Json:
+        return self._read(self._client.patch(path, json=body, headers={"Content-Type": kind}))
+
+    def delete(self, path: str, **options: Any) -> Json:
+        """Gone already is fine."""
+        answer = self._client.request("DELETE", path, json=options or None)
+        return {} if answer.status_code == 404 else self._read(answer)
+
+    def _read(self, answer: httpx.Response) -> Json:
+        if answer.is_error:
+            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
+        return dict(answer.json())
