@@ -48,10 +48,17 @@ class ApiSettings:
 class ApiLevel:
     """A running control plane; `kubectl` is its administrator."""
 
-    def __init__(self, layout: Layout, settings: ApiSettings, report: Report = say) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        settings: ApiSettings,
+        *,
+        processes: Processes | None = None,  # those of a larger cluster
+        report: Report = say,
+    ) -> None:
         self.layout = layout.make()
         self.settings = settings
-        self.processes = Processes(layout, tied=settings.tied)
+        self.processes = processes or Processes(layout, tied=settings.tied)
         self.pki = Pki(layout.pki)
         self._report = report
         self._servers: dict[str, apiserver.ApiServerSettings] = {}

@@ -127,7 +127,7 @@ def build(wanted: Part) -> Path:
     final = folder_of(wanted)
     if final.is_dir():
         return final
-    with _locked(wanted, final.parent.with_suffix(".lock")):
+    with locked(final.parent):
         if not final.is_dir():
             _build_into(wanted, final.parent)
     return final
@@ -175,13 +175,15 @@ def _flags(wanted: Part) -> list[str]:
 
 
 @contextmanager
-def _locked(wanted: Part, lock: Path) -> Iterator[None]:
+def locked(thing: Path) -> Iterator[None]:
+    """One process at a time makes what shall lie there; the others wait."""
+    lock = thing.with_name(f"{thing.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"{wanted.name}: another process builds it; waiting")
+            _say(f"{thing.name}: another process makes it; waiting")
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
 

@@ -139,3 +139,16 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def command_lines() -> list[tuple[int, list[str]]]:
+    """Of all processes of this machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "cmdline").read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it ended while we looked
+            found.append((int(folder.name), text.split("\0")))
+    return found

@@ -1,0 +1,107 @@
+"""The command line behind `make cluster` and `make cluster-down`.
+
+    PYTHONPATH=tests python -m cluster.kube up [--nodes 2] [--gpus 4] [--api-only] [--state DIR] [--image ARCHIVE ...]
+    PYTHONPATH=tests python -m cluster.kube down [--state DIR]
+    PYTHONPATH=tests python -m cluster.kube build [PART ...]
+    PYTHONPATH=tests python -m cluster.kube packages
+
+Progress goes to stderr; stdout is the one line that a shell may evaluate: `export KUBECONFIG=...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from cluster.kube import build, packages
+from cluster.kube.api_level import ApiLevel, ApiSettings
+from cluster.kube.down import PARENT, PREFIX, take_down
+from cluster.kube.existing import ExistingCluster, existing_kubeconfig
+from cluster.kube.layout import Layout
+from cluster.kube.real import RealCluster, RealSettings
+from cluster.kube.record import write_record
+
+DEFAULT_STATE = PARENT / PREFIX
+
+
+def main() -> None:
+    chosen = _parser().parse_args()
+    try:
+        if chosen.verb == "up":
+            _up(chosen)
+        elif chosen.verb == "down":
+            _down(Layout(chosen.state.resolve()))
+        elif chosen.verb == "packages":
+            packages.install()
+        else:
+            for name in chosen.part or [each.name for each in build.PARTS]:
+                print(build.build(build.part(name)))
+    except (build.CannotBuild, RuntimeError) as problem:
+        raise SystemExit(str(problem)) from problem
+
+
+def _up(chosen: argparse.Namespace) -> None:
+    given = existing_kubeconfig()
+    if given is not None:
+        print(f"using the existing cluster: {ExistingCluster(given).describe()}", file=sys.stderr)
+        print(f"export KUBECONFIG={given}")
+        return
+    layout = Layout(chosen.state.resolve())
+    if layout.record.exists():
+        raise SystemExit(f"a cluster runs in {layout.root}: make cluster-down first")
+    problems = [] if chosen.api_only else packages.obstacles()
+    for problem in problems:
+        print(f"no real nodes: {problem}", file=sys.stderr)
+    try:
+        _start(layout, chosen, api_only=bool(chosen.api_only or problems))
+    except BaseException:
+        if layout.record.exists():
+            take_down(layout)
+        raise
+    print(f"export KUBECONFIG={layout.kubeconfig}")
+
+
+def _start(layout: Layout, chosen: argparse.Namespace, *, api_only: bool) -> None:
+    if api_only:
+        write_record(layout.make(), octet=-1, nodes=0, tied=False)
+        ApiLevel(layout, ApiSettings(controller_manager=True, scheduler=True, tied=False)).start()
+        return
+    archives = tuple(file.resolve() for file in chosen.image)
+    settings = RealSettings(nodes=chosen.nodes, gpus=chosen.gpus, tied=False, archives=archives)
+    RealCluster(layout, settings).start()
+
+
+def _down(layout: Layout) -> None:
+    if os.environ.get("CLUSTER") == "existing":
+        print("an existing cluster is not ours to take down", file=sys.stderr)
+        return
+    if not layout.record.exists():
+        print(f"no cluster in {layout.root}", file=sys.stderr)
+        return
+    for line in take_down(layout):
+        print(line, file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster.kube")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    up = verbs.add_parser("up", help="start a cluster")
+    up.add_argument("--nodes", type=int, default=2, choices=range(1, 10), metavar="1-9")
+    up.add_argument("--gpus", type=int, default=4, help="in every node's status")
+    up.add_argument(
+        "--api-only", action="store_true", help="no nodes: etcd, API server, controllers"
+    )
+    up.add_argument("--image", type=Path, nargs="*", default=[], help="OCI archives to import")
+    down = verbs.add_parser("down", help="take it away: nothing is left")
+    for verb in (up, down):
+        verb.add_argument("--state", type=Path, default=DEFAULT_STATE, help="its folder")
+    made = verbs.add_parser("build", help="build the programs")
+    made.add_argument("part", nargs="*", help=", ".join(part.name for part in build.PARTS))
+    verbs.add_parser("packages", help="install the Debian packages")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

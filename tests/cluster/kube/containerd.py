@@ -1,0 +1,166 @@
+"""containerd of one node: its own root, state, socket and CNI configuration.
+
+Used by `Node`. Runs in the cluster's network namespace, so bridges and port maps are made there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.kube.build import program
+from cluster.kube.network import Network
+from cluster.kube.processes import Processes, command_lines
+from cluster.kube.waiting import wait_for
+
+PAUSE_IMAGE = "localhost/modelswarm-pause:1"
+CNI_PROGRAMS = Path("/usr/lib/cni")
+RUNC = Path("/usr/sbin/runc")
+READY_SECONDS = 30.0
+CONFIG = """\
+version = 3
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = [
+  "io.containerd.nri.v1.nri",
+  "io.containerd.tracing.processor.v1.otlp",
+  "io.containerd.internal.v1.tracing",
+]
+[grpc]
+  address = "{folder}/c.sock"
+[plugins."io.containerd.shim.v1.manager"]
+  socket_dir = "{sockets}"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  enable_selinux = false
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = ["{cni_programs}"]
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.cri.v1.runtime".containerd]
+    default_runtime_name = "runc"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+        BinaryName = "{runc}"
+        SystemdCgroup = false
+"""
+
+
+class Containerd:
+    """One node's container runtime."""
+
+    def __init__(self, name: str, folder: Path, processes: Processes) -> None:
+        self.process = f"containerd-{name}"
+        self._folder = folder
+        self._processes = processes
+
+    @property
+    def socket(self) -> Path:
+        return self._folder / "c.sock"
+
+    def start(self, network: Network, index: int) -> None:
+        self._write_config(network, index)
+        programs = program("containerd").parent  # with the shim beside it
+        self._processes.start(
+            self.process,
+            (programs / "containerd", "--config", self._folder / "config.toml"),
+            environment={"PATH": f"{programs}:{os.environ['PATH']}"},
+            network_of=network.holder,
+        )
+
+        def answers() -> bool:
+            self._processes.must_live(self.process)
+            return self._ctr("version", check=False).returncode == 0
+
+        log_end = self._processes.log_end
+        wait_for(
+            f"{self.process} answering",
+            answers,
+            READY_SECONDS,
+            explain=lambda: log_end(self.process),
+        )
+
+    def import_image(self, archive: Path) -> list[str]:
+        """An OCI or docker archive; the names that it brought."""
+        before = set(self.images())
+        self._ctr("images", "import", str(archive))
+        return sorted(set(self.images()) - before)
+
+    def images(self) -> list[str]:
+        return self._ctr("images", "list", "-q").stdout.split()
+
+    def pids(self, identities: Sequence[str]) -> list[int]:
+        """The first process of each of these containers that runs."""
+        lines = [line.split() for line in self._ctr("tasks", "list").stdout.splitlines()[1:]]
+        running = {words[0]: int(words[1]) for words in lines if words[2] == "RUNNING"}
+        return [running[identity] for identity in identities if identity in running]
+
+    def kill(self) -> None:
+        """The daemon and the shims; what these watch over runs on."""
+        self._processes.kill(self.process)
+        for pid in self._shims():
+            os.kill(pid, signal.SIGKILL)
+
+    def _shims(self) -> list[int]:
+        """Every shim names this node's socket on its command line."""
+        mark = str(self.socket)
+        return [
+            pid
+            for pid, words in command_lines()
+            if words[0].endswith("containerd-shim-runc-v2") and mark in words
+        ]
+
+    def _ctr(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = (str(program("ctr")), "-a", str(self.socket), "-n", "k8s.io", *words)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
+        return done
+
+    def _write_config(self, network: Network, index: int) -> None:
+        cni = self._folder / "cni"
+        cni.mkdir(parents=True, exist_ok=True)
+        (cni / "10-modelswarm.conflist").write_text(
+            json.dumps(_conflist(network, index, self._folder / "addresses"), indent=1)
+        )
+        text = CONFIG.format(
+            folder=self._folder,
+            sockets=shim_sockets(network.octet, index),
+            pause=PAUSE_IMAGE,
+            cni_programs=CNI_PROGRAMS,
+            runc=RUNC,
+        )
+        (self._folder / "config.toml").write_text(text)
+
+
+def shim_sockets(octet: int, index: int) -> Path:
+    """Not below the node's folder: containerd wants a path of at most 42 letters."""
+    return Path(f"/tmp/msw{octet}-node{index}-shims")
+
+
+def _conflist(network: Network, index: int, addresses: Path) -> dict[str, object]:
+    ranges = [[{"subnet": network.node_cidr(index), "gateway": network.node_ip(index)}]]
+    bridge = {
+        "type": "bridge",
+        "bridge": network.bridge(index),
+        "isGateway": True,
+        "ipMasq": True,
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "ranges": ranges,
+            "routes": [{"dst": "0.0.0.0/0"}],
+            "dataDir": str(addresses),
+        },
+    }
+    portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return {"cniVersion": "1.0.0", "name": "modelswarm", "plugins": [bridge, portmap]}

@@ -1,0 +1,80 @@
+"""Taking a cluster away, from nothing but its folder, and looking whether anything is left.
+
+Used by `RealCluster.down`, by `make cluster-down`, and by every new cluster for those whose owner died.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cluster.kube.cgroups import hierarchies
+from cluster.kube.layout import Layout
+from cluster.kube.mounts import mounts_below, unmount_below
+from cluster.kube.network import close_network
+from cluster.kube.node import Node
+from cluster.kube.processes import Processes, command_lines
+from cluster.kube.record import folders_with_records, read_record
+from cluster.kube.waiting import wait_for
+
+PARENT = Path("/tmp")
+PREFIX = "modelswarm-cluster"
+GONE_SECONDS = 10.0
+
+
+def take_down(layout: Layout, processes: Processes | None = None) -> list[str]:
+    """Everything; a line for each kind of thing that was taken away."""
+    record = read_record(layout)
+    processes = processes or Processes(layout)
+    octet = record.octet if record is not None else -1
+    nodes = [
+        Node(layout, octet, index + 1, processes)
+        for index in range(record.nodes if record is not None else 0)
+    ]
+    contained = sum(node.kill_processes() for node in nodes)
+    names = processes.names()
+    for name in reversed(names):
+        processes.kill(name)
+    mounts = sum(node.remove() for node in nodes) + unmount_below(layout.root)
+    if octet >= 0:
+        close_network(octet)
+    shutil.rmtree(layout.root)
+    wait_for(
+        "the cluster's traces to go",
+        lambda: not leftovers(layout, octet),
+        GONE_SECONDS,
+        explain=lambda: "\n".join(leftovers(layout, octet)),
+    )
+    return [
+        f"{len(names)} processes, {contained} processes of pods, {mounts} mounts,",
+        f"{len(nodes)} nodes with their bridges, nft tables and control groups: gone",
+    ]
+
+
+def leftovers(layout: Layout, octet: int) -> list[str]:
+    """Whatever still bears the cluster's marks: nothing, after `take_down`."""
+    found = [f"folder {layout.root}"] if layout.root.exists() else []
+    found += [f"mount {mount}" for mount in mounts_below(layout.root)]
+    mark = f"{layout.root}/"
+    for pid, words in command_lines():
+        if any(mark in word for word in words):
+            found.append(f"process {pid} {' '.join(words)[:120]}")
+    if octet >= 0:
+        link = Path(f"/sys/class/net/msw{octet}")
+        found += [f"link {link.name}"] if link.exists() else []
+        for hierarchy in hierarchies():
+            found += [f"group {group}" for group in hierarchy.glob(f"modelswarm-{octet}-*")]
+        found += [f"folder {folder}" for folder in PARENT.glob(f"msw{octet}-*")]
+    return found
+
+
+def sweep() -> list[Path]:
+    """Take down the clusters of processes that died without doing so."""
+    swept = []
+    for folder in folders_with_records(PARENT, PREFIX):
+        layout = Layout(folder)
+        record = read_record(layout)
+        if record is not None and record.orphaned:
+            take_down(layout)
+            swept.append(folder)
+    return swept

@@ -1,0 +1,143 @@
+"""Images for the test cluster: the pause image, a small Debian with Python to build on, and the project's Dockerfiles.
+
+All are made here, none is pulled: from Debian packages (debootstrap) and by buildah with a store of its own in the
+cache folder. Used by `RealCluster`, by `make images` and by tests. The result is an OCI archive per image, kept in the
+cache by what it was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cluster.kube.build import cache_folder, folder_of, locked, part, program
+from cluster.kube.containerd import PAUSE_IMAGE
+from cluster.kube.oci import write_program_image
+from cluster.kube.reporting import say
+
+BASE_IMAGE = "localhost/modelswarm-base:1"
+BASE_SUITE = "bookworm"
+BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+UNNEEDED = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "var/lib/apt/lists",
+    "var/cache/apt",
+    "var/log",
+)
+BUILD_SECONDS = 1800.0
+
+
+def pause_archive() -> Path:
+    archive = folder_of(part("pause")).parent / "pause.tar"
+    built = program("pause")
+    with locked(archive):
+        if not archive.exists():
+            half = archive.with_suffix(".half")
+            write_program_image(built, PAUSE_IMAGE, half)
+            half.rename(archive)
+    return archive
+
+
+def base_archive() -> Path:
+    """Debian with Python 3.11 (`python3`, and `python3 -m venv`), without documents; about 130 MB."""
+    recipe = f"{BASE_IMAGE} {BASE_SUITE} {BASE_PACKAGES} {UNNEEDED}"
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    archive = cache_folder() / f"base-{key}.tar"
+    with locked(archive):
+        if not archive.exists():
+            with say("base image: debootstrap (about a minute)"):
+                _make_base(archive)
+    return archive
+
+
+def build_image(
+    dockerfile: Path,
+    context: Path,
+    tag: str,
+    build_args: Mapping[str, str] | None = None,
+    *,
+    more: Sequence[str] = (),
+) -> Path:
+    """`buildah bud` of a Dockerfile; the image as an OCI archive. `BASE` is the base image unless given."""
+    arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
+    if arguments["BASE"] == BASE_IMAGE:
+        _have_base()
+    words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    with say(f"image {tag}"):
+        _buildah(
+            *("bud", "--isolation", "chroot", "--network", "host", "--layers", *words),
+            *("-v", "/etc/ssl/certs:/etc/ssl/certs:ro"),
+            *("-v", "/etc/resolv.conf:/etc/resolv.conf:ro"),
+            *more,
+            *("-f", str(dockerfile), "-t", tag, str(context)),
+        )
+        return _pushed(tag)
+
+
+def _pushed(tag: str) -> Path:
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{tag.replace('/', '_').replace(':', '_')}.tar"
+    half = archive.with_suffix(".half")
+    half.unlink(missing_ok=True)
+    _buildah("push", tag, f"oci-archive:{half}:{tag}")
+    half.rename(archive)
+    return archive
+
+
+def _have_base() -> None:
+    """In buildah's store, from the archive."""
+    archive = base_archive()
+    found = _buildah("images", "--quiet", "--filter", f"reference={BASE_IMAGE}").split()
+    if not found:
+        _buildah("pull", f"oci-archive:{archive}:{BASE_IMAGE}")
+
+
+def _make_base(archive: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="modelswarm-base-") as folder:
+        root = Path(folder) / "root"
+        include = f"--include={','.join(BASE_PACKAGES)}"
+        _run(("debootstrap", "--variant=minbase", include, BASE_SUITE, str(root)))
+        for name in UNNEEDED:
+            shutil.rmtree(root / name, ignore_errors=True)
+            (root / name).mkdir(parents=True, exist_ok=True)
+        container = _buildah("from", "scratch").strip()
+        try:
+            _buildah("add", "--quiet", container, str(root), "/")
+            _buildah("config", "--env", "PYTHONUNBUFFERED=1", "--cmd", "python3", container)
+            _buildah("commit", "--quiet", container, BASE_IMAGE)
+        finally:
+            _buildah("rm", container)
+        half = archive.with_suffix(".half")
+        half.unlink(missing_ok=True)
+        _buildah("push", BASE_IMAGE, f"oci-archive:{half}:{BASE_IMAGE}")
+        half.rename(archive)
+
+
+def _buildah(*words: str) -> str:
+    store = cache_folder() / "buildah"
+    places = ("--root", str(store / "store"), "--runroot", str(store / "run"))
+    return _run(("buildah", *places, *words))
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(
+        ("nice", "-n", "5", *command),
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
+        check=False,
+    )
+    if done.returncode != 0:
+        end = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        raise RuntimeError(f"{' '.join(command)} failed:\n{end}")
+    return done.stdout

@@ -1,0 +1,171 @@
+"""The network of one cluster: a network namespace of its own with one bridge per node, and a cable to the host.
+
+Everything that nodes and kube-proxy do to links, routes and nft tables happens in that namespace, so two clusters never
+meet, and nothing of it outlives the namespace. The host reaches pods, Services and kubelets by one route; pods reach
+the API server at the host's end of the cable. Used by `RealCluster` and its nodes. Knows nothing of Kubernetes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.kube.processes import Processes
+from cluster.kube.waiting import wait_for
+
+HOLDER = "network"  # the process that keeps the namespace alive
+OCTETS = range(200, 250)  # 10.OCTET.0.0/16 belongs to one cluster
+UPLINK = "uplink"
+DEAD = "modelswarm-dead"  # the nft table that swallows what a dead node would say
+SETUP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Addresses of one cluster."""
+
+    octet: int
+    holder: int  # pid of a process inside the namespace
+
+    @property
+    def host_link(self) -> str:
+        """The host's end of the cable; its name is the claim to the octet."""
+        return f"msw{self.octet}"
+
+    @property
+    def cidr(self) -> str:
+        return f"10.{self.octet}.0.0/16"
+
+    @property
+    def pods(self) -> str:
+        return f"10.{self.octet}.0.0/17"
+
+    @property
+    def services(self) -> str:
+        return f"10.{self.octet}.128.0/17"
+
+    @property
+    def first_service(self) -> str:
+        return f"10.{self.octet}.128.1"
+
+    @property
+    def host_ip(self) -> str:
+        """Of the host as pods see it: the API server listens there."""
+        return f"10.{self.octet}.127.1"
+
+    @property
+    def inner_ip(self) -> str:
+        """Of the namespace itself: cluster DNS listens there."""
+        return f"10.{self.octet}.127.2"
+
+    def node_cidr(self, index: int) -> str:
+        return f"10.{self.octet}.{index}.0/24"
+
+    def node_ip(self, index: int) -> str:
+        return f"10.{self.octet}.{index}.1"
+
+    def bridge(self, index: int) -> str:
+        return f"node{index}"
+
+    def run(self, *words: str, stdin: str = "") -> str:
+        """A command inside the namespace."""
+        return run("nsenter", f"--net=/proc/{self.holder}/ns/net", *words, stdin=stdin)
+
+
+def open_network(processes: Processes) -> Network:
+    """A namespace, a free octet, the cable and the route."""
+    holder = processes.start(HOLDER, ("unshare", "--net", "sleep", "infinity"))
+    ours = os.readlink("/proc/self/ns/net")
+    wait_for(
+        "a network namespace",
+        lambda: os.readlink(f"/proc/{holder}/ns/net") != ours,
+        SETUP_SECONDS,
+        every=0.01,
+        explain=lambda: processes.log_end(HOLDER),
+    )
+    network = _claim(holder)
+    run("ip", "address", "add", f"{network.host_ip}/30", "dev", network.host_link)
+    run("ip", "link", "set", network.host_link, "up")
+    run("ip", "route", "add", network.cidr, "via", network.inner_ip)
+    network.run("ip", "link", "set", "lo", "up")
+    network.run("ip", "address", "add", f"{network.inner_ip}/30", "dev", UPLINK)
+    network.run("ip", "link", "set", UPLINK, "up")
+    network.run("ip", "route", "add", "default", "via", network.host_ip)
+    for setting in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
+        if (Path("/proc/sys") / setting).exists():
+            network.run("sh", "-c", f"echo 1 > /proc/sys/{setting}")
+    network.run("nft", "-f", "-", stdin=_dead_table())
+    return network
+
+
+def add_bridge(network: Network, index: int) -> None:
+    """A node's bridge with its address: the kubelet wants to find its own."""
+    bridge = network.bridge(index)
+    network.run("ip", "link", "add", bridge, "type", "bridge")
+    network.run("ip", "address", "add", f"{network.node_ip(index)}/24", "dev", bridge)
+    network.run("ip", "link", "set", bridge, "up")
+
+
+def silence(network: Network, index: int) -> None:
+    """Swallow all that comes from a node's pods or goes there: nobody hears a connection being closed."""
+    network.run("nft", "add", "element", "inet", DEAD, "bridges", f"{{ {network.bridge(index)} }}")
+
+
+def unsilence(network: Network, index: int) -> None:
+    element = f"{{ {network.bridge(index)} }}"
+    network.run("nft", "delete", "element", "inet", DEAD, "bridges", element)
+
+
+def close_network(octet: int) -> None:
+    """The cable goes with the namespace; this does it at once."""
+    link = f"msw{octet}"
+    if Path(f"/sys/class/net/{link}").exists():
+        run("ip", "link", "delete", link)
+
+
+def run(*words: str, stdin: str = "") -> str:
+    done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _claim(holder: int) -> Network:
+    """The link's name is unique on the host: whoever makes it has the octet."""
+    routed = _routed()
+    for octet in OCTETS:
+        network = Network(octet, holder)
+        if any(ipaddress.ip_network(network.cidr).overlaps(each) for each in routed):
+            continue
+        done = subprocess.run(
+            (
+                *("ip", "link", "add", network.host_link, "type", "veth"),
+                *("peer", "name", UPLINK, "netns", str(holder)),
+            ),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return network
+        if "File exists" not in done.stderr:
+            raise RuntimeError(f"a virtual cable can't be made: {done.stderr.strip()}")
+    raise RuntimeError(f"no free network in 10.{OCTETS.start}.0.0 to 10.{OCTETS.stop - 1}.0.0")
+
+
+def _routed() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    routes = json.loads(run("ip", "-json", "-4", "route"))
+    return [ipaddress.ip_network(r["dst"]) for r in routes if r["dst"] != "default"]
+
+
+def _dead_table() -> str:
+    rules = "iifname @bridges drop; oifname @bridges drop;"
+    hooks = "\n".join(
+        f"chain {hook} {{ type filter hook {hook} priority -300; {rules} }}"
+        for hook in ("prerouting", "forward", "output")
+    )
+    return f"table inet {DEAD} {{ set bridges {{ type ifname; }}\n{hooks}\n}}\n"

@@ -1,0 +1,98 @@
+"""One real node: a bridge, a containerd and a kubelet, with all their files and control groups below names of its own.
+
+Used by `RealCluster`. A node can die as machines die (nobody hears from it again) and come back.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.kube.cgroups import kill_below, make_group, remove_group
+from cluster.kube.containerd import Containerd, shim_sockets
+from cluster.kube.kubelet import KubeletSettings, process_name, start_kubelet
+from cluster.kube.layout import Layout
+from cluster.kube.mounts import unmount_below
+from cluster.kube.network import Network, add_bridge, silence, unsilence
+from cluster.kube.pki import Pki
+from cluster.kube.processes import Processes
+
+
+class Node:
+    """Its name, its address and its life. `index` counts from 1."""
+
+    def __init__(self, layout: Layout, octet: int, index: int, processes: Processes) -> None:
+        self.index = index
+        self.name = f"n{index}"
+        self.folder = layout.node(self.name)
+        self.runtime = Containerd(self.name, self.folder / "containerd", processes)
+        self._octet = octet
+        self._processes = processes
+
+    @property
+    def group(self) -> str:
+        return f"modelswarm-{self._octet}-{self.name}"
+
+    def prepare(self, network: Network) -> None:
+        """The bridge, the groups and the runtime: images can be imported."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        make_group(self.group)
+        add_bridge(network, self.index)
+        self.runtime.start(network, self.index)
+
+    def join(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
+        settings = KubeletSettings(
+            node=self.name,
+            index=self.index,
+            folder=self.folder / "kubelet",
+            runtime=self.runtime.socket,
+            group=self.group,
+            server=server,
+            labels=dict(labels),
+        )
+        start_kubelet(settings, network, self._processes, pki)
+
+    def kill(self, network: Network) -> int:
+        """As by a power cut: silence first, so that no peer sees a connection close.
+
+        Returns how many processes its pods had.
+        """
+        silence(network, self.index)
+        return self.kill_processes()
+
+    def revive(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
+        """The same machine, booted again: its images are there, its containers are not."""
+        self.runtime.start(network, self.index)
+        unsilence(network, self.index)
+        self.join(network, pki, server, labels)
+
+    def stop_kubelet(self) -> None:
+        """Only the kubelet: pods run on, the node turns NotReady."""
+        self._processes.kill(process_name(self.name))
+
+    def kill_processes(self) -> int:
+        self._processes.kill(process_name(self.name))
+        self.runtime.kill()
+        return kill_below(self.group)
+
+    def remove(self) -> int:
+        """After `kill_processes`: mounts, groups, files. How many mounts there were."""
+        mounts = unmount_below(self.folder)
+        remove_group(self.group)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(shim_sockets(self._octet, self.index), ignore_errors=True)
+        _remove_log_links(self.folder)
+        return mounts
+
+
+def _remove_log_links(folder: Path) -> None:
+    """The kubelet links every container's log from a folder that no flag moves."""
+    links = Path("/var/log/containers")
+    if not links.is_dir():
+        return
+    for link in links.iterdir():
+        if link.is_symlink() and link.readlink().is_relative_to(folder):
+            link.unlink()
+    if not any(links.iterdir()):
+        links.rmdir()

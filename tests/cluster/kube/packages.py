@@ -1,0 +1,72 @@
+"""What real nodes need beside the programs that are built here: root, Debian packages and kernel features.
+
+Used by `make cluster-packages`, by `up` (which falls back to the API level and says why) and by the fixture `cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+NEEDED = {  # Debian package: a file of it
+    "runc": "/usr/sbin/runc",
+    "containernetworking-plugins": "/usr/lib/cni/bridge",
+    "iptables": "/usr/sbin/iptables",
+    "nftables": "/usr/sbin/nft",
+    "conntrack": "/usr/sbin/conntrack",
+    "iproute2": "/usr/sbin/ip",
+    "openssl": "/usr/bin/openssl",
+    "debootstrap": "/usr/sbin/debootstrap",
+    "buildah": "/usr/bin/buildah",
+    "skopeo": "/usr/bin/skopeo",
+    "prometheus": "/usr/bin/prometheus",
+}
+KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # the answer of policy-rc.d that says: start no services
+
+
+def missing_packages() -> list[str]:
+    return [package for package, file in NEEDED.items() if not Path(file).exists()]
+
+
+def obstacles() -> list[str]:
+    """Why real nodes can't run here, one sentence each; nothing when they can."""
+    found = []
+    if os.geteuid() != 0:
+        found.append("not root: namespaces, mounts and control groups can't be made")
+    packages = missing_packages()
+    if packages:
+        found.append(f"missing Debian packages: {', '.join(packages)} (make cluster-packages)")
+    if shutil.which("go") is None:
+        found.append("Go is not installed: the cluster's programs are built from source")
+    kernel = Path("/proc/filesystems").read_text()
+    if "overlay" not in kernel:
+        found.append("the kernel has no overlayfs: containers have no root file system")
+    if not Path("/sys/fs/cgroup").is_dir() or not any(Path("/sys/fs/cgroup").iterdir()):
+        found.append("no control groups are mounted at /sys/fs/cgroup")
+    return found
+
+
+def install() -> None:
+    """The missing packages, without starting any of their services."""
+    packages = missing_packages()
+    if not packages:
+        print("cluster packages: all there")
+        return
+    words = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise SystemExit(f"missing: {', '.join(packages)}. As root, on Debian: {' '.join(words)}")
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text(KEEP_STOPPED)
+        policy.chmod(0o755)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    wait = ("-o", "DPkg::Lock::Timeout=300")
+    try:
+        subprocess.run(("apt-get", *wait, "--quiet", "update"), env=environment, check=True)
+        subprocess.run((*words, *wait, "--quiet"), env=environment, check=True)
+    finally:
+        if ours:
+            policy.unlink()
