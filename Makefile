@@ -43,7 +43,7 @@ bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 # REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
 images: ## build the container images with docker, podman or buildah, whatever is there
 	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
-	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(or $(IMAGE_TAG),dev)" --base "$(IMAGE_BASE)"
+	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(IMAGE_TAG)" --base "$(IMAGE_BASE)"
 
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py

@@ -32,7 +32,7 @@ class Wish:
 
     targets: tuple[str, ...]
     registry: str = "localhost"
-    tag: str = "dev"
+    tag: str = "dev"  # `make images`: the version
     base: str | None = None  # None: the base that images/Dockerfile names
     archives: Path | None = None  # also write TARGET.tar (OCI) there; buildah and podman only
 
@@ -117,7 +117,7 @@ def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
         "--builder", default="", help="docker, podman or buildah; default: what is there"
     )
     parser.add_argument("--registry", default="localhost", help="before /modelswarm/TARGET")
-    parser.add_argument("--tag", default="dev")
+    parser.add_argument("--tag", default="", help="default: the version in pyproject.toml")
     parser.add_argument("--base", default="", help="base image, Debian or alike with Python 3.11")
     parser.add_argument("--archives", type=Path, help="folder for OCI archives, TARGET.tar each")
     given = parser.parse_args(arguments)
@@ -125,7 +125,8 @@ def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
         parser.error(f"--builder: {given.builder!r} is none of docker, podman, buildah")
     if given.archives and given.builder == "docker":
         parser.error("--archives: docker writes none; use podman or buildah")
-    wish = Wish(tuple(given.targets), given.registry, given.tag, given.base or None, given.archives)
+    tag = given.tag or version()
+    wish = Wish(tuple(given.targets), given.registry, tag, given.base or None, given.archives)
     return given.builder or None, wish
 
 
