@@ -17,31 +17,36 @@ OWN, VLLM = "modelswarm_gateway_", "vllm:"
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """One of vLLM's series from one of ours: the samples that have `where`, their labels but `model` dropped."""
+    """One of vLLM's metrics from samples of ours: those that have `where`; their labels but `model` are dropped."""
 
     ours: str
     theirs: str
+    said: str
     where: Mapping[str, Sequence[str]] = field(default_factory=dict)
     also: Mapping[str, str] = field(default_factory=dict)  # label of ours -> of theirs
     fixed: Mapping[str, str] = field(default_factory=dict)
 
 
+PROMPT, GENERATED = {"kind": ["prompt"]}, {"kind": ["generated"]}
+ENDED = "Answers that ended by themselves, and those that the client broke off."
 NAMES = (
-    Renamed("sessions", "num_requests_running", {"state": ["running"]}),
-    Renamed("sessions", "num_requests_waiting", {"state": ["fencing", "held"]}),
-    Renamed("kv_usage_ratio", "kv_cache_usage_perc"),
-    Renamed("tokens", "prefix_cache_queries", {"kind": ["prompt"]}),
-    Renamed("reused_tokens", "prefix_cache_hits"),
-    Renamed("tokens", "prompt_tokens", {"kind": ["prompt"]}),
-    Renamed("tokens", "generation_tokens", {"kind": ["generated"]}),
-    Renamed("answers", "request_success", also={"finish": "finished_reason"}),
-    Renamed("streams", "request_success", {"outcome": ["cancelled"]}, fixed={"finished_reason": "abort"}),
-    Renamed("time_to_first_token_seconds", "time_to_first_token_seconds"),
-    Renamed("inter_token_seconds", "inter_token_latency_seconds"),
-    Renamed("request_seconds", "e2e_request_latency_seconds"),
-    Renamed("wait_seconds", "request_queue_time_seconds"),
-    Renamed("prefill_seconds", "request_prefill_time_seconds"),
-    Renamed("decode_seconds", "request_decode_time_seconds"),
+    Renamed("sessions", "num_requests_running", "Sessions whose tokens come.", {"state": ["running"]}),
+    Renamed("sessions", "num_requests_waiting", "Sessions that look or wait for a route.",
+            {"state": ["fencing", "held"]}),
+    Renamed("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use, 1 is all."),
+    Renamed("tokens", "prefix_cache_queries", "Tokens of prompts.", PROMPT),
+    Renamed("reused_tokens", "prefix_cache_hits", "Tokens of prompts that a kept session still held."),
+    Renamed("tokens", "prompt_tokens", "Tokens of prompts.", PROMPT),
+    Renamed("tokens", "generation_tokens", "Tokens generated.", GENERATED),
+    Renamed("answers", "request_success", ENDED, also={"finish": "finished_reason"}),
+    Renamed("streams", "request_success", ENDED, {"outcome": ["cancelled"]},
+            fixed={"finished_reason": "abort"}),
+    Renamed("time_to_first_token_seconds", "time_to_first_token_seconds", "From a request to its first token."),
+    Renamed("inter_token_seconds", "inter_token_latency_seconds", "Between tokens of one answer."),
+    Renamed("request_seconds", "e2e_request_latency_seconds", "From a request to its answer's end."),
+    Renamed("wait_seconds", "request_queue_time_seconds", "From a request to its start in the swarm."),
+    Renamed("prefill_seconds", "request_prefill_time_seconds", "From that start to the first token."),
+    Renamed("decode_seconds", "request_decode_time_seconds", "From the first token to the last."),
 )  # fmt: skip
 
 
@@ -58,7 +63,7 @@ class VllmNames(Collector):
         for renamed in NAMES:
             family = ours[OWN + renamed.ours]
             name = VLLM + renamed.theirs
-            made = theirs.setdefault(name, Metric(name, family.documentation, family.type))
+            made = theirs.setdefault(name, Metric(name, renamed.said, family.type))
             _rename(family, renamed, made)
         return theirs.values()
 

@@ -99,6 +99,14 @@ def binary(name: str) -> str:
     return found
 
 
+def lint(shown: bytes) -> str:
+    """What promtool says against a page of metrics; nothing if all is well."""
+    checked = subprocess.run(
+        [binary("promtool"), "check", "metrics"], input=shown, capture_output=True, timeout=30
+    )
+    return (checked.stdout + checked.stderr).decode()
+
+
 @contextmanager
 def scraping(config: Json, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus of its own, on a free port of this machine."""

@@ -1,0 +1,85 @@
+"""The registries of all three processes, as they are before anything has happened: one server, one gateway that is
+linked to it, one operator. For the reference page and for tests; no network is touched.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from modelswarm.protocol.identity import Address
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
+from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.metrics import Metrics as GatewayMetrics
+from modelswarm_gateway.node import Node
+from modelswarm_operator.metrics import Metrics as OperatorMetrics
+from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.metrics import Metrics as ServerMetrics
+from modelswarm_serving.model.base import ModelShape
+
+MODEL, BLOCKS = "counting", 8
+
+
+def hello(name: str, first: int, last: int, model: str = MODEL, n_blocks: int = BLOCKS) -> Hello:
+    """What a server says of itself."""
+    return Hello(
+        PROTOCOL_VERSION,
+        f"{name}/1/x",
+        Role.SERVER,
+        link="link",
+        lane=Lane.LIVE,
+        target="127.0.0.1:1",
+        model=model,
+        revision="1",
+        first=first,
+        last=last,
+        n_blocks=n_blocks,
+        dtype="float32",
+        row_bytes=8,
+        max_length=64,
+        total_pages=10,
+        page_size=16,
+    )
+
+
+def new_node() -> Node:
+    """Call it on an event loop."""
+    return Node("gateway/1/x", 1, dict, GatewaySettings(), lambda: 0.0, lambda: 0.0)
+
+
+async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
+    node = new_node()
+    metrics = GatewayMetrics(node, vllm_names=vllm_names)
+    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.received("s0/1/x", [Beat(free_pages=10, total_pages=10)])
+    return metrics.registry
+
+
+def server_registry() -> CollectorRegistry:
+    shape = ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256)
+    metrics = ServerMetrics(MODEL, shape)
+    core = ServerCore(ServerSettings(Address("s0/1/x", "")), shape, lambda: 1)
+    metrics.show(core.stats)
+    return metrics.registry
+
+
+def operator_registry() -> CollectorRegistry:
+    metrics = OperatorMetrics()
+    metrics.api_call("GET", "/api/v1/pods", 200, 0.01)
+    metrics.watch_events.labels("pods", "ADDED")
+    metrics.rejected.labels("pods")
+    return metrics.registry
+
+
+def families(registry: CollectorRegistry) -> list[Metric]:
+    return sorted(registry.collect(), key=lambda family: family.name)
+
+
+def shown_name(family: Metric) -> str:
+    """As queries and exposition have it; of a histogram without its `_bucket`, `_sum` and `_count`."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
+def label_names(family: Metric) -> list[str]:
+    names = {name for sample in family.samples for name in sample.labels}
+    return sorted(names - {"le"})
