@@ -7,7 +7,7 @@ Nothing here waits or calls anybody; who wins when two sources differ is `shelf`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,17 @@ def _stored(raw: Json) -> Stored:
     return Stored(view, created, named or view.name)
 
 
-def _child(raw: Json) -> Json:
+def _child_of(kind: Kind) -> Callable[[Json], Json]:
     """Without status and managed fields: they change often and decide nothing."""
     kept = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")
-    meta = {key: raw["metadata"][key] for key in kept if key in raw["metadata"]}
-    return {"metadata": meta, "spec": raw.get("spec") or {}}
+
+    def view(raw: Json) -> Json:
+        meta = raw["metadata"]
+        part = {key: meta[key] for key in (*kept, "deletionTimestamp") if key in meta}
+        spec = raw.get("spec") or {}
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": part, "spec": spec}
+
+    return view
 
 
 def _own_uid(raw: Json) -> str:
@@ -53,8 +59,8 @@ class Cache:
         self.swarms: Shelf[Stored] = Shelf(_stored, _own_uid)
         self.pods: Shelf[PodView] = Shelf(pod_view, controller_uid)
         self.nodes: Shelf[NodeView] = Shelf(node_view, _own_uid)
-        self.services: Shelf[Json] = Shelf(_child, controller_uid)
-        self.budgets: Shelf[Json] = Shelf(_child, controller_uid)
+        self.services: Shelf[Json] = Shelf(_child_of(SERVICE), controller_uid)
+        self.budgets: Shelf[Json] = Shelf(_child_of(BUDGET), controller_uid)
         self.sees_nodes = False
         self._nodes: dict[str, NodeView] = {}  # made anew for every change: turns keep theirs
         self._rejected: dict[str, dict[str, str]] = {}

@@ -34,7 +34,7 @@ WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 @dataclass(slots=True)
 class Call:
-    """One request, as it came; `code` is what the client got (0: nothing)."""
+    """One request, as it came; `code` is what the server answered (0: it was not asked)."""
 
     number: int
     verb: str
@@ -152,6 +152,11 @@ class FaultProxy:
             each.cut.set()
         await self._runner.cleanup()
         await self._client.close()
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.sleep(0.1)  # for TLS connections to be gone
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         call = Call(len(self.calls) + 1, request.method, request.path, dict(request.query))
@@ -185,6 +190,7 @@ class FaultProxy:
             body = await answer.read()
         except aiohttp.ClientError:
             return _break(request)
+        call.code = answer.status
         if fault.after is not None:
             fault.after()
             return _break(request)
@@ -195,7 +201,6 @@ class FaultProxy:
             await response.prepare(request)
             await response.write(body[: len(body) // 2])
             return _break(request)
-        call.code = answer.status
         return web.Response(status=answer.status, headers=headers, body=body)
 
     async def _watch(self, request: web.Request, call: Call, fault: Fault) -> web.StreamResponse:
