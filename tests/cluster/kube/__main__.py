@@ -17,8 +17,9 @@ from pathlib import Path
 
 from cluster.kube import build, packages
 from cluster.kube.api_level import ApiLevel, ApiSettings
+from cluster.kube.chosen import existing_kubeconfig
 from cluster.kube.down import PARENT, PREFIX, take_down
-from cluster.kube.existing import ExistingCluster, existing_kubeconfig
+from cluster.kube.existing import ExistingCluster
 from cluster.kube.layout import Layout
 from cluster.kube.real import RealCluster, RealSettings
 from cluster.kube.record import write_record
@@ -80,8 +81,7 @@ def _down(layout: Layout) -> None:
     if not layout.record.exists():
         print(f"no cluster in {layout.root}", file=sys.stderr)
         return
-    for line in take_down(layout):
-        print(line, file=sys.stderr)
+    print(take_down(layout), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,13 @@
 """containerd of one node: its own root, state, socket and CNI configuration.
 
-Used by `Node`. Runs in the cluster's network namespace, so bridges and port maps are made there.
+Used by `Node`. Runs in the node's namespaces: bridges and port maps are made there, and so are all mounts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ disabled_plugins = [
       runtime_type = "io.containerd.runc.v2"
       [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
         BinaryName = "{runc}"
+        Root = "{folder}/state/runc"
         SystemdCgroup = false
 """
 
@@ -67,14 +69,15 @@ class Containerd:
     def socket(self) -> Path:
         return self._folder / "c.sock"
 
-    def start(self, network: Network, index: int) -> None:
+    def start(self, network: Network, index: int, inside: int) -> None:
+        """`inside`: the process whose namespaces are the node's."""
         self._write_config(network, index)
         programs = program("containerd").parent  # with the shim beside it
         self._processes.start(
             self.process,
             (programs / "containerd", "--config", self._folder / "config.toml"),
             environment={"PATH": f"{programs}:{os.environ['PATH']}"},
-            network_of=network.holder,
+            inside=inside,
         )
 
         def answers() -> bool:
@@ -109,6 +112,11 @@ class Containerd:
         self._processes.kill(self.process)
         for pid in self._shims():
             os.kill(pid, signal.SIGKILL)
+
+    def forget_running(self) -> None:
+        """What lies in memory on a real machine, and is gone after a boot."""
+        shutil.rmtree(self._folder / "state", ignore_errors=True)
+        self.socket.unlink(missing_ok=True)
 
     def _shims(self) -> list[int]:
         """Every shim names this node's socket on its command line."""
@@ -153,7 +161,7 @@ def _conflist(network: Network, index: int, addresses: Path) -> dict[str, object
         "type": "bridge",
         "bridge": network.bridge(index),
         "isGateway": True,
-        "ipMasq": True,
+        "ipMasq": False,  # the host has a route to every pod: nobody's address need be hidden
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",

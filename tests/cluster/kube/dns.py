@@ -42,4 +42,4 @@ def start_dns(
     )
     corefile = layout.config / "Corefile"
     corefile.write_text(COREFILE.format(address=network.inner_ip, kubeconfig=kubeconfig))
-    processes.start(NAME, (program(NAME), "-conf", corefile), network_of=network.holder)
+    processes.start(NAME, (program(NAME), "-conf", corefile), inside=network.holder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.kube.cgroups import hierarchies
 from cluster.kube.layout import Layout
-from cluster.kube.mounts import mounts_below, unmount_below
+from cluster.kube.machine import remove_fixed_folders
 from cluster.kube.network import close_network
 from cluster.kube.node import Node
 from cluster.kube.processes import Processes, command_lines
@@ -22,8 +22,8 @@ PREFIX = "modelswarm-cluster"
 GONE_SECONDS = 10.0
 
 
-def take_down(layout: Layout, processes: Processes | None = None) -> list[str]:
-    """Everything; a line for each kind of thing that was taken away."""
+def take_down(layout: Layout, processes: Processes | None = None) -> str:
+    """Everything; a line that says what was taken away."""
     record = read_record(layout)
     processes = processes or Processes(layout)
     octet = record.octet if record is not None else -1
@@ -31,11 +31,13 @@ def take_down(layout: Layout, processes: Processes | None = None) -> list[str]:
         Node(layout, octet, index + 1, processes)
         for index in range(record.nodes if record is not None else 0)
     ]
-    contained = sum(node.kill_processes() for node in nodes)
     names = processes.names()
-    for name in reversed(names):
+    contained = sum(node.kill_processes() for node in nodes)
+    for name in reversed(processes.names()):
         processes.kill(name)
-    mounts = sum(node.remove() for node in nodes) + unmount_below(layout.root)
+    for node in nodes:
+        node.remove()
+    remove_fixed_folders()
     if octet >= 0:
         close_network(octet)
     shutil.rmtree(layout.root)
@@ -45,10 +47,10 @@ def take_down(layout: Layout, processes: Processes | None = None) -> list[str]:
         GONE_SECONDS,
         explain=lambda: "\n".join(leftovers(layout, octet)),
     )
-    return [
-        f"{len(names)} processes, {contained} processes of pods, {mounts} mounts,",
-        f"{len(nodes)} nodes with their bridges, nft tables and control groups: gone",
-    ]
+    return (
+        f"{len(names)} processes, {contained} processes of pods,"
+        f" {len(nodes)} nodes with their mounts, bridges, nft tables and control groups: gone"
+    )
 
 
 def leftovers(layout: Layout, octet: int) -> list[str]:
@@ -66,6 +68,12 @@ def leftovers(layout: Layout, octet: int) -> list[str]:
             found += [f"group {group}" for group in hierarchy.glob(f"modelswarm-{octet}-*")]
         found += [f"folder {folder}" for folder in PARENT.glob(f"msw{octet}-*")]
     return found
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """Of this process's own mount namespace; nodes have their own."""
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [place for place in places if Path(place).is_relative_to(folder)]
 
 
 def sweep() -> list[Path]:

@@ -5,20 +5,10 @@ Used by `make cluster` and the fixtures. It can be asked and given objects; its 
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.kube.kubectl import Kubectl
-
-
-def existing_kubeconfig() -> Path | None:
-    if os.environ.get("CLUSTER") != "existing":
-        return None
-    given = os.environ.get("KUBECONFIG")
-    if not given:
-        raise SystemExit("CLUSTER=existing needs KUBECONFIG: the file that leads to the cluster")
-    return Path(given)
 
 
 @dataclass(frozen=True, slots=True)

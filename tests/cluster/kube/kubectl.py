@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.kube.build import program
+from cluster.kube.chosen import existing_kubeconfig
 from cluster.kube.waiting import wait_for
 
 COMMAND_SECONDS = 120.0
@@ -94,11 +95,22 @@ class Kubectl:
             explain=lambda: self("describe", kind, name),
         )
 
+    def _caches(self) -> dict[str, str]:
+        """Of discovery and charts: with our own clusters' files, which go with the cluster."""
+        if existing_kubeconfig() is not None:
+            return {}
+        folder = self.kubeconfig.parent / "caches"
+        helm = {
+            f"HELM_{kind.upper()}_HOME": str(folder / kind) for kind in ("cache", "config", "data")
+        }
+        return {"KUBECACHEDIR": str(folder / "kube"), **helm}
+
     def _run(self, command: Sequence[str], stdin: str, seconds: float) -> str:
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "HELM_NAMESPACE": self.namespace,
+            **self._caches(),
         }
         if Path(command[0]).name == "kubectl" and self.namespace != "default":
             # Said aloud, it also forbids objects of other namespaces; so it is not said for the default.

@@ -30,8 +30,9 @@ class KubeletSettings:
 
 
 def start_kubelet(
-    settings: KubeletSettings, network: Network, processes: Processes, pki: Pki
+    settings: KubeletSettings, network: Network, processes: Processes, pki: Pki, inside: int
 ) -> None:
+    """`inside`: the process whose namespaces are the node's."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     user = pki.client(f"system:node:{settings.node}", "system:nodes")
     kubeconfig = write_kubeconfig(
@@ -52,7 +53,7 @@ def start_kubelet(
             f"--node-labels={labels}",
             f"--cert-dir={settings.folder / 'certificates'}",
         ),
-        network_of=network.holder,
+        inside=inside,
     )
 
 

@@ -20,7 +20,7 @@ from cluster.kube.waiting import wait_for
 HOLDER = "network"  # the process that keeps the namespace alive
 OCTETS = range(200, 250)  # 10.OCTET.0.0/16 belongs to one cluster
 UPLINK = "uplink"
-DEAD = "modelswarm-dead"  # the nft table that swallows what a dead node would say
+TABLE = "modelswarm"  # our own nft table in there
 SETUP_SECONDS = 10.0
 
 
@@ -98,7 +98,7 @@ def open_network(processes: Processes) -> Network:
     for setting in ("net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables"):
         if (Path("/proc/sys") / setting).exists():
             network.run("sh", "-c", f"echo 1 > /proc/sys/{setting}")
-    network.run("nft", "-f", "-", stdin=_dead_table())
+    network.run("nft", "-f", "-", stdin=_tables())
     return network
 
 
@@ -108,16 +108,22 @@ def add_bridge(network: Network, index: int) -> None:
     network.run("ip", "link", "add", bridge, "type", "bridge")
     network.run("ip", "address", "add", f"{network.node_ip(index)}/24", "dev", bridge)
     network.run("ip", "link", "set", bridge, "up")
+    pods = list(ipaddress.ip_network(network.node_cidr(index)).hosts())
+    network.run(
+        "nft",
+        "-f",
+        "-",
+        stdin=f"add element inet {TABLE} self {{ {', '.join(f'{p} . {p}' for p in pods)} }}",
+    )
 
 
 def silence(network: Network, index: int) -> None:
     """Swallow all that comes from a node's pods or goes there: nobody hears a connection being closed."""
-    network.run("nft", "add", "element", "inet", DEAD, "bridges", f"{{ {network.bridge(index)} }}")
+    network.run("nft", "add", "element", "inet", TABLE, "dead", f"{{ {network.bridge(index)} }}")
 
 
 def unsilence(network: Network, index: int) -> None:
-    element = f"{{ {network.bridge(index)} }}"
-    network.run("nft", "delete", "element", "inet", DEAD, "bridges", element)
+    network.run("nft", "delete", "element", "inet", TABLE, "dead", f"{{ {network.bridge(index)} }}")
 
 
 def close_network(octet: int) -> None:
@@ -162,10 +168,15 @@ def _routed() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return [ipaddress.ip_network(r["dst"]) for r in routes if r["dst"] != "default"]
 
 
-def _dead_table() -> str:
-    rules = "iifname @bridges drop; oifname @bridges drop;"
-    hooks = "\n".join(
-        f"chain {hook} {{ type filter hook {hook} priority -300; {rules} }}"
-        for hook in ("prerouting", "forward", "output")
-    )
-    return f"table inet {DEAD} {{ set bridges {{ type ifname; }}\n{hooks}\n}}\n"
+def _tables() -> str:
+    """What the nodes' deaths and kube-proxy need beside what Kubernetes itself writes."""
+    silent = [
+        "chain in { type filter hook prerouting priority -300; iifname @dead drop; }",
+        "chain out { type filter hook forward priority -300; oifname @dead drop; }",
+        "chain own { type filter hook output priority -300; oifname @dead drop; }",
+    ]
+    # One kube-proxy serves all nodes and takes only one node's pods for its own; a pod of another node that reaches
+    # itself through a Service needs its answer to come back this way as well.
+    itself = "chain itself { type nat hook postrouting priority srcnat; ip saddr . ip daddr @self masquerade; }"
+    sets = ["set dead { type ifname; }", "set self { type ipv4_addr . ipv4_addr; }"]
+    return f"table inet {TABLE} {{\n{'; '.join(sets)}\n{chr(10).join([*silent, itself])}\n}}\n"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
 from cluster.kube.cgroups import kill_below, make_group, remove_group
 from cluster.kube.containerd import Containerd, shim_sockets
 from cluster.kube.kubelet import KubeletSettings, process_name, start_kubelet
 from cluster.kube.layout import Layout
-from cluster.kube.mounts import unmount_below
+from cluster.kube.machine import Machine
 from cluster.kube.network import Network, add_bridge, silence, unsilence
 from cluster.kube.pki import Pki
 from cluster.kube.processes import Processes
@@ -27,6 +26,8 @@ class Node:
         self.name = f"n{index}"
         self.folder = layout.node(self.name)
         self.runtime = Containerd(self.name, self.folder / "containerd", processes)
+        self._machine = Machine(self.name, self.folder, processes)
+        self._inside = 0  # the pid whose namespaces are the node's
         self._octet = octet
         self._processes = processes
 
@@ -39,7 +40,7 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         make_group(self.group)
         add_bridge(network, self.index)
-        self.runtime.start(network, self.index)
+        self._boot(network)
 
     def join(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
         settings = KubeletSettings(
@@ -51,7 +52,7 @@ class Node:
             server=server,
             labels=dict(labels),
         )
-        start_kubelet(settings, network, self._processes, pki)
+        start_kubelet(settings, network, self._processes, pki, self._inside)
 
     def kill(self, network: Network) -> int:
         """As by a power cut: silence first, so that no peer sees a connection close.
@@ -63,7 +64,7 @@ class Node:
 
     def revive(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
         """The same machine, booted again: its images are there, its containers are not."""
-        self.runtime.start(network, self.index)
+        self._boot(network)
         unsilence(network, self.index)
         self.join(network, pki, server, labels)
 
@@ -74,25 +75,17 @@ class Node:
     def kill_processes(self) -> int:
         self._processes.kill(process_name(self.name))
         self.runtime.kill()
-        return kill_below(self.group)
+        killed = kill_below(self.group)
+        self._machine.switch_off()
+        return killed
 
-    def remove(self) -> int:
-        """After `kill_processes`: mounts, groups, files. How many mounts there were."""
-        mounts = unmount_below(self.folder)
+    def remove(self) -> None:
+        """After `kill_processes`: groups and files. The mounts went with the machine."""
         remove_group(self.group)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(shim_sockets(self._octet, self.index), ignore_errors=True)
-        _remove_log_links(self.folder)
-        return mounts
 
-
-def _remove_log_links(folder: Path) -> None:
-    """The kubelet links every container's log from a folder that no flag moves."""
-    links = Path("/var/log/containers")
-    if not links.is_dir():
-        return
-    for link in links.iterdir():
-        if link.is_symlink() and link.readlink().is_relative_to(folder):
-            link.unlink()
-    if not any(links.iterdir()):
-        links.rmdir()
+    def _boot(self, network: Network) -> None:
+        self._inside = self._machine.boot(network.holder)
+        self.runtime.forget_running()
+        self.runtime.start(network, self.index, self._inside)

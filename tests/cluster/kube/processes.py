@@ -39,13 +39,13 @@ class Processes:
         command: Sequence[str | Path],
         *,
         environment: Mapping[str, str] | None = None,
-        network_of: int | None = None,
+        inside: int | None = None,
     ) -> int:
-        """`network_of`: run in the network namespace of that process."""
-        inside = ["nsenter", f"--net=/proc/{network_of}/ns/net"] if network_of is not None else []
+        """`inside`: run in the network and mount namespaces of that process."""
+        enter = [] if inside is None else ["nsenter", f"--target={inside}", "--net", "--mount"]
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
-                [*self._tie, *inside, *(str(word) for word in command)],
+                [*self._tie, *enter, *(str(word) for word in command)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -44,4 +44,4 @@ def start_proxy(
         "conntrack": untouched,
     }
     config.write_text(json.dumps(document))
-    processes.start(NAME, (program(NAME), f"--config={config}"), network_of=network.holder)
+    processes.start(NAME, (program(NAME), f"--config={config}"), inside=network.holder)

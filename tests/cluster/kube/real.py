@@ -145,7 +145,7 @@ class RealCluster:
         status = {"status": {"capacity": {kwok.GPU: str(count)}}}
         self.kubectl("patch", "node", node, "--subresource=status", "-p", json.dumps(status))
 
-    def down(self) -> list[str]:
+    def down(self) -> str:
         """Nothing of it is left; raises when something is."""
         return take_down(self.layout, self._processes)
 
