@@ -78,7 +78,7 @@ class Fleet:
     kept: tuple[PodView, ...]  # to be left alone
     strays: tuple[PodView, ...]  # ours, but of no slot or role that is known
     mislabelled: tuple[tuple[PodView, Mapping[str, str]], ...]  # and the labels they should have
-    highest: int  # incarnation seen on any pod
+    incarnations: frozenset[int]  # seen on any pod, whatever became of it
     mass: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
     wake_at: float | None  # when some node's grace ends
 
@@ -139,10 +139,10 @@ def muster(
     kept: list[PodView] = []
     strays: list[PodView] = []
     mislabelled: list[tuple[PodView, Mapping[str, str]]] = []
-    highest = 0
+    incarnations = set()
     for pod in sorted(pods, key=lambda pod: pod.name):
         incarnation = incarnation_of(pod)
-        highest = max(highest, incarnation)
+        incarnations.add(incarnation)
         slot = slot_of(pod)
         if names.is_true(pod.annotations.get(names.KEEP)) and slot is not None:
             kept.append(pod)
@@ -163,7 +163,7 @@ def muster(
         kept=tuple(kept),
         strays=tuple(strays),
         mislabelled=tuple(mislabelled),
-        highest=highest,
+        incarnations=frozenset(incarnations),
         mass=grounds.mass,
         wake_at=grounds.wake_at,
     )

@@ -97,8 +97,7 @@ def _start(maker: Maker, spec: Spec, pods: list[PodView], ledger: Ledger, refuse
         ledger.delete(pod, "a later inspection runs")
     if working:
         return
-    newest = max((incarnation_of(pod) for pod in pods), default=0)
-    if ledger.memory(slot).promised <= newest:
+    if not ledger.outstanding(slot):
         ledger.promise(slot)
 
     def make(incarnation: int) -> Json:

@@ -112,8 +112,7 @@ class Keeper:
 
     def _fill(self, state: SlotState, renew: bool) -> None:
         slot, ledger = str(state.key), self._ledger
-        newest = state.newest.incarnation if state.newest is not None else 0
-        if ledger.memory(slot).promised <= newest:  # none is outstanding
+        if not ledger.outstanding(slot):
             failure = failure_of(state.newest, ledger.policy) if state.newest is not None else ""
             if state.outdated and not failure and not renew:
                 return

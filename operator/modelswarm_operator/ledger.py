@@ -22,6 +22,7 @@ class Ledger:
     now: float
     slots: dict[str, SlotMemory]
     incarnation: int  # the highest ever given
+    seen: frozenset[int]  # incarnations of all pods that are there
     budget: int  # failures of all slots together that are made good quickly
     creates: list[CreatePod] = field(default_factory=list)
     deletes: dict[str, DeletePod] = field(default_factory=dict)  # by pod name
@@ -55,6 +56,12 @@ class Ledger:
         self.incarnation += 1
         self.remember(slot, self.memory(slot).promising(self.incarnation))
         return self.incarnation
+
+    def outstanding(self, slot: str) -> bool:
+        """Whether a pod is promised that nobody has seen yet. One that was seen, wherever it is now, kept its promise:
+        the slot may have been another's then, by an earlier plan."""
+        promised = self.memory(slot).promised
+        return promised > 0 and promised not in self.seen
 
     def forget_promise(self, slot: str) -> None:
         self.remember(slot, self.memory(slot).kept_promise())

@@ -56,10 +56,12 @@ def after_failure(
 
 
 def read_status(stored: Json) -> Status:
+    """Fields that make no sense are left out one by one: what a hand broke must not take the counter with it."""
     try:
         return Status.read(stored)
-    except ValidationError:
-        return Status()
+    except ValidationError as error:
+        broken = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
+        return Status.read({key: value for key, value in stored.items() if key not in broken})
 
 
 def slots_of(status: Status) -> dict[str, SlotMemory]:

@@ -50,15 +50,13 @@ def _at_rest(state: SlotState) -> bool:
 
 def _untouched(state: SlotState, ledger: Ledger) -> bool:
     """Served by an older recipe, with no successor on its way."""
-    newest = state.newest.incarnation if state.newest is not None else 0
-    promised = ledger.memory(str(state.key)).promised
     return (
         bool(state.outdated)
         and state.settled is None
         and state.hope is None
         and not state.failed
         and not state.broken
-        and promised <= newest
+        and not ledger.outstanding(str(state.key))
     )
 
 

@@ -84,7 +84,8 @@ class _Turn:
             policy=policy,
             now=now,
             slots=slots_of(self.stored),
-            incarnation=max(self.stored.incarnation, self.fleet.highest),
+            incarnation=max((self.stored.incarnation, *self.fleet.incarnations)),
+            seen=self.fleet.incarnations,
             budget=max(policy.budget_least, policy.budget_per_slot * spans * replicas),
         )
         self.ledger.look_at(self.fleet.wake_at)
