@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -80,12 +81,14 @@ def hashes(pins: Pins) -> dict[str, list[str]]:
     found: dict[str, set[str]] = {name: set() for name in pins}
     for machine in MACHINES:
         for entry in _report(pins, machine):
-            name = canonicalize_name(entry["metadata"]["name"])
-            found[name].add(entry["download_info"]["archive_info"]["hashes"]["sha256"])
+            found[canonicalize_name(entry["metadata"]["name"])].add(
+                entry["download_info"]["archive_info"]["hashes"]["sha256"]
+            )
     return {name: sorted(sums) for name, sums in found.items()}
 
 
-def _report(pins: Pins, machine: str) -> Sequence[dict[str, dict[str, dict[str, dict[str, str]]]]]:
+def _report(pins: Pins, machine: str) -> list[Any]:
+    """What pip would install, as it tells in its report."""
     platforms = [f"manylinux2014_{machine}"]
     platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC + 1)]
     with tempfile.TemporaryDirectory() as folder:
@@ -96,13 +99,14 @@ def _report(pins: Pins, machine: str) -> Sequence[dict[str, dict[str, dict[str, 
         command += [f"--platform={platform}" for platform in platforms]
         command += [f"{name}=={version}" for name, version in pins.items()]
         subprocess.run(command, check=True)
-        entries: list[dict[str, dict[str, dict[str, dict[str, str]]]]]
-        entries = json.loads(report.read_text())["install"]
+        entries: list[Any] = json.loads(report.read_text())["install"]
         return entries
 
 
 def text(pins: Pins, sums: dict[str, list[str]]) -> str:
-    lines = ["# Written by `make lock` (tools/make_requirements.py) from pyproject.toml and constraints.txt."]
+    lines = [
+        "# Written by `make lock` (tools/make_requirements.py) from pyproject.toml and constraints.txt."
+    ]
     for name in sorted(pins):
         lines.append(f"{name}=={pins[name]} \\")
         lines.append(" \\\n".join(f"    --hash=sha256:{value}" for value in sums[name]))
