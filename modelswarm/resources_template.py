@@ -10,26 +10,41 @@ from __future__ import annotations
 from typing import Any
 
 _OPEN = {"x-kubernetes-preserve-unknown-fields": True}
-_LABELS = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 16384}}
+_TEXT = {"type": "string", "nullable": True}
+_OBJECT = {"type": "object", "nullable": True, **_OPEN}
+_LIST = {"type": "array", "nullable": True, "items": {"type": "object", **_OPEN}}
+_LABELS = {"type": "object", "nullable": True, "additionalProperties": _TEXT}
 
-_SPEC = {
-    "nodeSelector": "Labels that nodes must have.",
-    "affinity": "Rules for the choice of nodes; the operator adds its own spreading of servers over failure domains.",
-    "tolerations": "Taints that the servers accept.",
-    "topologySpreadConstraints": "Further rules for spreading.",
-    "priorityClassName": "Which pods make room for which.",
-    "runtimeClassName": "Container runtime, such as nvidia.",
-    "schedulerName": "Another scheduler than the default one.",
-    "serviceAccountName": "A service account; servers need none, and get no token.",
-    "imagePullSecrets": "Secrets of image registries.",
-    "volumes": "Further volumes; merged by name.",
-    "containers": "Merged by name: `server` is the block server. A name of your own adds a sidecar.",
-    "initContainers": "What runs before the server starts; merged by name.",
-    "securityContext": "Merged into the operator's, which meets the Pod Security level restricted.",
-    "hostAliases": "Entries of /etc/hosts.",
-    "dnsPolicy": "Where names are looked up.",
-    "dnsConfig": "How names are looked up.",
-}
+_SPEC = [
+    ("nodeSelector", _LABELS, "Labels that nodes must have."),
+    (
+        "affinity",
+        _OBJECT,
+        "Rules for the choice of nodes, beside the operator's own spreading over failure domains.",
+    ),
+    ("tolerations", _LIST, "Taints that the servers accept."),
+    ("topologySpreadConstraints", _LIST, "Further rules for spreading; merged by topologyKey."),
+    ("priorityClassName", _TEXT, "Which pods make room for which."),
+    ("runtimeClassName", _TEXT, "Container runtime, such as nvidia."),
+    ("schedulerName", _TEXT, "Another scheduler than the default one."),
+    ("serviceAccountName", _TEXT, "A service account; servers need none, and get no token."),
+    ("imagePullSecrets", _LIST, "Secrets of image registries; merged by name."),
+    ("volumes", _LIST, "Further volumes; merged by name."),
+    (
+        "containers",
+        _LIST,
+        "Merged by name: `server` is the block server. A name of your own adds a sidecar.",
+    ),
+    ("initContainers", _LIST, "What runs before the server starts; merged by name."),
+    (
+        "securityContext",
+        _OBJECT,
+        "Merged into the operator's, which meets the Pod Security level restricted.",
+    ),
+    ("hostAliases", _LIST, "Entries of /etc/hosts; merged by ip."),
+    ("dnsPolicy", _TEXT, "Where names are looked up."),
+    ("dnsConfig", _OBJECT, "How names are looked up."),
+]
 
 POD_TEMPLATE: dict[str, Any] = {
     "properties": {
@@ -46,7 +61,7 @@ POD_TEMPLATE: dict[str, Any] = {
             "description": "The patch over the pod's spec; any field of a pod. Kept by the operator whatever is said "
             "here: restartPolicy, terminationGracePeriodSeconds (spec.rollout.drainLimit says it), and the server's "
             "own arguments, ports and probes.",
-            "properties": {name: _OPEN | {"description": said} for name, said in _SPEC.items()},
+            "properties": {name: kind | {"description": said} for name, kind, said in _SPEC},
             **_OPEN,
         },
     },

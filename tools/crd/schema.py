@@ -14,9 +14,9 @@ Schema = dict[str, Any]
 
 VALIDATIONS = "x-kubernetes-validations"
 _KEPT = (
-    "type", "format", "description", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
-    "maxItems", "maxProperties", "required",
-)  # fmt: skip
+    *("type", "nullable", "format", "description", "enum", "pattern", "required"),
+    *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
+)
 _DROPPED = {
     "title",
     "$defs",
