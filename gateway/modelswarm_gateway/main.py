@@ -87,7 +87,7 @@ class Process:
         sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
         source, cluster = self._source(loop.time)
         node = self._node(source, loop.time)
-        metrics = node.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
+        metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
         options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
         service = Service(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service)

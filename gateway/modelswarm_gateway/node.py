@@ -38,8 +38,9 @@ from modelswarm_gateway.core.effects import (
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
 from modelswarm_gateway.directory import Directory, Source
-from modelswarm_gateway.engine import ModelCard, Recovery, TokenEvent, TokenStream, Watcher
+from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_refusal
+from modelswarm_gateway.faults import Faults
 from modelswarm_gateway.library import Entry, Library
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,7 @@ class Node:
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
         self._linked: set[PeerId] = set()
-        self._models: dict[str, str] = {}  # of open sessions
-        self.watcher: Watcher | None = None
+        self.faults = Faults()
 
     # ---- time
 
@@ -141,7 +141,7 @@ class Node:
     def open(self, model: str) -> str:
         session = f"{self.peer}:{secrets.token_hex(8)}"
         self._core.open(session, model, self._clock())
-        self._models[session] = model
+        self.faults.opened(session, model)
         return session
 
     def turn(self, session: str, request: TurnRequest) -> TokenStream:
@@ -155,7 +155,7 @@ class Node:
         def stop_at(length: int) -> None:
             if self._streams.get(session) is stream:
                 del self._streams[session]
-                self._recovered(session, stream, "abandoned")
+                self.faults.over(session, stream, "abandoned")
                 self._core.stop_at(session, length, self._clock())
                 self._flush()
 
@@ -165,12 +165,10 @@ class Node:
         return stream
 
     def close(self, session: str) -> None:
-        stream = self._streams.pop(session, None)
-        if stream is not None:
-            self._recovered(session, stream, "abandoned")
+        self.faults.over(session, self._streams.pop(session, None), "abandoned")
         self._core.close(session, self._clock())
         self._flush()
-        self._models.pop(session, None)
+        self.faults.closed(session)
 
     def servers(self) -> Sequence[ServerView]:
         return self._core.servers()
@@ -199,11 +197,9 @@ class Node:
                     self._end(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)
-                    self._rerouted(session, cause)
+                    self.faults.rerouted(session, self._streams.get(session), cause)
                 case Resumed(session=session, seconds=seconds):
-                    if (stream := self._streams.get(session)) is not None:
-                        stream.cause = stream.cause or "silent"  # nobody said what was wrong
-                        self._recovered(session, stream, "resumed", seconds)
+                    self.faults.resumed(session, self._streams.get(session), seconds)
         if sends:
             self._links.send(sends)
 
@@ -218,25 +214,8 @@ class Node:
     def _end(self, session: str, error: ApiError) -> None:
         stream = self._streams.pop(session, None)
         if stream is not None:
-            self._recovered(session, stream, "failed")
+            self.faults.over(session, stream, "failed")
             stream.fail(error)
-
-    def _rerouted(self, session: str, cause: str) -> None:
-        stream = self._streams.get(session)
-        if stream is not None:
-            stream.reroutes += 1
-            stream.cause = stream.cause or cause
-        if self.watcher is not None:
-            self.watcher.rerouted(self._models.get(session, ""), cause)
-
-    def _recovered(
-        self, session: str, stream: TokenStream, outcome: str, seconds: float | None = None
-    ) -> None:
-        """Its recovery is over, if it was in one."""
-        cause, stream.cause = stream.cause, ""
-        if cause and self.watcher is not None:
-            recovery = Recovery(cause, outcome, seconds)
-            self.watcher.recovered(self._models.get(session, ""), recovery)
 
     # ---- cards
 
