@@ -8,10 +8,13 @@ only a function that dials.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import Address, PeerId, pod_of
+
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.1  # seconds between a failed dial and the next
 LONGEST_PAUSE = 2.0
@@ -34,6 +37,7 @@ class _Dial:
     news: str
     pause: float = FIRST_PAUSE
     due: float | None = 0.0  # None: under way, or linked
+    failure: str = ""  # why the last one ended
 
 
 class Directory:
@@ -61,12 +65,15 @@ class Directory:
     def linked(self, peer: PeerId) -> None:
         dial = self._of(peer)
         if dial is not None:
-            dial.pause, dial.due = FIRST_PAUSE, None
+            dial.pause, dial.due, dial.failure = FIRST_PAUSE, None, ""
 
-    def unlinked(self, peer: PeerId) -> None:
+    def unlinked(self, peer: PeerId, reason: str) -> None:
         """The link broke or could not be made: dial again, later each time."""
         dial = self._of(peer)
+        if dial is None or dial.failure != reason:  # a server that loads for long is one line
+            log.info("%s is not linked: %s", peer, reason)
         if dial is not None and dial.due is None:
+            dial.failure = reason
             dial.due = self._clock() + dial.pause
             dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
 

@@ -117,7 +117,7 @@ class Node:
         self._linked.discard(peer)
         self._core.disconnected(peer, self._clock())
         self._library.unlinked(peer)
-        self._directory.unlinked(peer)
+        self._directory.unlinked(peer, reason)
         self._forget_cards()
         self._flush()
 

@@ -208,7 +208,7 @@ class Links:
     def _undialled(self, address: Address, reason: str) -> None:
         del self._dials[address.peer]
         if not self._closing and not self._linked(address.peer):
-            log.info("%s cannot be linked: %s", address.peer, reason)
+            log.debug("%s cannot be linked: %s", address.peer, reason)
             self._handler.unlinked(address.peer, reason)
 
     # Accepting
@@ -287,7 +287,7 @@ class Links:
         for other in links:
             other.end(reason)  # this one too: `broken` tells whoever waits for the end
         if not self._closing:
-            log.info("the link to %s is closed: %s", peer, reason)
+            log.debug("the link to %s is closed: %s", peer, reason)
             self._handler.unlinked(peer, reason)
 
     def _received(self, link: _Link, items: list[Item]) -> None:

@@ -27,7 +27,7 @@ CONTEXT = 512
 MODEL = "hash"
 
 
-def model_folder(folder: Path, **changes: Any) -> Path:
+def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
     """A folder that the hash model takes its outline from and the gateway its tokenizer."""
     config = {
         "num_hidden_layers": BLOCKS,
@@ -35,7 +35,7 @@ def model_folder(folder: Path, **changes: Any) -> Path:
         "intermediate_size": 8,
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "vocab_size": BYTES_FROM + 256,
         "tie_word_embeddings": True,
         "eos_token_id": END,
@@ -90,6 +90,7 @@ class HashSwarm:
         self.members = root / "members"
         self.members.mkdir(parents=True)
         self.folder = model_folder(root / "model", **changes)
+        self.found_by: tuple[str, ...] = ("--members", str(self.members))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -107,7 +108,7 @@ class HashSwarm:
 
     def start(self, name: str, module: str, *flags: str) -> subprocess.Popen[bytes]:
         log = (self.root / f"{name}.log").open("ab")
-        command = [sys.executable, "-m", module, "--members", str(self.members), *flags]
+        command = [sys.executable, "-m", module, *self.found_by, *flags]
         process = subprocess.Popen(
             [*command, "--name", name],
             stdout=log,

@@ -49,7 +49,7 @@ def test_failing_dials_come_again_with_growing_pauses(tmp_path: Path) -> None:
     watched.poll()
     pauses, pause = [], FIRST_PAUSE
     for _ in range(8):
-        watched.directory.unlinked("s0/1/a")
+        watched.directory.unlinked("s0/1/a", "refused")
         assert watched.poll(after=pause * 0.9) == []
         assert watched.poll(after=pause * 0.2) == ["s0/1/a"]
         pauses.append(pause)
@@ -62,10 +62,10 @@ def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> N
     watched.write("s0", "s0/1/a")
     watched.poll()
     for _ in range(6):
-        watched.directory.unlinked("s0/1/a")
+        watched.directory.unlinked("s0/1/a", "refused")
         watched.poll(after=LONGEST_PAUSE)
     watched.directory.linked("s0/1/a")
-    watched.directory.unlinked("s0/1/a")
+    watched.directory.unlinked("s0/1/a", "refused")
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
 
@@ -75,7 +75,7 @@ def test_a_member_that_left_is_not_dialled_again(tmp_path: Path) -> None:
     watched.poll()
     (tmp_path / "s0.json").unlink()
     assert watched.poll(after=1) == []
-    watched.directory.unlinked("s0/1/a")
+    watched.directory.unlinked("s0/1/a", "refused")
     assert watched.poll(after=10) == []
 
 
@@ -85,7 +85,7 @@ def test_a_new_life_in_the_same_file_is_another_peer(tmp_path: Path) -> None:
     watched.poll()
     watched.write("s0", "s0/2/b")
     assert watched.poll() == ["s0/2/b"]
-    watched.directory.unlinked("s0/1/a")
+    watched.directory.unlinked("s0/1/a", "refused")
     assert watched.poll(after=10) == []
 
 
