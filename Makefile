@@ -9,10 +9,10 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check bench images proto lock clean
+.PHONY: help setup demo test check bench images cluster cluster-down cluster-packages cluster-ready proto lock clean
 
 help: ## list the verbs
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## build .venv from the locked constraints (about two minutes)
 
@@ -34,7 +34,7 @@ check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-test: check ## check, then every test
+test: check cluster-ready ## check, then every test
 	$(BIN)/pytest
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
@@ -44,6 +44,18 @@ bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 images: ## build the container images with docker, podman or buildah, whatever is there
 	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
 	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(IMAGE_TAG)" --base "$(IMAGE_BASE)"
+
+cluster: $(STAMP) ## a real Kubernetes on this machine; prints the KUBECONFIG to export (NODES=2 GPUS=4)
+	@PYTHONPATH=tests $(BIN)/python -m cluster.kube up --nodes $(or $(NODES),2) --gpus $(or $(GPUS),4)
+
+cluster-down: $(STAMP) ## take it away: nothing is left
+	@PYTHONPATH=tests $(BIN)/python -m cluster.kube down
+
+cluster-packages: $(STAMP) ## install the Debian packages that real nodes need (as root)
+	@PYTHONPATH=tests $(BIN)/python -m cluster.kube packages
+
+cluster-ready: $(STAMP) ## all that a cluster is made of: packages, programs, images (20 minutes once, then seconds)
+	@PYTHONPATH=tests $(BIN)/python -m cluster.kube prepare
 
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py

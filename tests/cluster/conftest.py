@@ -1,23 +1,43 @@
 """Clusters that tests of this folder share.
 
-`api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes' kubelet. Each is
-started once per run, when the first test asks for it. `namespace`: one of its own for each test, on whichever of them
-the test uses.
+`api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes' kubelet; `cluster`:
+two real nodes with the project's images. Each is started once per run, when the first test asks for it. `namespace`:
+one of its own for each test, on whichever of them the test uses. With `CLUSTER=existing` and `KUBECONFIG`,
+`any_cluster` is that cluster; tests that need more of it than objects and pods ask for `cluster`, and are skipped.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from cluster.kube.api_level import ApiLevel, ApiSettings
+from cluster.kube.chosen import existing_kubeconfig
+from cluster.kube.down import PARENT, PREFIX
+from cluster.kube.existing import ExistingCluster
+from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
+from cluster.kube.namespaces import own_namespace
+from cluster.kube.packages import NO_GO, can_build, obstacles
+from cluster.kube.project_images import project_archives
+from cluster.kube.real import RealCluster, RealSettings
 
-CLUSTERS = ("kwok_api", "api")  # the fixtures that a namespace can be on
+CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a namespace can be on
+
+
+class HasKubectl(Protocol):
+    """What every kind of cluster has."""
+
+    @property
+    def kubectl(self) -> Kubectl: ...
 
 
 def _running(folder: Path, settings: ApiSettings) -> Iterator[ApiLevel]:
+    if not can_build():
+        pytest.skip(NO_GO)
     level = ApiLevel(Layout(folder), settings)
     try:
         yield level.start()
@@ -38,10 +58,37 @@ def kwok_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
     yield from _running(tmp_path_factory.mktemp("kwok"), settings)
 
 
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RealCluster]:
+    """Two real nodes n1 and n2, cluster DNS, the project's images. Whoever kills a node revives it."""
+    if existing_kubeconfig() is not None:
+        pytest.skip("CLUSTER=existing: its nodes are not ours to kill")
+    problems = obstacles()
+    if problems:
+        pytest.skip(f"no real nodes here: {'; '.join(problems)}")
+    archives = project_archives()
+    layout = Layout(Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT)))
+    running = RealCluster(layout, RealSettings(archives=archives, audit=True))
+    try:
+        yield running.start()
+    finally:
+        running.down()
+
+
+@pytest.fixture(scope="session")
+def any_cluster(request: pytest.FixtureRequest) -> RealCluster | ExistingCluster:
+    """`cluster`, or the one that the person chose."""
+    chosen = existing_kubeconfig()
+    if chosen is not None:
+        return ExistingCluster(chosen)
+    running: RealCluster = request.getfixturevalue("cluster")
+    return running
+
+
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace for this test alone; it enforces Pod Security `restricted`."""
     name = next((each for each in CLUSTERS if each in request.fixturenames), "api")
-    level: ApiLevel = request.getfixturevalue(name)
-    with level.namespace() as made:
+    running: HasKubectl = request.getfixturevalue(name)
+    with own_namespace(running.kubectl) as made:
         yield made

@@ -1,9 +1,11 @@
 """The command line behind `make cluster` and `make cluster-down`.
 
-    PYTHONPATH=tests python -m cluster.kube up [--nodes 2] [--gpus 4] [--api-only] [--state DIR] [--image ARCHIVE ...]
+    PYTHONPATH=tests python -m cluster.kube up [--nodes 2] [--gpus 4] [--api-only] [--state DIR] [--no-images]
+                                               [--image ARCHIVE ...]
     PYTHONPATH=tests python -m cluster.kube down [--state DIR]
     PYTHONPATH=tests python -m cluster.kube build [PART ...]
     PYTHONPATH=tests python -m cluster.kube packages
+    PYTHONPATH=tests python -m cluster.kube prepare
 
 Progress goes to stderr; stdout is the one line that a shell may evaluate: `export KUBECONFIG=...`.
 """
@@ -20,7 +22,9 @@ from cluster.kube.api_level import ApiLevel, ApiSettings
 from cluster.kube.chosen import existing_kubeconfig
 from cluster.kube.down import PARENT, PREFIX, take_down
 from cluster.kube.existing import ExistingCluster
+from cluster.kube.images import pause_archive
 from cluster.kube.layout import Layout
+from cluster.kube.project_images import project_archives
 from cluster.kube.real import RealCluster, RealSettings
 from cluster.kube.record import write_record
 
@@ -36,6 +40,8 @@ def main() -> None:
             _down(Layout(chosen.state.resolve()))
         elif chosen.verb == "packages":
             packages.install()
+        elif chosen.verb == "prepare":
+            _prepare()
         else:
             for name in chosen.part or [each.name for each in build.PARTS]:
                 print(build.build(build.part(name)))
@@ -69,9 +75,26 @@ def _start(layout: Layout, chosen: argparse.Namespace, *, api_only: bool) -> Non
         write_record(layout.make(), octet=-1, nodes=0, tied=False)
         ApiLevel(layout, ApiSettings(controller_manager=True, scheduler=True, tied=False)).start()
         return
-    archives = tuple(file.resolve() for file in chosen.image)
+    archives = () if chosen.no_images else project_archives()
+    archives += tuple(file.resolve() for file in chosen.image)
     settings = RealSettings(nodes=chosen.nodes, gpus=chosen.gpus, tied=False, archives=archives)
     RealCluster(layout, settings).start()
+
+
+def _prepare() -> None:
+    """What is missing is said, not raised: the tests that need it are skipped and say it again."""
+    if packages.can_install():
+        packages.install()
+    problems = packages.obstacles()
+    for problem in problems:
+        print(f"no real nodes: {problem}", file=sys.stderr)
+    if not packages.can_build():
+        return
+    for part in build.PARTS:
+        build.build(part)
+    if not problems:
+        pause_archive()
+        project_archives()
 
 
 def _down(layout: Layout) -> None:
@@ -93,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--api-only", action="store_true", help="no nodes: etcd, API server, controllers"
     )
+    up.add_argument("--no-images", action="store_true", help="without the project's own images")
     up.add_argument("--image", type=Path, nargs="*", default=[], help="OCI archives to import")
     down = verbs.add_parser("down", help="take it away: nothing is left")
     for verb in (up, down):
@@ -100,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     made = verbs.add_parser("build", help="build the programs")
     made.add_argument("part", nargs="*", help=", ".join(part.name for part in build.PARTS))
     verbs.add_parser("packages", help="install the Debian packages")
+    verbs.add_parser("prepare", help="packages, programs and images, as far as possible here")
     return parser
 
 

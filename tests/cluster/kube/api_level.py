@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from cluster.kube import apiserver, controllers, etcd, kwok
 from cluster.kube.kubeconfig import write_kubeconfig
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
-from cluster.kube.namespaces import make_namespace
+from cluster.kube.namespaces import own_namespace
 from cluster.kube.pki import Pki
 from cluster.kube.ports import free_ports
 from cluster.kube.processes import Processes
@@ -180,14 +179,9 @@ class ApiLevel:
         file = self.layout.config / f"account-{namespace}-{name}-{uuid.uuid4().hex[:5]}.kubeconfig"
         return write_kubeconfig(file, server or self.url, self.pki.ca.certificate, token)
 
-    @contextmanager
-    def namespace(self, prefix: str = "test") -> Iterator[str]:
+    def namespace(self, prefix: str = "test") -> AbstractContextManager[str]:
         """A namespace of its own that enforces Pod Security `restricted`; deleted without waiting."""
-        name = make_namespace(self.kubectl, prefix)
-        try:
-            yield name
-        finally:
-            self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+        return own_namespace(self.kubectl, prefix)
 
     def audit_events(self) -> list[dict[str, object]]:
         """Of all requests so far."""

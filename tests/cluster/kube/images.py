@@ -33,6 +33,12 @@ UNNEEDED = (
     "var/log",
 )
 BUILD_SECONDS = 1800.0
+STORAGE = """\
+[storage]
+driver = "overlay"
+graphroot = "{store}/store"
+runroot = "{store}/run"
+"""
 
 
 def pause_archive() -> Path:
@@ -69,7 +75,7 @@ def build_image(
     """`buildah bud` of a Dockerfile; the image as an OCI archive. `BASE` is the base image unless given."""
     arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
     if arguments["BASE"] == BASE_IMAGE:
-        _have_base()
+        have_base()
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     with say(f"image {tag}"):
         _buildah(
@@ -93,7 +99,7 @@ def _pushed(tag: str) -> Path:
     return archive
 
 
-def _have_base() -> None:
+def have_base() -> None:
     """In buildah's store, from the archive."""
     archive = base_archive()
     found = _buildah("images", "--quiet", "--filter", f"reference={BASE_IMAGE}").split()
@@ -123,21 +129,30 @@ def _make_base(archive: Path) -> None:
 
 
 def _buildah(*words: str) -> str:
+    return run_builder(("buildah", *words))
+
+
+def run_builder(command: Sequence[str]) -> str:
+    """With the store in the cache folder, and mounts that nobody else sees."""
     store = cache_folder() / "buildah"
-    places = ("--root", str(store / "store"), "--runroot", str(store / "run"))
-    return _run(("buildah", *places, *words))
+    config = store / "storage.conf"
+    store.mkdir(parents=True, exist_ok=True)
+    config.write_text(STORAGE.format(store=store))
+    alone = ("unshare", "--mount", "--propagation", "private") if os.geteuid() == 0 else ()
+    return _run((*alone, *command), {"CONTAINERS_STORAGE_CONF": str(config)})
 
 
-def _run(command: Sequence[str]) -> str:
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
         ("nice", "-n", "5", *command),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if environment is None else subprocess.PIPE,
         text=True,
         timeout=BUILD_SECONDS,
-        env={**os.environ, "BUILDAH_ISOLATION": "chroot"},
+        env={**os.environ, **(environment or {})},
         check=False,
     )
     if done.returncode != 0:
-        end = "\n".join((done.stdout + done.stderr).splitlines()[-30:])
+        end = "\n".join(f"{done.stdout}{done.stderr or ''}".splitlines()[-30:])
         raise RuntimeError(f"{' '.join(command)} failed:\n{end}")
     return done.stdout

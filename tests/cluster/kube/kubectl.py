@@ -97,7 +97,7 @@ class Kubectl:
 
     def _caches(self) -> dict[str, str]:
         """Of discovery and charts: with our own clusters' files, which go with the cluster."""
-        if existing_kubeconfig() is not None:
+        if existing_kubeconfig() is not None or not self.kubeconfig.is_file():
             return {}
         folder = self.kubeconfig.parent / "caches"
         helm = {

@@ -7,6 +7,8 @@ Used by the fixtures and by tests that need several. Works against any cluster.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cluster.kube.kubectl import Kubectl
 
@@ -24,3 +26,13 @@ def make_namespace(kubectl: Kubectl, prefix: str = "test", *, enforce: str = "re
         },
     )
     return name
+
+
+@contextmanager
+def own_namespace(kubectl: Kubectl, prefix: str = "test") -> Iterator[str]:
+    """Deleted at the end, without waiting."""
+    name = make_namespace(kubectl, prefix)
+    try:
+        yield name
+    finally:
+        kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")

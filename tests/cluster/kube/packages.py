@@ -26,6 +26,17 @@ NEEDED = {  # Debian package: a file of it
 KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # the answer of policy-rc.d that says: start no services
 
 
+NO_GO = "Go is not installed: the cluster's programs are built from source"
+
+
+def can_build() -> bool:
+    return shutil.which("go") is not None
+
+
+def can_install() -> bool:
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
 def missing_packages() -> list[str]:
     return [package for package, file in NEEDED.items() if not Path(file).exists()]
 
@@ -38,8 +49,8 @@ def obstacles() -> list[str]:
     packages = missing_packages()
     if packages:
         found.append(f"missing Debian packages: {', '.join(packages)} (make cluster-packages)")
-    if shutil.which("go") is None:
-        found.append("Go is not installed: the cluster's programs are built from source")
+    if not can_build():
+        found.append(NO_GO)
     kernel = Path("/proc/filesystems").read_text()
     if "overlay" not in kernel:
         found.append("the kernel has no overlayfs: containers have no root file system")
@@ -55,7 +66,7 @@ def install() -> None:
         print("cluster packages: all there")
         return
     words = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if not can_install():
         raise SystemExit(f"missing: {', '.join(packages)}. As root, on Debian: {' '.join(words)}")
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
