@@ -63,9 +63,12 @@ class Swarms:
     def create(self, document: Json, *, dry_run: bool = False, strict: bool = True) -> Answer:
         return self._send("POST", self._path, document, dry_run=dry_run, strict=strict)
 
-    def replace(self, document: Json, *, dry_run: bool = False) -> Answer:
-        path = f"{self._path}/{document['metadata']['name']}"
-        return self._send("PUT", path, document, dry_run=dry_run)
+    def replace(self, document: Json) -> Answer:
+        """As `kubectl replace`: whatever is stored."""
+        name = document["metadata"]["name"]
+        version = self.get(name)["metadata"]["resourceVersion"]
+        document = document | {"metadata": {"name": name, "resourceVersion": version}}
+        return self._send("PUT", f"{self._path}/{name}", document)
 
     def merge(self, name: str, patch: Json, *, status: bool = False) -> Answer:
         path = f"{self._path}/{name}" + ("/status" if status else "")
