@@ -33,6 +33,7 @@ _CONTAINER = {
     "ports": [{"name": "links", "containerPort": 7000}],
     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
 }
+_SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "7001"}
 
 
 def new_address() -> str:
@@ -63,11 +64,16 @@ class PodSwarm(HashSwarm):
     ) -> None:
         """A pod that runs; with `serves`, its server is ready too."""
         self.addresses[name] = address or new_address()
-        labels = {"modelswarm.io/role": "server", "modelswarm.io/incarnation": str(incarnation)}
+        labels = {
+            "app.kubernetes.io/part-of": "modelswarm",
+            "modelswarm.io/role": "server",
+            "modelswarm.io/swarm": model,
+            "modelswarm.io/incarnation": str(incarnation),
+        }
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels, "annotations": _SCRAPED},
             "spec": {
                 "nodeName": "by-hand",
                 "securityContext": _RESTRICTED,

@@ -1,7 +1,7 @@
 """A real Prometheus (Debian's package) for tests: started with a configuration, asked questions, stopped.
 
-`scraping(local_config(...))` for processes of this machine, `scraping(cluster_config(...))` for the pods of a cluster;
-`check_panels` asks every question of the dashboard, whichever of the two it is. Nothing of it runs after the test.
+`scraping(file_config(...))` scrapes what stands in a file: processes of this machine, or pods (`prometheus_pods.py`).
+`check_panels` asks every question of the dashboard, whichever it is. Nothing of it runs after the test.
 """
 
 from __future__ import annotations
@@ -166,58 +166,27 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 # ---- what to scrape
 
 
-def local_config(targets: Path) -> Json:
-    """Processes of this machine; `write_targets` may change the file at any time."""
-    return _config([{"job_name": "modelswarm", "file_sd_configs": [{"files": [str(targets)]}]}])
+def file_config(targets: Path) -> Json:
+    """What stands in a file that may change at any time: `write_targets`, or `following` of prometheus_pods.py."""
+    return {
+        "global": {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE},
+        "scrape_configs": [
+            {"job_name": "modelswarm", "file_sd_configs": [{"files": [str(targets)]}]}
+        ],
+    }
 
 
 def write_targets(path: Path, targets: Mapping[str, str]) -> None:
-    """`targets`: name of a process -> host:port."""
-    groups = [
-        {"targets": [target], "labels": {"namespace": "local", "pod": name}}
-        for name, target in targets.items()
-    ]
+    """`targets`: name of a process of this machine -> host:port."""
+    write_groups(path, [(at, {"namespace": "local", "pod": name}) for name, at in targets.items()])
+
+
+def write_groups(path: Path, targets: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    """Each with its labels."""
     partial = path.with_suffix(".partial")
+    groups = [{"targets": [target], "labels": labels} for target, labels in targets]
     partial.write_text(json.dumps(groups))
     partial.replace(path)
-
-
-def cluster_config(kubeconfig: Path, namespaces: Sequence[str] = ()) -> Json:
-    """All pods of ModelSwarm, found and labelled as by the chart's PodMonitor; no namespaces: all."""
-    found: Json = {"role": "pod", "kubeconfig_file": str(kubeconfig)}
-    if namespaces:
-        found["namespaces"] = {"names": list(namespaces)}
-    pod = "__meta_kubernetes_pod"
-    relabel = [
-        _keep(f"{pod}_label_app_kubernetes_io_part_of", "modelswarm"),
-        _keep(f"{pod}_container_port_name", "metrics|health"),
-        _keep(f"{pod}_phase", "Running"),
-        _copy("__meta_kubernetes_namespace", "namespace"),
-        _copy(f"{pod}_name", "pod"),
-        _copy(f"{pod}_label_app_kubernetes_io_component", "component"),
-        _copy(f"{pod}_label_modelswarm_io_swarm", "swarm"),
-    ]
-    job = {
-        "job_name": "modelswarm",
-        "kubernetes_sd_configs": [found],
-        "relabel_configs": relabel,
-    }
-    return _config([job])
-
-
-def _config(jobs: Sequence[Json]) -> Json:
-    return {
-        "global": {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE},
-        "scrape_configs": list(jobs),
-    }
-
-
-def _keep(source: str, regex: str) -> Json:
-    return {"source_labels": [source], "regex": regex, "action": "keep"}
-
-
-def _copy(source: str, label: str) -> Json:
-    return {"source_labels": [source], "target_label": label}
 
 
 # ---- the dashboard

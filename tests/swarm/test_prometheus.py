@@ -12,7 +12,7 @@ import pytest
 from cluster.prometheus import (
     Prometheus,
     check_panels,
-    local_config,
+    file_config,
     scraping,
     wait_for,
     write_targets,
@@ -43,7 +43,7 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
 def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
     targets = tmp_path / "targets.json"
     write_targets(targets, processes(swarm))
-    with scraping(local_config(targets), tmp_path / "prometheus") as prometheus:
+    with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
         wait_healthy(prometheus, 5)
         wait_for(lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS, lambda: "no coverage")
         with ThreadPoolExecutor(CLIENTS) as clients:

@@ -1,0 +1,79 @@
+"""A real Prometheus at a real API server: it finds the pods of ModelSwarm, and the operator's panels all answer.
+
+Servers are real processes whose pods exist at the API only; the operator's pods are played by a thread. The whole
+cluster, with pods that run, has a test of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster.kube.api_level import ApiLevel
+from cluster.pods_by_hand import PodSwarm
+from cluster.prometheus import (
+    Prometheus,
+    check_panels,
+    file_config,
+    scraping,
+    wait_for,
+    write_targets,
+)
+from cluster.prometheus_pods import following
+from cluster.scenes import scene, swarm
+
+from tools.dashboard.operator_rows import OPERATOR_ROWS
+from tools.make_dashboard import TARGET
+
+SEEN_SECONDS = 30.0
+READY = 'max(modelswarm_operator_pods{state="ready"})'
+CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
+
+
+def wait_number(prometheus: Prometheus, expr: str, wanted: float) -> None:
+    wait_for(
+        lambda: prometheus.number(expr) == wanted,
+        SEEN_SECONDS,
+        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}",
+    )
+
+
+def test_pods_are_found_scraped_and_named_and_leave_with_their_pod(
+    api: ApiLevel, namespace: str, tmp_path: Path
+) -> None:
+    targets = tmp_path / "targets.json"
+    with PodSwarm(tmp_path, api, namespace) as pods, following(api, targets, [namespace]):
+        pods.all_of({"a0": "0:2", "b0": "2:4"})
+        with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
+            wait_number(prometheus, "count(modelswarm_server_build_info)", 2)
+            found = prometheus.query("modelswarm_server_build_info")
+            assert {series.labels["pod"] for series in found} == {"a0", "b0"}
+            for series in found:
+                assert series.labels["namespace"] == namespace
+                assert series.labels["swarm"] == series.labels["model"]
+            assert {series.labels["blocks"] for series in found} == {"0:2", "2:4"}
+            pods.bury("b0")
+            wait_number(prometheus, "count(modelswarm_server_build_info)", 1)
+
+
+def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
+    api: ApiLevel, namespace: str, tmp_path: Path
+) -> None:
+    targets = tmp_path / "targets.json"
+    with scene(api, namespace, tmp_path / "scene") as stage, stage.operator:
+        stage.operator.wait_ready()
+        write_targets(targets, {"operator": f"127.0.0.1:{stage.operator.port}"})
+        with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
+            wait_number(prometheus, "count(modelswarm_operator_build_info)", 1)
+            stage.apply(swarm())
+            stage.settle()
+            wait_number(prometheus, READY, 4)
+            wait_number(prometheus, CREATED, 4)
+            stage.delete_pod(stage.live()[0])
+            wait_number(prometheus, CREATED, 5)
+            stage.settle()
+            wait_number(prometheus, READY, 4)
+            rows = [row.title for row in OPERATOR_ROWS]
+            asked = check_panels(json.loads(TARGET.read_text()), prometheus, rows, window="2m")
+            silent = [str(each) for each in asked if not each.answered]
+            assert not silent, "\n".join(silent)
