@@ -160,6 +160,10 @@ class Status(StatusPart):
         default=0,
         description="Highest number ever given to a pod of this swarm. Stored before the pod is created.",
     )
+    reconciled_at: str = Field(
+        default="",
+        description="The annotation modelswarm.io/reconcile-at as it was last obeyed.",
+    )
     slots: tuple[SlotStatus, ...] = Field(
         default=(), description="What the operator remembers of servers that failed."
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelswarm_operator import manifests
+from modelswarm_operator.ledger import Ledger
 from modelswarm_operator.manifests import Maker
 from modelswarm_operator.world import ApplyChild, DeleteChild, Json
 
@@ -16,22 +17,38 @@ _SERVICE, _BUDGET = "Service", "PodDisruptionBudget"
 
 
 def child_actions(
-    maker: Maker, stored: Mapping[tuple[str, str], Json], spans: int, replicas: int
+    maker: Maker,
+    stored: Mapping[tuple[str, str], Json],
+    refused: Mapping[str, str],
+    ledger: Ledger,
+    spans: int,
+    replicas: int,
 ) -> list[ApplyChild | DeleteChild]:
     """A suspended swarm keeps its Service; budgets that would block every drain it does not."""
     wanted = [manifests.service(maker)]
     if replicas > 0:
         wanted += [manifests.budget(maker, span, replicas) for span in range(spans)]
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in wanted}
-    actions: list[ApplyChild | DeleteChild] = [
-        ApplyChild(manifest)
-        for key, manifest in by_name.items()
-        if key not in stored or (not _leaving(stored[key]) and not covers(stored[key], manifest))
-    ]
+    actions: list[ApplyChild | DeleteChild] = []
+    for (kind, name), manifest in by_name.items():
+        what = f"{kind}/{name}"
+        if _is_right(stored.get((kind, name)), manifest):
+            ledger.slots.pop(what, None)
+        elif ledger.due(what):
+            if why := refused.get(what):
+                ledger.refuse(what, why)
+            actions.append(ApplyChild(manifest))
     for (kind, name), child in stored.items():
         if (kind, name) not in by_name and kind in (_SERVICE, _BUDGET) and not _leaving(child):
             actions.append(DeleteChild(kind, name, child["metadata"]["uid"]))
+    for what in [what for what in ledger.slots if "/" in what]:
+        if tuple(what.split("/", 1)) not in by_name:
+            ledger.slots.pop(what)
     return actions
+
+
+def _is_right(stored: Json | None, manifest: Json) -> bool:
+    return stored is not None and (_leaving(stored) or covers(stored, manifest))
 
 
 def _leaving(child: Json) -> bool:

@@ -35,7 +35,8 @@ def end_pods(swarm: SwarmView, fleet: Fleet, ledger: Ledger) -> bool:
             ledger.delete(pod, "its node is gone", 0)
         else:
             ledger.delete(pod, "the swarm is being deleted", grace)
-    return not pods
+    # A node that is down reports no end; the garbage collector follows the owner reference when it can.
+    return all(pod.deleting_since is not None and pod.name in fleet.out_of_reach for pod in pods)
 
 
 def verdicts(swarm: SwarmView, fleet: Fleet, tally: Tally) -> list[Verdict]:

@@ -79,6 +79,7 @@ class Fleet:
     strays: tuple[PodView, ...]  # ours, but of no slot or role that is known
     mislabelled: tuple[tuple[PodView, Mapping[str, str]], ...]  # and the labels they should have
     incarnations: frozenset[int]  # seen on any pod, whatever became of it
+    out_of_reach: frozenset[str]  # pods on nodes that are lost or gone
     mass: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
     wake_at: float | None  # when some node's grace ends
 
@@ -140,9 +141,13 @@ def muster(
     strays: list[PodView] = []
     mislabelled: list[tuple[PodView, Mapping[str, str]]] = []
     incarnations = set()
+    out_of_reach = set()
     for pod in sorted(pods, key=lambda pod: pod.name):
         incarnation = incarnation_of(pod)
         incarnations.add(incarnation)
+        ground = grounds.under(pod)
+        if ground in (Ground.LOST, Ground.GONE):
+            out_of_reach.add(pod.name)
         slot = slot_of(pod)
         if names.is_true(pod.annotations.get(names.KEEP)) and slot is not None:
             kept.append(pod)
@@ -153,7 +158,7 @@ def muster(
         elif slot is None or pod.labels.get(names.ROLE) == names.KEPT:
             strays.append(pod)
         else:
-            servers.append(Server(pod, slot, incarnation, grounds.under(pod)))
+            servers.append(Server(pod, slot, incarnation, ground))
             if wrong := _wrong_labels(pod, slot, incarnation):
                 mislabelled.append((pod, wrong))
     servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
@@ -164,6 +169,7 @@ def muster(
         strays=tuple(strays),
         mislabelled=tuple(mislabelled),
         incarnations=frozenset(incarnations),
+        out_of_reach=frozenset(out_of_reach),
         mass=grounds.mass,
         wake_at=grounds.wake_at,
     )

@@ -17,13 +17,14 @@ from modelswarm_operator import names
 from modelswarm_operator.facts import address_of, told_model
 from modelswarm_operator.fleet import Fleet, incarnation_of
 from modelswarm_operator.layout import DEFAULT_POOL
+from modelswarm_operator.ledger import REFUSED as REFUSED_BY_API
 from modelswarm_operator.ledger import Ledger
 from modelswarm_operator.manifests import Maker, inspection_pod
 from modelswarm_operator.problems import Problem, cut, pod_problem
 from modelswarm_operator.template import patched, patches_of
 from modelswarm_operator.world import Json, PodView
 
-_REFUSED = "refused: "
+_UNFIT = "unfit: "  # how a failure begins that the inspection itself told
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def find_out(maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger, refused: st
                 "Normal", "ModelFound", f"{known.source}: {known.family}, {known.blocks} blocks"
             )
             return Finding(known, ())
-    _start(maker, spec, pods, ledger, refused)
+    _start(maker, spec, pods, fleet.out_of_reach, ledger, refused)
     return Finding(None, tuple(_problems(spec, pods, ledger.memory(slot).last_failure)))
 
 
@@ -84,15 +85,29 @@ def _answer(spec: Spec, pod: PodView) -> ModelStatus:
     container = pod.container
     words = container.exit_message or pod.message or pod.reason or container.exit_reason
     if container.exit_code == REFUSED and container.exit_message:
-        raise UserError("model", _REFUSED + container.exit_message)
+        raise UserError("model", _UNFIT + container.exit_message)
     if pod.phase == "Failed":
         raise UserError("model", f"pod {pod.name} ended: {words or 'it said nothing'}")
     return told_model(spec.model, words)
 
 
-def _start(maker: Maker, spec: Spec, pods: list[PodView], ledger: Ledger, refused: str) -> None:
+def _start(
+    maker: Maker,
+    spec: Spec,
+    pods: list[PodView],
+    out_of_reach: frozenset[str],
+    ledger: Ledger,
+    refused: str,
+) -> None:
     slot = slot_for(spec)
-    working = [pod for pod in pods if pod.deleting_since is None and not _ended(pod)]
+    for pod in pods:
+        if pod.name in out_of_reach:
+            ledger.delete(pod, "its node is not ready")
+    working = [
+        pod
+        for pod in pods
+        if pod.name not in ledger.deletes and not _ended(pod) and pod.deleting_since is None
+    ]
     for pod in working[:-1]:
         ledger.delete(pod, "a later inspection runs")
     if working:
@@ -115,14 +130,14 @@ def _problems(spec: Spec, pods: list[PodView], failure: str) -> list[Problem]:
         for pod in pods[-1:]
         if not _ended(pod) and (problem := pod_problem(pod, f"inspection of {address}"))
     ]
-    if failure.startswith(_REFUSED):
-        words = cut(failure.removeprefix(_REFUSED))
+    if failure.startswith(_UNFIT):
+        words = cut(failure.removeprefix(_UNFIT))
         found.append(
             Problem(
                 "ModelRefused", f"The model can't be served: {words}. It is looked at again later."
             )
         )
-    elif failure:
+    elif failure and not failure.startswith(REFUSED_BY_API):
         found.append(
             Problem(
                 "InspectionFailed",

@@ -13,6 +13,7 @@ from modelswarm_operator.memory import SlotMemory, after_failure
 from modelswarm_operator.policy import Policy
 from modelswarm_operator.world import CreatePod, DeletePod, Json, LabelPod, PodView, Tell
 
+REFUSED = "refused: "  # how a failure begins that the API server told
 _MOST_TOLD = 8  # events of one kind in a turn; a mass failure is told in one
 
 
@@ -41,7 +42,12 @@ class Ledger:
 
     @property
     def failures(self) -> int:
-        return sum(memory.failures for memory in self.slots.values())
+        """Of pods: what the API server refuses to create makes no pod storm."""
+        return sum(
+            memory.failures
+            for memory in self.slots.values()
+            if not memory.last_failure.startswith(REFUSED)
+        )
 
     @property
     def budget_spent(self) -> bool:
@@ -51,6 +57,24 @@ class Ledger:
         """Exactly once per failed pod: the caller promises its successor in the same turn."""
         memory = self.memory(slot)
         self.remember(slot, after_failure(memory, words, self.policy, self.now, self.budget_spent))
+
+    def forgive(self) -> None:
+        """Nothing waits any more, and no failure counts; promises stay."""
+        for slot, memory in list(self.slots.items()):
+            self.remember(slot, SlotMemory(promised=memory.promised))
+
+    def refuse(self, slot: str, words: str) -> None:
+        """Once per attempt: the caller tries again in the same turn."""
+        self.fail(slot, REFUSED + words)
+        self.look_at(self.memory(slot).not_before)
+
+    def due(self, slot: str) -> bool:
+        # A clock that was set back must not turn a wait of minutes into one of hours.
+        due = min(self.memory(slot).not_before, self.now + self.policy.backoff_limit)
+        if due <= self.now:
+            return True
+        self.look_at(due)
+        return False
 
     def promise(self, slot: str) -> int:
         self.incarnation += 1
@@ -66,19 +90,13 @@ class Ledger:
     def forget_promise(self, slot: str) -> None:
         self.remember(slot, self.memory(slot).kept_promise())
 
-    def fulfil(self, slot: str, refused: str, make: Callable[[int], Json]) -> bool:
+    def fulfil(self, slot: str, refused: str, make: Callable[[int], Json]) -> None:
         """Create the promised pod when its time has come. Repeating it is harmless: the name is taken then."""
-        memory = self.memory(slot)
-        # A clock that was set back must not turn a wait of minutes into one of hours.
-        due = min(memory.not_before, self.now + self.policy.backoff_limit)
-        if due > self.now:
-            self.look_at(due)
-            return False
+        if not self.due(slot):
+            return
         if refused:
-            self.fail(slot, refused)
-            self.look_at(self.memory(slot).not_before)
-        self.creates.append(CreatePod(slot, make(memory.promised)))
-        return True
+            self.refuse(slot, refused)
+        self.creates.append(CreatePod(slot, make(self.memory(slot).promised)))
 
     def delete(self, pod: PodView, reason: str, grace_seconds: int | None = None) -> None:
         """Once: a pod that is on its way out is left to it, unless it is to be forced (grace 0)."""

@@ -6,6 +6,7 @@ The one place that knows them; `manifests` writes them, `fleet` reads them back,
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 DOMAIN = "modelswarm.io"
@@ -79,3 +80,8 @@ def budget_name(swarm: str, span: int) -> str:
 
 def is_true(value: str | None) -> bool:
     return (value or "").strip().lower() == "true"
+
+
+def asked_at(annotations: Mapping[str, str]) -> str:
+    """What a person set to have everything tried at once; any new value will do."""
+    return annotations.get(RECONCILE_AT, "")[:64]

@@ -48,6 +48,11 @@ def _at_rest(state: SlotState) -> bool:
     return state.settled is not None and not (state.outdated or state.departing or state.extra)
 
 
+def _is_waiting(state: SlotState) -> bool:
+    """Its next pod finds no node."""
+    return state.hope is not None and bool(state.hope.pod.unschedulable)
+
+
 def _untouched(state: SlotState, ledger: Ledger) -> bool:
     """Served by an older recipe, with no successor on its way."""
     return (
@@ -106,7 +111,7 @@ def retire_beside(
 ) -> None:
     """Of one span's slots: what a winner makes superfluous, and what goes first when there is no surge."""
     # A pod that waits for room gets it from what is superfluous, or both would wait for ever.
-    waiting = sum(state.hope is not None and bool(state.hope.pod.unschedulable) for state in chosen)
+    waiting = sum(_is_waiting(state) for state in chosen)
     floor = max(1, spec.replicas - waiting)
     for state in chosen:
         if state.settled is not None:
@@ -118,9 +123,10 @@ def retire_beside(
             for server in state.extra:
                 retirement.retire(server, floor, f"not needed beside {winner}")
     if _in_place(spec):
-        busy = sum(not _at_rest(state) and not _untouched(state, ledger) for state in chosen)
-        waiting_for_turn = [state for state in chosen if _untouched(state, ledger)]
-        for state in waiting_for_turn[: max(0, 1 - busy)]:
+        stuck = [state for state in chosen if state.outdated and _is_waiting(state)]
+        untouched = [state for state in chosen if _untouched(state, ledger)]
+        busy = sum(not _at_rest(state) for state in chosen) - len(stuck) - len(untouched)
+        for state in [*stuck, *untouched][: max(0, 1 - busy)]:
             for server in state.outdated:
                 retirement.retire(server, max(1, spec.replicas - 1), "makes room for the new spec")
 

@@ -6,11 +6,12 @@ nothing. Sentences are stable: the same trouble is told in the same words, or st
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_operator.fleet import Ground, Server
+from modelswarm_operator.fleet import Fleet, Ground, Server
 from modelswarm_operator.policy import Policy
 from modelswarm_operator.world import ContainerView, PodView
 
@@ -18,6 +19,7 @@ _LONGEST = 500  # characters of somebody else's message
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 _INSUFFICIENT = re.compile(r"(\d+) Insufficient ([^\s,]+[^\s,.])")
+_NODES = re.compile(r"0/(\d+) nodes")
 _CLAIM = re.compile(r"persistentvolumeclaim \"?([^\s\"]+)\"? (not found|is being deleted|bound)")
 
 
@@ -129,8 +131,9 @@ def _unscheduled(pod: PodView, what: str) -> Problem:
             pod.name,
         )
     short = _INSUFFICIENT.findall(pod.unschedulable)
-    lacking = " and ".join(f"{number} lack {resource}" for number, resource in short)
-    why = f"Of the nodes, {lacking}. " if lacking else ""
+    lacking = " and ".join(f"{number} have too little {resource}" for number, resource in short)
+    nodes = _NODES.search(pod.unschedulable)
+    why = f"Of {nodes[1] if nodes else 'the'} nodes, {lacking}. " if lacking else ""
     return Problem(
         "NoCapacity",
         f"Pod {pod.name} ({what}) finds no node. {why}The scheduler says: {told}",
@@ -138,51 +141,50 @@ def _unscheduled(pod: PodView, what: str) -> Problem:
     )
 
 
-def node_problems(servers: Sequence[Server], mass: tuple[int, int] | None, policy: Policy, now: float,
-                  drain_limit: float) -> list[Problem]:  # fmt: skip
+def node_problems(fleet: Fleet, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
     found = []
-    if mass is not None:
-        found.append(
-            Problem(
-                "ManyNodesNotReady",
-                f"{mass[0]} of {mass[1]} nodes are not ready at the same time. That looks like trouble of the "
-                f"control plane, so their servers are not replaced for {policy.mass_patience:.0f} s.",
-            )
+    if fleet.mass is not None:
+        down, nodes = fleet.mass
+        said = (
+            f"{down} of {nodes} nodes are not ready at the same time. That looks like trouble of the control plane, "
+            f"so their servers are not replaced for {policy.mass_patience:.0f} s."
         )
-    lost = sorted({one.pod.node for one in servers if one.ground is Ground.LOST and one.alive})
+        found.append(Problem("ManyNodesNotReady", said))
+    lost = sorted(
+        {one.pod.node for one in fleet.servers if one.ground is Ground.LOST and one.alive}
+    )
     if lost:
-        found.append(
-            Problem(
-                "NodeNotReady",
-                f"Servers were on nodes that are not ready: {_some(lost)}. They are replaced.",
-            )
-        )
-    stuck = [
-        one.pod.name
-        for one in servers
-        if one.pod.deleting_since is not None
-        and now >= one.pod.deleting_since + drain_limit + policy.stuck_after
-    ]
+        said = f"Servers were on nodes that are not ready: {_some(lost)}. They are replaced."
+        found.append(Problem("NodeNotReady", said))
+    stuck = [one.pod.name for one in fleet.servers if now >= _stuck_at(one, policy, drain_limit)]
     if stuck:
-        found.append(
-            Problem(
-                "StuckTerminating",
-                f"Pods do not end: {_some(sorted(stuck))}. Their slots have new servers. If their node is really "
-                "down, delete the Node or taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute; "
-                "then they are removed.",
-            )
+        said = (
+            f"Pods do not end: {_some(sorted(stuck))}. Their slots have new servers. If their node is really down, "
+            "delete the Node or taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute; then they "
+            "are removed."
         )
+        found.append(Problem("StuckTerminating", said))
     return found
 
 
-def stuck_at(servers: Iterable[Server], policy: Policy, drain_limit: float) -> float | None:
-    """When the next ending pod counts as stuck."""
-    moments = [
-        one.pod.deleting_since + drain_limit + policy.stuck_after
-        for one in servers
-        if one.pod.deleting_since is not None
-    ]
-    return min(moments, default=None)
+def stuck_at(
+    servers: Iterable[Server], policy: Policy, now: float, drain_limit: float
+) -> float | None:
+    """When the next ending pod begins to count as stuck."""
+    moments = [_stuck_at(one, policy, drain_limit) for one in servers if one.leaving]
+    return min((moment for moment in moments if moment > now), default=None)
+
+
+def _stuck_at(server: Server, policy: Policy, drain_limit: float) -> float:
+    since = server.pod.deleting_since
+    return math.inf if since is None else since + drain_limit + policy.stuck_after
+
+
+def refusal(what: str, words: str) -> Problem:
+    said = (
+        f"{what} is refused by the API server: {cut(words)}. It is tried again with growing pauses."
+    )
+    return Problem("CreateRefused", said, what)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -1,56 +1,35 @@
 """The operator's decision: from what is observed to what is done about it. A pure function, called once per turn.
 
 The same world and the same time give the same actions, and a world that is as it should be gives none. Nothing is
-remembered between turns but what is in status, so that it does not matter which operator decides, or when it died.
+remembered between turns but what is in status, so it does not matter which operator decides, or when it died.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.errors import UserError
-from modelswarm.resources import Pool, Spec
+from modelswarm.resources import Spec
 from modelswarm.resources_status import ModelStatus, PlanStatus, Status
 from modelswarm_operator import deletion, names
-from modelswarm_operator.children import child_actions
 from modelswarm_operator.conditions import Verdict, conditions_of, transitions
 from modelswarm_operator.facts import known_model
-from modelswarm_operator.fleet import Fleet, Ground, Server, muster
+from modelswarm_operator.fleet import muster
 from modelswarm_operator.inspection import dismiss, find_out
-from modelswarm_operator.keeper import Keeper, choose, rank, states_of
 from modelswarm_operator.layout import Layout, lay_out
 from modelswarm_operator.ledger import Ledger
-from modelswarm_operator.manifests import Maker, drain_seconds, server_pod
+from modelswarm_operator.manifests import Maker
 from modelswarm_operator.memory import read_status, slots_of
-from modelswarm_operator.names import SlotKey
-from modelswarm_operator.planner import (
-    Retirement,
-    cover_of,
-    retire_beside,
-    retire_foreign,
-    retire_unwanted,
-    startable,
-    to_renew,
-)
+from modelswarm_operator.podmaker import reserved_fields
 from modelswarm_operator.policy import Policy
-from modelswarm_operator.problems import Problem, node_problems, pod_problems, stuck_at
-from modelswarm_operator.slots import SlotState
-from modelswarm_operator.status import status_of, tally_of
-from modelswarm_operator.template import patched, patches_of
+from modelswarm_operator.problems import Problem, refusal
+from modelswarm_operator.status import Tally, status_of, tally_of
+from modelswarm_operator.upkeep import Upkeep, keep_up
 from modelswarm_operator.verdicts import Situation, verdicts_of
-from modelswarm_operator.world import (
-    Action,
-    ApplyChild,
-    Decision,
-    DeleteChild,
-    Json,
-    LabelPod,
-    Observed,
-    SetFinalizer,
-    WriteStatus,
-)
+from modelswarm_operator.world import Action, Decision, Observed, SetFinalizer, WriteStatus
+
+_NOTHING = Upkeep((), (), 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -59,13 +38,11 @@ class _Outcome:
 
     model: ModelStatus | None
     plan: PlanStatus | None
+    generation: str = ""  # of the servers that are wanted; "": not known
     problems: list[Problem] = field(default_factory=list)
-    children: list[ApplyChild | DeleteChild] = field(default_factory=list)
+    upkeep: Upkeep = _NOTHING
     held: bool = False
     inspecting: bool = False
-    foreign: int = 0
-    outdated: int = 0
-    surplus: int = 0
 
 
 def reconcile(observed: Observed, policy: Policy, now: float) -> Decision:
@@ -77,25 +54,40 @@ class _Turn:
         self.observed, self.policy, self.now = observed, policy, now
         self.swarm = observed.swarm
         self.stored: Status = read_status(self.swarm.status)
-        self.fleet: Fleet = muster(observed.pods, observed.nodes, policy, now)
+        self.fleet = muster(observed.pods, observed.nodes, policy, now)
+        self.maker = Maker(self.swarm, policy)
+        self.ledger = self._ledger()
+
+    def _ledger(self) -> Ledger:
+        asked = names.asked_at(self.swarm.annotations)
+        slots = slots_of(self.stored)
         spans = len(self.stored.plan.spans) if self.stored.plan else 1
-        replicas = self.swarm.spec.replicas if self.swarm.spec else 0
-        self.ledger = Ledger(
-            policy=policy,
-            now=now,
-            slots=slots_of(self.stored),
+        ledger = Ledger(
+            policy=self.policy,
+            now=self.now,
+            slots=slots,
             incarnation=max((self.stored.incarnation, *self.fleet.incarnations)),
             seen=self.fleet.incarnations,
-            budget=max(policy.budget_least, policy.budget_per_slot * spans * replicas),
+            budget=max(
+                self.policy.budget_least, self.policy.budget_per_slot * spans * self._replicas
+            ),
         )
-        self.ledger.look_at(self.fleet.wake_at)
-        self.maker = Maker(self.swarm, policy)
+        if asked != self.stored.reconciled_at:  # a person asks: no waiting, and a fresh budget
+            ledger.forgive()
+        ledger.look_at(self.fleet.wake_at)
+        return ledger
+
+    @property
+    def _replicas(self) -> int:
+        if self.swarm.spec is not None:
+            return self.swarm.spec.replicas
+        return self.stored.spans[0].desired if self.stored.spans else 0
 
     def decide(self) -> Decision:
-        if self.swarm.deleting:
-            return self._let_go()
         outcome = _Outcome(self.stored.model, self.stored.plan)
         spec = self.swarm.spec
+        if self.swarm.deleting:
+            return self._let_go(outcome)
         if spec is None:
             self._hold(outcome, "InvalidSpec", self.swarm.spec_problem)
         elif not spec.paused:
@@ -103,161 +95,69 @@ class _Turn:
         return self._conclude(spec, outcome)
 
     def _hold(self, outcome: _Outcome, reason: str, message: str) -> None:
+        """Nothing is started or ended: what runs is better than what such a spec would make of it."""
         outcome.held = True
         outcome.problems.append(Problem(reason, message))
 
     def _pursue(self, spec: Spec, outcome: _Outcome) -> None:
         if other := self.observed.served_name_taken_by:
             served = spec.model.served_name or self.swarm.name
-            self._hold(
-                outcome,
-                "ServedNameTaken",
-                f"The model name {served!r} is already served by ModelSwarm {other}; give this one another "
-                "spec.model.servedName.",
-            )
+            said = f"The model name {served!r} is served by ModelSwarm {other} already; give this one another"
+            self._hold(outcome, "ServedNameTaken", f"{said} spec.model.servedName.")
             return
         try:
-            known = known_model(spec.model, self.stored.model)
+            known = self._model(spec, outcome)
             if known is None:
-                known = self._inspect(spec, outcome)
-                if known is None:
-                    return
-            else:
-                dismiss(self.fleet, self.ledger)
+                return
             layout = lay_out(self.swarm.name, spec, known, self.stored.plan)
-            outcome.problems += self._reserved_fields(spec, layout)
+            ignored = reserved_fields(self.maker, spec, layout)
         except UserError as error:
             self._hold(outcome, "InvalidSpec", str(error))
             return
-        outcome.model, outcome.plan = known, layout.status
-        self._keep(spec, layout, outcome)
+        if ignored:
+            said = (
+                f"These fields are the operator's and stay as it sets them: {', '.join(ignored)}."
+            )
+            outcome.problems.append(Problem("PodTemplateReserved", said))
+        self._tell_plan(layout)
+        outcome.model, outcome.plan, outcome.generation = known, layout.status, layout.generation
+        outcome.upkeep = keep_up(self.observed, self.maker, spec, layout, self.fleet, self.ledger)
+        outcome.problems += outcome.upkeep.problems
 
-    def _inspect(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
-        refused = next((why for slot, why in self.observed.rejected.items()
-                        if slot.startswith(names.INSPECT_SLOT)), "")  # fmt: skip
+    def _model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
+        """None: an inspection is on its way."""
+        known = known_model(spec.model, self.stored.model)
+        if known is not None:
+            dismiss(self.fleet, self.ledger)
+            return known
+        rejected = self.observed.rejected
+        refused = next(
+            (rejected[one] for one in rejected if one.startswith(names.INSPECT_SLOT)), ""
+        )
         finding = find_out(self.maker, spec, self.fleet, self.ledger, refused)
         outcome.problems += finding.problems
         if refused and finding.known is None:
-            outcome.problems.append(_refusal("The inspection's pod", refused))
+            outcome.problems.append(refusal("The pod that inspects the model", refused))
         outcome.inspecting = finding.known is None
         return finding.known
 
-    def _reserved_fields(self, spec: Spec, layout: Layout) -> list[Problem]:
-        """Made once without being used: what a patch may not change is told even while no pod is created."""
-        ignored: list[str] = []
-        for pool in layout.pools:
-            patches = patches_of(spec, pool, self.policy.pod_template)
-            if any(patch for _, patch in patches):
-                pod = server_pod(self.maker, spec, layout, SlotKey(0, 0), pool, 1)
-                ignored += patched(pod, patches)[1]
-        if not ignored:
-            return []
-        shown = ", ".join(dict.fromkeys(ignored))
-        said = f"These fields belong to the operator and are left as it sets them: {shown}."
-        return [Problem("PodTemplateReserved", said)]
+    def _tell_plan(self, layout: Layout) -> None:
+        if self.stored.plan is None or self.stored.plan.hash != layout.hash:
+            spans = " ".join(layout.blocks[:16]) + (" …" if len(layout.blocks) > 16 else "")
+            self.ledger.tell("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
 
-    def _keep(self, spec: Spec, layout: Layout, outcome: _Outcome) -> None:
-        fleet, ledger, policy = self.fleet, self.ledger, self.policy
-        for server in fleet.servers:
-            if server.ground is Ground.GONE:
-                ledger.delete(server.pod, "its node is gone", 0)
-        for pod in fleet.strays:
-            ledger.delete(pod, "it fills no slot")
-        for pod, right in fleet.mislabelled:
-            ledger.labels.append(LabelPod(pod.name, pod.uid, right))
-        ranks = rank(fleet.servers, layout)
-        wanted = startable(spec, ranks, len(layout.spans))
-        states = states_of(ranks, ledger.slots, layout, policy)
-        chosen = [choose(i, found, wanted, spec.replicas) for i, found in enumerate(states)]
-        names_of_chosen = {str(state.key) for span in chosen for state in span}
-        for slot in [one for one in ledger.slots if names.parse_slot(one) is not None]:
-            if slot not in names_of_chosen:
-                ledger.slots.pop(slot)
-        make = _PodMaker(self.maker, spec, layout, self.fleet)
-        keeper = Keeper(ledger, self.observed.rejected, make)
-        renewals = [to_renew(span, spec, ledger) for span in chosen]
-        for span, renew in zip(chosen, renewals, strict=True):
-            keeper.keep(span, renew)
-        unwanted = [
-            server
-            for key, found in ranks.slots.items()
-            if str(key) not in names_of_chosen
-            for server in found
-        ]
-        self._retire(spec, layout, chosen, unwanted, ranks.foreign)
-        outcome.children = child_actions(
-            self.maker, self.observed.children, len(layout.spans), spec.replicas
-        )
-        outcome.foreign = len(ranks.foreign)
-        outcome.outdated = sum(len(state.outdated) for span in chosen for state in span)
-        outcome.surplus = sum(one.leaving for one in fleet.servers) + len(unwanted)
-        outcome.problems += self._problems(spec, layout, chosen)
-
-    def _retire(self, spec: Spec, layout: Layout, chosen: Sequence[Sequence[SlotState]],
-                unwanted: Sequence[Server], foreign: Sequence[Server]) -> None:  # fmt: skip
-        blocks = layout.spans[-1].last
-        today = [one for one in self.fleet.servers if one.generation == layout.generation]
-        covered = min(cover_of(today, blocks)) > 0 or spec.replicas == 0
-        retirement = Retirement(self.fleet.servers, blocks, self.ledger, drain_seconds(spec))
-        for span in chosen:
-            retire_beside(span, spec, retirement, self.ledger)
-        retire_unwanted(unwanted, spec, retirement)
-        retire_foreign(foreign, spec, retirement, layout.generation, covered)
-
-    def _problems(
-        self, spec: Spec, layout: Layout, chosen: Sequence[Sequence[SlotState]]
-    ) -> list[Problem]:
-        limits = {
-            pool.name: str(pool.resources.limits["memory"])
-            for pool in layout.pools
-            if "memory" in pool.resources.limits
-        }
-        fleet, ledger = self.fleet, self.ledger
-        found = pod_problems(
-            (one for one in fleet.servers if one.pod.name not in ledger.deletes), limits
-        )
-        drain = float(drain_seconds(spec))
-        found += node_problems(fleet.servers, fleet.mass, self.policy, self.now, drain)
-        ledger.look_at(_later(stuck_at(fleet.servers, self.policy, drain), self.now))
-        found += self._waiting(chosen)
-        if ledger.budget_spent:
-            found.append(
-                Problem(
-                    "RestartBudgetUsedUp",
-                    f"{ledger.failures} servers failed, which is more than what is replaced quickly; each further "
-                    f"one waits {self.policy.backoff_limit:.0f} s. Last: {_last_failure(ledger)}",
-                )
-            )
-        return found
-
-    def _waiting(self, chosen: Sequence[Sequence[SlotState]]) -> list[Problem]:
-        found = []
-        for state in (state for span in chosen for state in span):
-            slot = str(state.key)
-            memory = self.ledger.memory(slot)
-            if state.settled is not None or state.hope is not None:
-                continue
-            if refused := self.observed.rejected.get(slot, ""):
-                found.append(_refusal(f"The pod of slot {slot}", refused))
-            elif memory.failures:
-                said = f"Slot {slot} failed {memory.failures} times; last: {memory.last_failure}"
-                found.append(Problem("ServersFailing", said, slot))
-        return found
-
-    def _let_go(self) -> Decision:
-        outcome = _Outcome(self.stored.model, self.stored.plan)
+    def _let_go(self, outcome: _Outcome) -> Decision:
         may_go = deletion.end_pods(self.swarm, self.fleet, self.ledger)
-        replicas = self.swarm.spec.replicas if self.swarm.spec else 0
-        tally = tally_of(self.fleet.servers, outcome.plan, replicas, self.ledger)
+        tally = self._tally(outcome)
         verdicts = deletion.verdicts(self.swarm, self.fleet, tally)
-        finalizer: list[Action] = []
+        last: list[Action] = []
         if may_go and names.FINALIZER in self.swarm.finalizers:
-            finalizer.append(SetFinalizer(False))
-        return self._decision(verdicts, tally_args=(outcome, replicas), before=[], after=finalizer)
+            last.append(SetFinalizer(False))
+        return self._decision(outcome, tally, verdicts, [], last)
 
     def _conclude(self, spec: Spec | None, outcome: _Outcome) -> Decision:
-        replicas = spec.replicas if spec is not None else 0
-        tally = tally_of(self.fleet.servers, outcome.plan, replicas, self.ledger)
+        tally = self._tally(outcome)
+        upkeep = outcome.upkeep
         situation = Situation(
             tally=tally,
             problems=outcome.problems,
@@ -265,30 +165,30 @@ class _Turn:
             suspended=spec is not None and spec.replicas == 0,
             held=outcome.held,
             inspecting=outcome.inspecting,
-            foreign=outcome.foreign,
-            outdated=outcome.outdated,
-            surplus=outcome.surplus,
+            foreign=upkeep.foreign,
+            outdated=upkeep.outdated,
+            surplus=upkeep.surplus,
         )
-        verdicts = verdicts_of(situation, self.stored.conditions)
-        before: list[Action] = []
+        first: list[Action] = []
         if names.FINALIZER not in self.swarm.finalizers:
-            before.append(SetFinalizer(True))
-        return self._decision(verdicts, (outcome, replicas), [*before, *outcome.children], [])
+            first.append(SetFinalizer(True))
+        verdicts = verdicts_of(situation, self.stored.conditions)
+        return self._decision(outcome, tally, verdicts, [*first, *upkeep.children], [])
 
-    def _decision(
-        self,
-        verdicts: list[Verdict],
-        tally_args: tuple[_Outcome, int],
-        before: Sequence[Action],
-        after: Sequence[Action],
-    ) -> Decision:
-        outcome, replicas = tally_args
-        ledger, stored = self.ledger, self.stored.conditions
+    def _tally(self, outcome: _Outcome) -> Tally:
+        return tally_of(
+            self.fleet.servers, outcome.plan, outcome.generation, self._replicas, self.ledger
+        )
+
+    def _decision(self, outcome: _Outcome, tally: Tally, verdicts: list[Verdict], first: Sequence[Action],
+                  last: Sequence[Action]) -> Decision:  # fmt: skip
+        ledger, before = self.ledger, self.stored.conditions
+        conditions = conditions_of(verdicts, before, self.swarm.generation, self.now)
         status = status_of(
             self.swarm,
             self.policy.gateway_url,
-            tally_of(self.fleet.servers, outcome.plan, replicas, ledger),
-            conditions_of(verdicts, stored, self.swarm.generation, self.now),
+            tally,
+            conditions,
             ledger,
             outcome.model,
             outcome.plan,
@@ -296,41 +196,7 @@ class _Turn:
         actions: list[Action] = []
         if status != self.swarm.status:
             actions.append(WriteStatus(status))
-        actions += [*before, *ledger.labels, *ledger.creates, *ledger.deletes.values(), *after]
-        actions += [*transitions(verdicts, stored), *ledger.told()]
-        return Decision(actions, _later(ledger.wake_at, self.now))
-
-
-def _later(moment: float | None, now: float) -> float | None:
-    return moment if moment is not None and moment > now else None
-
-
-def _refusal(what: str, words: str) -> Problem:
-    said = f"{what} is refused by the API server: {words}. It is tried again with growing pauses."
-    return Problem("CreateRefused", said, what)
-
-
-def _last_failure(ledger: Ledger) -> str:
-    return max(ledger.slots.values(), key=lambda memory: memory.not_before).last_failure
-
-
-class _PodMaker:
-    """Renders the pod of a slot, in the pool that has the fewest servers of its span."""
-
-    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: Fleet) -> None:
-        self._maker, self._spec, self._layout = maker, spec, layout
-        self._used: Counter[tuple[int, str]] = Counter(
-            (server.slot.span, server.pool) for server in fleet.servers if server.alive
-        )
-
-    def __call__(self, slot: SlotKey, incarnation: int) -> Json:
-        pool = self._pool(slot)
-        self._used[slot.span, pool.name] += 1
-        pod = server_pod(self._maker, self._spec, self._layout, slot, pool, incarnation)
-        return patched(pod, patches_of(self._spec, pool, self._maker.policy.pod_template))[0]
-
-    def _pool(self, slot: SlotKey) -> Pool:
-        pools = self._layout.pools
-        turn = (slot.span + slot.ordinal) % len(pools)
-        order = [*pools[turn:], *pools[:turn]]
-        return min(order, key=lambda pool: self._used[slot.span, pool.name])
+        actions += [*first, *ledger.labels, *ledger.creates, *ledger.deletes.values(), *last]
+        actions += [*transitions(verdicts, before), *ledger.told()]
+        wake_at = ledger.wake_at
+        return Decision(actions, wake_at if wake_at is not None and wake_at > self.now else None)

@@ -34,10 +34,6 @@ class Tally:
     coverage: int
 
     @property
-    def replicas(self) -> int:
-        return min((span.ready for span in self.spans), default=0)
-
-    @property
     def complete(self) -> bool:
         return bool(self.spans) and all(span.ready >= span.desired for span in self.spans)
 
@@ -55,13 +51,18 @@ class Tally:
 
 
 def tally_of(
-    servers: Sequence[Server], plan: PlanStatus | None, desired: int, ledger: Ledger
+    servers: Sequence[Server],
+    plan: PlanStatus | None,
+    generation: str,
+    desired: int,
+    ledger: Ledger,
 ) -> Tally:
+    """Spans list servers of this generation ("": any); coverage is what clients have, by whichever."""
     serving = [one for one in servers if one.serving and one.pod.name not in ledger.deletes]
     if plan is None or not plan.spans:
         return Tally((), 0)
     by_blocks: dict[str, list[str]] = {}
-    for server in serving:
+    for server in (one for one in serving if generation in ("", one.generation)):
         by_blocks.setdefault(server.blocks, []).append(server.pod.name)
     spans = []
     for span in plan.spans:
@@ -101,12 +102,14 @@ def status_of(
         "observed_generation": swarm.generation,
         "conditions": conditions,
         "served_name": served,
-        "replicas": tally.replicas,
+        "replicas": tally.coverage,  # of equal spans, the fewest servers of a span
         "selector": f"{names.SWARM_UID}={swarm.uid},{names.ROLE}={names.SERVER},{names.SPAN}=0",
         "coverage": tally.coverage,
         "coverage_text": f"{tally.coverage}/{desired}",
         "incarnation": ledger.incarnation,
     }
+    if asked := names.asked_at(swarm.annotations):
+        told["reconciled_at"] = asked
     if url:
         told["url"] = url
     if tally.spans:

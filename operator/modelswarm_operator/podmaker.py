@@ -1,0 +1,48 @@
+"""Renders the pod of a slot: which pool it comes from, and the pool's patch over it.
+
+Called by `keeper` when a pod is due. Pools take turns: a new pod goes where its span has the fewest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from modelswarm.resources import Pool, Spec
+from modelswarm_operator.fleet import Fleet
+from modelswarm_operator.layout import Layout
+from modelswarm_operator.manifests import Maker, server_pod
+from modelswarm_operator.names import SlotKey
+from modelswarm_operator.template import patched, patches_of
+from modelswarm_operator.world import Json
+
+
+class PodMaker:
+    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: Fleet) -> None:
+        self._maker, self._spec, self._layout = maker, spec, layout
+        self._used: Counter[tuple[int, str]] = Counter(
+            (server.slot.span, server.pool) for server in fleet.servers if server.alive
+        )
+
+    def __call__(self, slot: SlotKey, incarnation: int) -> Json:
+        pool = self._pool(slot)
+        self._used[slot.span, pool.name] += 1
+        pod = server_pod(self._maker, self._spec, self._layout, slot, pool, incarnation)
+        return patched(pod, patches_of(self._spec, pool, self._maker.policy.pod_template))[0]
+
+    def _pool(self, slot: SlotKey) -> Pool:
+        pools = self._layout.pools
+        turn = (slot.span + slot.ordinal) % len(pools)
+        order = [*pools[turn:], *pools[:turn]]
+        return min(order, key=lambda pool: self._used[slot.span, pool.name])
+
+
+def reserved_fields(maker: Maker, spec: Spec, layout: Layout) -> list[str]:
+    """What the patches of pools may not change, found by laying them over a pod that is not used. UserError when one
+    fits no pod at all."""
+    ignored: list[str] = []
+    for pool in layout.pools:
+        patches = patches_of(spec, pool, maker.policy.pod_template)
+        if any(patch for _, patch in patches):
+            pod = server_pod(maker, spec, layout, SlotKey(0, 0), pool, 1)
+            ignored += patched(pod, patches)[1]
+    return list(dict.fromkeys(ignored))
