@@ -89,20 +89,17 @@ def _settings(
     for namespace in values["namespaces"]:
         _check_name("--namespace", namespace)
     _check_name("--lease-name", values["lease_name"])
-    lease_namespace = values.pop("lease_namespace") or (_own_namespace() if values["elect"] else "")
+    health = _target("--health", values.pop("health"))
     if gateway_url and not re.match(r"https?://[^\s]+$", gateway_url):
         raise UserError("--gateway-url", f"{gateway_url!r} is not a URL, like http://gateway:8000")
-    return Settings(
-        policy=Policy(
-            server_image=server_image,
-            image_pull_policy=image_pull_policy,
-            gateway_url=gateway_url,
-            pod_template=_template(pod_template) if pod_template is not None else {},
-        ),
-        lease_namespace=lease_namespace,
-        health=_target("--health", values.pop("health")),
-        **values,
+    policy = Policy(
+        server_image=server_image,
+        image_pull_policy=image_pull_policy,
+        gateway_url=gateway_url,
+        pod_template=_template(pod_template) if pod_template is not None else {},
     )
+    lease_namespace = values.pop("lease_namespace") or (_own_namespace() if values["elect"] else "")
+    return Settings(policy=policy, health=health, lease_namespace=lease_namespace, **values)
 
 
 def _check_name(field: str, name: str) -> None:

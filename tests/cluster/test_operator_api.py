@@ -131,6 +131,7 @@ def test_a_pod_that_loses_its_owner_is_let_go_and_replaced(stage: Scene) -> None
     path = f"{PODS.format(stage.namespace)}/{released}"
     stage.plain.patch(path, {"metadata": {"ownerReferences": None}})
     stage.wait("one more pod", lambda: len(stage.live()) == 3)
+    stage.wait("it to be ready", lambda: stage.status()["coverage"] == 1)
     assert stage.plain.find(path) is not None
     stage.check_quiet(3.0)
 
@@ -246,7 +247,7 @@ def test_the_probes_and_the_metrics_tell_what_is(stage: Scene) -> None:
         (["--server-image", "x"], "--lease-namespace: is needed outside of a cluster"),
         (
             ["--server-image", "x", "--no-leader-election", "--kubeconfig", "/none"],
-            "--kubeconfig: /none",
+            "--kubeconfig: /none: no such file",
         ),
         (
             ["--server-image", "x", "--pod-template", "/none"],
