@@ -9,9 +9,11 @@ from prometheus_client.core import Metric
 
 from modelswarm.protocol.identity import Address
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
+from modelswarm_gateway.cluster import Cluster
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.metrics import Metrics as GatewayMetrics
 from modelswarm_gateway.node import Node
+from modelswarm_gateway.pod_gauges import PodGauges
 from modelswarm_operator.metrics import Metrics as OperatorMetrics
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.metrics import Metrics as ServerMetrics
@@ -52,6 +54,7 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Beat(free_pages=10, total_pages=10)])
+    metrics.registry.register(PodGauges(Cluster(None, ("default",), lambda: 0.0, lambda: 0.0)))
     return metrics.registry
 
 

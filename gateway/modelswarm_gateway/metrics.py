@@ -116,6 +116,8 @@ class Metrics:
         self._make_counters()
         self._make_histograms()
         ProcessCollector(registry=own)
+        for status in (400, 404):
+            self._requests.labels(OTHER, str(status))
         if vllm_names:
             own.register(VllmNames((gauges, *self._sources())))
 

@@ -51,6 +51,13 @@ class Metrics:
         self.api_calls = self._counter(
             "api_requests", "Requests to the API server.", ["verb", "resource", "code"]
         )
+        self.api_seconds = Histogram(
+            "modelswarm_operator_api_request_seconds",
+            "Duration of requests to the API server, watches left out.",
+            ["verb"],
+            buckets=_TURN_SECONDS,
+            registry=self.registry,
+        )
         self.watch_events = self._counter(
             "watch_events", "Events the watches brought.", ["resource", "type"]
         )
@@ -98,6 +105,7 @@ class Metrics:
         parts = path.split("/")
         resource = next((part for part in reversed(parts) if part in _RESOURCES), "other")
         self.api_calls.labels(verb, resource, str(code) if code else "none").inc()
+        self.api_seconds.labels(verb).observe(seconds)
 
     def count_pods(self, pods: Iterable[PodView]) -> None:
         totals = dict.fromkeys(POD_STATES, 0)

@@ -22,7 +22,7 @@ from cluster.prometheus import (
 from cluster.prometheus_pods import following
 from cluster.scenes import scene, swarm
 
-from tools.dashboard.operator_rows import OPERATOR_ROWS
+from tools.dashboard.operator_rows import GATEWAY_VIEW, GATEWAY_WATCHES, OPERATOR_ROWS
 from tools.make_dashboard import TARGET
 
 SEEN_SECONDS = 30.0
@@ -75,5 +75,8 @@ def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
             wait_number(prometheus, READY, 4)
             rows = [row.title for row in OPERATOR_ROWS]
             asked = check_panels(json.loads(TARGET.read_text()), prometheus, rows, window="2m")
-            silent = [str(each) for each in asked if not each.answered]
+            of_gateways = (GATEWAY_VIEW, GATEWAY_WATCHES)  # there are none here
+            silent = [
+                str(each) for each in asked if not each.answered and each.panel not in of_gateways
+            ]
             assert not silent, "\n".join(silent)

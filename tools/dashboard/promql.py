@@ -13,6 +13,11 @@ def gateway(name: str, **labels: str) -> str:
     return _selector(f"modelswarm_gateway_{name}", labels, OF)
 
 
+def gateway_pods(name: str) -> str:
+    """What a gateway knows of pods, of whatever model."""
+    return _selector(f"modelswarm_gateway_{name}", {}, 'namespace=~"$namespace"')
+
+
 def server(name: str, **labels: str) -> str:
     return _selector(f"modelswarm_server_{name}", labels, OF)
 
