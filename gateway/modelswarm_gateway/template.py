@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 import jinja2.sandbox
+
+from modelswarm.checkpoint.chat_template import Generation
 
 # What a template can raise while it runs on messages that its author did not think of.
 _FAILURES = (
@@ -32,16 +32,6 @@ _FAILURES = (
 
 class TemplateError(Exception):
     """The template does not compile, breaks the sandbox, or refuses these messages; `str()` says why."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _refuse(message: str) -> NoReturn:
@@ -62,7 +52,7 @@ class ChatTemplate:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, jinja2.ext.loopcontrols],
+            extensions=[Generation, jinja2.ext.loopcontrols],
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse

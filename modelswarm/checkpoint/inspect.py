@@ -60,9 +60,15 @@ class FactsDocument(BaseModel):
 
 
 def inspect_model(
-    source: str, tokenizer: str | None = None, places: Places | None = None
+    source: str,
+    tokenizer: str | None = None,
+    places: Places | None = None,
+    template: Path | None = None,
 ) -> Inspection:
-    """`tokenizer`: the address of one instead of the model's own. UserError says what is wrong with either."""
+    """`tokenizer`: the address of one instead of the model's own; `template`: the file of a chat template.
+
+    UserError says what is wrong with any of them.
+    """
     places = places or Places()
     if source.startswith(SCHEME):
         folder, facts = _of_hub(source, places)
@@ -71,6 +77,8 @@ def inspect_model(
         checkpoint = resolve(source, places=places)
         folder, revision = checkpoint.folder, checkpoint.revision
         facts = read_facts(folder)
+    if template is not None and find_spec("jinja2"):
+        _check_template(template)
     if find_spec("tokenizers"):  # `plan` works where only the library is installed
         words = folder if tokenizer is None else resolve_outline(tokenizer, places)
         check_tokenizer(words, facts.outline.vocab)
@@ -117,6 +125,15 @@ def facts_from_document(document: Mapping[str, Any]) -> ModelFacts:
     )
 
 
+def _check_template(path: Path) -> None:
+    from modelswarm.checkpoint.chat_template import check_template
+
+    try:
+        check_template(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelSourceError("chat_template", f"{path} cannot be read: {error}") from error
+
+
 def _of_hub(source: str, places: Places) -> tuple[Path, ModelFacts]:
     """Block 0 stands for all: blocks of the served families are alike. The index says whether all are there."""
     folder = resolve_outline(source, places)
@@ -158,11 +175,14 @@ def _headers(model: HubModel, files: Sequence[str], places: Places) -> dict[str,
 @click.command(name="modelswarm.checkpoint.inspect")
 @click.option("--model", required=True, help="demo://, file://, hf:// or pvc:// address.")
 @click.option("--tokenizer", help="Address of a tokenizer instead of the model's own.")
+@click.option("--chat-template", type=click.Path(path_type=Path), help="File of a chat template.")
 @click.option("--output", type=click.Path(path_type=Path), help="File that gets the same text.")
-def main(model: str, tokenizer: str | None, output: Path | None) -> None:
+def main(
+    model: str, tokenizer: str | None, chat_template: Path | None, output: Path | None
+) -> None:
     """Say what MODEL is, as JSON; or, with exit code 2, why it cannot be served, as one sentence."""
     try:
-        found = inspect_model(model, tokenizer)
+        found = inspect_model(model, tokenizer, template=chat_template)
         told, code = json.dumps(facts_document(found.facts, found.revision)), 0
     except UserError as error:
         told, code = _sentence(error, model, tokenizer), REFUSED

@@ -1,36 +1,105 @@
-"""The files of a model folder that a gateway may ask for, in chunks (`ModelFileRequest`).
+"""The files of a model that a gateway may ask for, in chunks (`ModelFileRequest`).
 
-Used by `node.py`. Only names of `MODEL_FILES` exist: no paths, no weights. Knows no connections.
+Used by `node.py`. Only names of `MODEL_FILES` exist: no paths, no weights. The user may have put another tokenizer or
+chat template in the place of the model's own; gateways never know. Knows no connections.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.sources import MODEL_FILES
+from modelswarm.checkpoint.sources import MODEL_FILES, resolve_outline
+from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.protocol.messages import ModelFileChunk
 
 ALLOWED = frozenset({*MODEL_FILES, "added_tokens.json"})
+TEMPLATE = "chat_template.jinja"
+OF_TOKENIZER = frozenset(
+    {
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", TEMPLATE),
+    }
+)
 CHUNK = 256 << 10
 MAX_BYTES = 256 << 20  # of one file; the largest tokenizers have 40 MB
+MAX_TEMPLATE = 1 << 20
 
 
 class ModelFiles:
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    """`tokenizer`: folder that all files of OF_TOKENIZER come from instead. `template`: replaces that file."""
+
+    def __init__(
+        self, folder: Path | None, tokenizer: Path | None = None, template: bytes | None = None
+    ) -> None:
+        self._folder, self._tokenizer, self._template = folder, tokenizer, template
+
+    @property
+    def words(self) -> Path | None:
+        """The folder of the tokenizer."""
+        return self._tokenizer or self._folder
+
+    @property
+    def mark(self) -> str:
+        """What the revision must end with: servers that give out other files are servers of another model."""
+        if self._tokenizer is None and self._template is None:
+            return ""
+        digest = hashlib.sha256()
+        for name in sorted(OF_TOKENIZER):
+            content = self.read(name)
+            digest.update(f"{name} {-1 if content is None else len(content)} ".encode())
+            digest.update(content or b"")
+        return f"+{digest.hexdigest()[:12]}"
 
     def read(self, name: str) -> bytes | None:
         """None when there is no such file, or not for gateways. Reads the disk: call it in a thread."""
-        if self._folder is None or name not in ALLOWED:
+        if name == TEMPLATE and self._template is not None:
+            return self._template
+        folder = self.words if name in OF_TOKENIZER else self._folder
+        if folder is None or name not in ALLOWED:
             return None
-        path = self._folder / name
+        path = folder / name
         try:
             if not path.is_file() or path.stat().st_size > MAX_BYTES:
                 return None
             return path.read_bytes()
         except OSError:
             return None
+
+
+def files_of(folder: Path | None, tokenizer: str | None, template: Path | None) -> ModelFiles:
+    """`tokenizer`: an address; `template`: a file. UserError when one of them cannot be had."""
+    words = None
+    if tokenizer is not None:
+        try:
+            words = resolve_outline(tokenizer)
+        except ModelSourceError as error:
+            raise UserError("--tokenizer", error.message) from error
+    return ModelFiles(folder, words, None if template is None else _template(template))
+
+
+def _template(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE:
+            raise UserError("--chat-template", f"{path} is larger than {MAX_TEMPLATE} bytes")
+        content = path.read_bytes()
+        _check(content.decode())
+    except OSError as error:
+        raise UserError("--chat-template", f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError("--chat-template", f"{path} is not UTF-8 text") from error
+    except ModelSourceError as error:
+        raise UserError("--chat-template", error.message) from error
+    return content
+
+
+def _check(template: str) -> None:
+    if find_spec("jinja2"):  # it comes with torch; the hash model runs without
+        from modelswarm.checkpoint.chat_template import check_template
+
+        check_template(template)
 
 
 def chunks(name: str, content: bytes | None) -> Iterator[ModelFileChunk]:

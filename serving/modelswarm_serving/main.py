@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Never
 
 import click
@@ -26,6 +25,7 @@ from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.lifeline import end_with_parent
+from modelswarm_serving.files import ModelFiles, files_of
 from modelswarm_serving.health import Health
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash import HashModel
@@ -47,7 +47,7 @@ class _Leave(BaseException):
 @dataclass(frozen=True, slots=True)
 class Loaded:
     model: Model
-    folder: Path | None  # of the files that gateways may ask for
+    files: ModelFiles  # that gateways may ask for
     revision: str
 
 
@@ -94,7 +94,7 @@ def _serve(settings: Settings) -> None:
     # What was loaded stays: a full collection over it would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
-    node = Node(settings, loaded.model, loaded.folder, loaded.revision, health, page)
+    node = Node(settings, loaded.model, loaded.files, loaded.revision, health, page)
     asyncio.run(node.run())
 
 
@@ -117,7 +117,8 @@ def load(settings: Settings) -> Loaded:
     checkpoint = resolve(settings.model, (settings.first, settings.last))
     outline = read_outline(checkpoint.folder)
     outline.part(settings.first, settings.last)
-    check_tokenizer(checkpoint.folder, outline.vocab)
+    files = files_of(checkpoint.folder, settings.tokenizer, settings.chat_template)
+    check_tokenizer(files.words or checkpoint.folder, outline.vocab)
     # After what can be refused without torch, which takes seconds to import.
     from modelswarm_serving.model.startup import SpanOptions, load_span
 
@@ -128,9 +129,10 @@ def load(settings: Settings) -> Loaded:
         memory=settings.memory,
         page_size=settings.page_size,
         max_length=settings.max_length,
+        tokenizer=files.words,
     )
     span = load_span(checkpoint.folder, settings.first, settings.last, options)
-    return Loaded(span, checkpoint.folder, checkpoint.revision)
+    return Loaded(span, files, checkpoint.revision + files.mark)
 
 
 def _load_hash(settings: Settings) -> Loaded:
@@ -154,7 +156,8 @@ def _load_hash(settings: Settings) -> Loaded:
         max_length=settings.max_length or length,
         vocab_size=vocab,
     )
-    return Loaded(HashModel(shape), folder, f"hash-{n_blocks}-{vocab}")
+    files = files_of(folder, settings.tokenizer, settings.chat_template)
+    return Loaded(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.mark}")
 
 
 def _leave(number: int, frame: object) -> None:

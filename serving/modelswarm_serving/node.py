@@ -15,7 +15,6 @@ import random
 import secrets
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from modelswarm.errors import UserError
 from modelswarm.protocol.identity import Address, PeerId, peer_id
@@ -53,7 +52,7 @@ class Node:
         self,
         settings: Settings,
         model: Model,
-        folder: Path | None,
+        files: ModelFiles,
         revision: str,
         health: Health,
         page: Page | None = None,
@@ -69,7 +68,7 @@ class Node:
             row_window=row_window(model.shape.row_bytes),
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
-        self._files = ModelFiles(folder)
+        self._files = files
         self._metrics = Metrics(settings.served_name, model.shape)
         self._health, self._page = health, page
         if page is not None:

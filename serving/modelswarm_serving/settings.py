@@ -22,6 +22,8 @@ from modelswarm.placement.quantity import bytes_of
 @dataclass(frozen=True, slots=True)
 class Settings:
     model: str | None  # source; None only with the hash model
+    tokenizer: str | None  # source, instead of the model's own
+    chat_template: Path | None  # instead of the model's or the tokenizer's own
     served_name: str
     first: int
     last: int
@@ -52,6 +54,10 @@ _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 _OPTIONS: list[click.Parameter] = [
     click.Option(["--model"], help="demo://NAME, file://FOLDER or hf://ORG/NAME."),
+    click.Option(["--tokenizer"], help="Address like --model's: all tokenizer files, with their chat "
+                 "template, come from there."),
+    click.Option(["--chat-template"], type=click.Path(path_type=Path), help="File with a Jinja "
+                 "template instead of the model's own."),
     click.Option(["--served-name"], help="What clients call it; default: its source's last part."),
     click.Option(["--blocks"], required=True, help="FIRST:LAST, the blocks to hold, LAST excluded."),
     click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),

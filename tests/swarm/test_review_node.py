@@ -31,7 +31,7 @@ async def test_a_fault_in_the_middle_of_a_step_ends_the_process(tmp_path: Path) 
     settings = parse([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
     model, health = NothingModel(loaded.model.shape), Health(time.monotonic)
-    node = asyncio.create_task(Node(settings, model, None, loaded.revision, health).run())
+    node = asyncio.create_task(Node(settings, model, loaded.files, loaded.revision, health).run())
     file = tmp_path / "s0.json"
     async with asyncio.timeout(10):
         while not file.exists():  # noqa: ASYNC110

@@ -35,6 +35,7 @@ class SpanOptions:
     page_size: int = 16
     max_length: int | None = None
     device: str = "cpu"
+    tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
 
 
 def load_span(
@@ -66,7 +67,7 @@ def plan_shape(
     _check_options(options)
     facts = read_facts(folder, (first, last))
     outline = facts.outline
-    check_tokenizer(folder, outline.vocab)
+    check_tokenizer(options.tokenizer or folder, outline.vocab)
     length = options.max_length or outline.context
     if length > outline.context:
         raise UserError(
