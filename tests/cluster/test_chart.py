@@ -26,6 +26,7 @@ from cluster.chart import (
 from modelswarm_gateway.settings import parse as parse_gateway
 from modelswarm_operator import rights
 from modelswarm_operator.settings import parse as parse_operator
+from tools.make_chart_docs import documented, with_table
 
 EVERY_VALUES = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 MONITORING = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
@@ -269,6 +270,32 @@ def test_all_names_fit_whatever_the_release_is_called() -> None:
                     len(thing["metadata"].get("labels", {}).get("app.kubernetes.io/instance", ""))
                     <= 63
                 )
+
+
+def test_the_docs_list_every_value_with_its_default() -> None:
+    """After a change of values.yaml: tools/make_chart_docs.py."""
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert with_table(page) == page
+
+
+def test_every_value_is_described_and_in_the_schema() -> None:
+    described = {value.path for value in documented()}
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for path in _leaves(yaml.safe_load((CHART / "values.yaml").read_text())):
+        assert any(path == each or path.startswith(f"{each}.") for each in described), path
+    for path in described:
+        node = schema
+        for part in path.split("."):
+            node = node["properties"][part]
+            node = schema["$defs"][node["$ref"].split("/")[-1]] if "$ref" in node else node
+
+
+def _leaves(tree: Object, prefix: str = "") -> list[str]:
+    found = []
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        found += _leaves(value, f"{path}.") if isinstance(value, dict) and value else [path]
+    return found
 
 
 def _right(need: rights.Need) -> tuple[str, str, str]:
