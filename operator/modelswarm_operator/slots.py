@@ -23,7 +23,7 @@ class SlotState:
     settled: Server | None
     """The winner: serves, made by today's recipe, on a node that stays; the highest incarnation of those."""
     hope: Server | None
-    """Without a winner, the pod that is expected to become it; the highest incarnation."""
+    """Without a winner, the pod that is expected to become it: what runs, before what has a node, before the rest."""
     outdated: tuple[Server, ...]  # serve, but made by an older recipe
     departing: tuple[Server, ...]  # serve on a node that will go
     broken: tuple[Server, ...]  # container failed too often; replaced
@@ -53,7 +53,7 @@ def state_of(key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Po
         one for one in current if not one.serving and one.ground in (Ground.FIRM, Ground.SHAKY)
     ]
     settled = winners[-1] if winners else None
-    hope = hopes[-1] if hopes and settled is None else None
+    hope = max(hopes, key=_promise, default=None) if settled is None else None
     # What is on a NotReady node is left alone: nobody could end it, and the node may return with it.
     idle = [
         one
@@ -73,6 +73,12 @@ def state_of(key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Po
         extra=tuple(winners[:-1]),
         newest=servers[-1] if servers else None,
     )
+
+
+def _promise(server: Server) -> tuple[bool, bool, int]:
+    """A server whose node was away for a moment will be ready sooner than one that is still to load its blocks."""
+    pod = server.pod
+    return (pod.container.running_since is not None, bool(pod.node), server.incarnation)
 
 
 def is_broken(server: Server, policy: Policy) -> bool:
