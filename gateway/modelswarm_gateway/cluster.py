@@ -36,6 +36,9 @@ class Cluster:
     def present(self) -> Mapping[PeerId, Place]:
         return self._book.present()
 
+    def models(self) -> frozenset[str]:
+        return self._book.models()
+
     def unready(self) -> str | None:
         """Why it does not know yet who exists."""
         return unready(self._watches)
@@ -48,6 +51,11 @@ class Cluster:
     def failures(self) -> int:
         """Of requests to the API server."""
         return sum(watch.failures for watch in self._watches)
+
+    @property
+    def deaf(self) -> bool:
+        """Changes to some pods are not heard of at the moment."""
+        return any(watch.problem is not None or not watch.listed for watch in self._watches)
 
     async def run(self) -> None:
         """Until it is cancelled."""

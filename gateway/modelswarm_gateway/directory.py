@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from modelswarm.protocol.identity import Address, PeerId, pod_of
 
@@ -28,8 +29,16 @@ class Place:
     news: str = ""
 
 
-Source = Callable[[], Mapping[PeerId, Place]]
-"""All places there are now, by the peer that is dialled there: in full, or a pod's whoever lives in it."""
+class Source(Protocol):
+    """Who tells which servers exist."""
+
+    def present(self) -> Mapping[PeerId, Place]:
+        """All places there are now, by the peer that is dialled there: in full, or whoever lives in a pod."""
+        ...
+
+    def models(self) -> frozenset[str] | None:
+        """The names of all models that have servers, or are to have some. None: only who is linked tells."""
+        ...
 
 
 @dataclass(slots=True)
@@ -38,6 +47,7 @@ class _Dial:
     pause: float = FIRST_PAUSE
     due: float | None = 0.0  # None: under way, or linked
     failure: str = ""  # why the last one ended
+    tried: bool = False
 
 
 class Directory:
@@ -49,7 +59,7 @@ class Directory:
 
     def poll(self) -> None:
         """Sees who is there now and dials whoever is due."""
-        present = self._source()
+        present = self._source.present()
         for peer in self._dials.keys() - present.keys():
             del self._dials[peer]
         now = self._clock()
@@ -62,9 +72,14 @@ class Directory:
                 dial.due = None
                 self._dial(place.address)
 
+    def settled(self) -> bool:
+        """Whether everybody who is present has been tried."""
+        return all(dial.tried for dial in self._dials.values())
+
     def linked(self, peer: PeerId) -> None:
         dial = self._of(peer)
         if dial is not None:
+            dial.tried = True
             dial.pause, dial.due, dial.failure = FIRST_PAUSE, None, ""
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
@@ -73,7 +88,7 @@ class Directory:
         if dial is None or dial.failure != reason:  # a server that loads for long is one line
             log.info("%s is not linked: %s", peer, reason)
         if dial is not None and dial.due is None:
-            dial.failure = reason
+            dial.tried, dial.failure = True, reason
             dial.due = self._clock() + dial.pause
             dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
 

@@ -2,7 +2,7 @@
 
 The node tells it of links and hands it file chunks; it asks servers for files and builds `ModelText` from them, once
 per model and revision. A model stays known when its servers go, so that a client hears "no servers" and not "no such
-model". Knows no sessions.
+model"; where pods tell which models there are, it is forgotten some time after its last pod. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FILES = (*REQUIRED_FILES, *OPTIONAL_FILES)
 MOST_BYTES = 256 << 20  # of one file
 FETCH_SECONDS = 60.0  # for all files of a model; then another server is asked
 RETRY_SECONDS = 5.0  # after files that cannot be used
+FORGET_SECONDS = 600.0  # after which a model that nobody has any more is forgotten
 MOST_MODELS = 256
 
 
@@ -57,6 +58,7 @@ class Entry:
     servers: dict[PeerId, Hello] = field(default_factory=dict)
     fetch: _Fetch | None = None
     retry_at: float = 0.0
+    gone_at: float | None = None  # since when nobody has it
 
     def source(self, leading: str | None) -> Hello | None:
         """Whose files are needed, if any are: there are none, or those of a revision that turns do not run on."""
@@ -80,19 +82,40 @@ class Library:
         self._leading = leading
         self._send, self._clock, self._wall, self._changed = send, clock, wall, changed
         self._entries: dict[str, Entry] = {}
+        self._expected: frozenset[str] | None = None
         self._building: set[asyncio.Task[None]] = set()
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
-    def linked(self, hello: Hello) -> None:
-        entry = self._entries.get(hello.model)
+    def settled(self) -> bool:
+        """Whether the tokenizers of all models that have servers are here, or cannot be had."""
+        return all(
+            e.text is not None or e.retry_at > 0 for e in self._entries.values() if e.servers
+        )
+
+    def expect(self, models: frozenset[str] | None) -> None:
+        """Models that have servers, or are to have some; None: nobody knows."""
+        if models == self._expected:
+            return
+        self._expected = models
+        for name in models or ():
+            self._entry(name, name)
+        self._changed()
+
+    def _entry(self, name: str, who: str) -> Entry | None:
+        entry = self._entries.get(name)
         if entry is None:
             if len(self._entries) >= MOST_MODELS:
-                log.warning("%s serves one model too many: %s", hello.peer, hello.model)
-                return
-            entry = Entry(hello.model, hello.n_blocks, int(self._wall()))
-            self._entries[hello.model] = entry
+                log.warning("%s: one model too many: %s", who, name)
+                return None
+            entry = self._entries[name] = Entry(name, 0, int(self._wall()))
+        return entry
+
+    def linked(self, hello: Hello) -> None:
+        entry = self._entry(hello.model, hello.peer)
+        if entry is None:
+            return
         entry.n_blocks = hello.n_blocks
         entry.servers[hello.peer] = hello
         entry.retry_at = 0.0
@@ -108,13 +131,27 @@ class Library:
                 self._changed()
 
     def tick(self) -> None:
-        """Ends waits for servers that do not answer, and pauses."""
+        """Ends waits for servers that do not answer, and pauses; forgets what is gone."""
         now = self._clock()
+        self._forget(now)
         for entry in self._entries.values():
             if entry.fetch is not None and now >= entry.fetch.deadline:
                 log.warning("%s: files did not come from %s in time", entry.name, entry.fetch.peer)
                 entry.fetch = None
             self._ask(entry)
+
+    def _forget(self, now: float) -> None:
+        if self._expected is None:
+            return
+        for entry in list(self._entries.values()):
+            if entry.servers or entry.name in self._expected:
+                entry.gone_at = None
+            elif entry.gone_at is None:
+                entry.gone_at = now
+            elif now - entry.gone_at > FORGET_SECONDS:
+                log.info("%s is forgotten: nobody has it any more", entry.name)
+                del self._entries[entry.name]
+                self._changed()
 
     def received(self, peer: PeerId, chunk: ModelFileChunk) -> None:
         for entry in self._entries.values():

@@ -31,6 +31,8 @@ from modelswarm_gateway.doors.web import WebServer, bind
 from modelswarm_gateway.members import MembersFolder
 from modelswarm_gateway.metrics import Metrics
 from modelswarm_gateway.node import Node
+from modelswarm_gateway.pod_gauges import PodGauges
+from modelswarm_gateway.readiness import Readiness
 from modelswarm_gateway.service import Service, ServiceSettings
 from modelswarm_gateway.settings import Settings, parse
 
@@ -88,12 +90,14 @@ class Process:
         source, cluster = self._source(loop.time)
         node = self._node(source, loop.time)
         metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
+        if cluster is not None:
+            metrics.registry.register(PodGauges(cluster))
         options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
         service = Service(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
-            WebServer(http_app(service, None if cluster is None else cluster.unready), sockets[0]),
+            WebServer(http_app(service, _unready(node, cluster, loop.time)), sockets[0]),
             WebServer(metrics_app(metrics.registry), sockets[1]),
         ]
         for door in doors:
@@ -118,11 +122,11 @@ class Process:
         """Who tells which servers exist."""
         settings = self._settings
         if settings.members is not None:
-            return MembersFolder(settings.members).present, None
+            return MembersFolder(settings.members), None
         from modelswarm_gateway.cluster import Cluster
 
         cluster = Cluster(settings.kubeconfig, settings.namespaces, clock, random.random)
-        return cluster.present, cluster
+        return cluster, cluster
 
     def _node(self, source: Source, clock: Callable[[], float]) -> Node:
         settings = self._settings
@@ -165,6 +169,14 @@ class Process:
         await service.quiet(settings.drain_seconds)
         service.abort_all()
         refusing.cancel()
+
+
+def _unready(
+    node: Node, cluster: Cluster | None, clock: Callable[[], float]
+) -> Callable[[], str | None] | None:
+    if cluster is None:
+        return None
+    return Readiness(cluster.unready, node.settled, clock).unready
 
 
 async def _every(seconds: float, job: Callable[[], None]) -> None:

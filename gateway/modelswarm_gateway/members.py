@@ -64,6 +64,9 @@ class MembersFolder:
         self._read()
         return {k.address.peer: Place(k.address) for k in self._files.values() if k.address}
 
+    def models(self) -> None:
+        """A server is in the folder only when it can be linked."""
+
     def _read(self) -> None:
         seen: dict[str, _Signature] = {}
         try:

@@ -63,6 +63,7 @@ class Node:
         self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
         hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, link="", lane=Lane.LIVE)
         self._links = Links(hello, self)
+        self._source = source
         self._directory = Directory(source, self._links.dial, clock)
         self._library = Library(
             self._links.send, clock, wall, self._forget_cards, self._core.revision
@@ -82,7 +83,12 @@ class Node:
     def look_around(self) -> None:
         """Every 200 ms."""
         self._directory.poll()
+        self._library.expect(self._source.models())
         self._library.tick()
+
+    def settled(self) -> bool:
+        """Whether all servers that are known have been tried, and what they serve can be asked for."""
+        return self._directory.settled() and self._library.settled()
 
     def beat(self) -> None:
         """Every second: renews the leases of our sessions (R19)."""

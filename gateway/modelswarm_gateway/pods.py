@@ -20,7 +20,8 @@ from modelswarm_gateway.directory import Place
 log = logging.getLogger(__name__)
 
 SELECTOR = "modelswarm.io/role=server"
-INCARNATION = "modelswarm.io/incarnation"
+INCARNATION = "modelswarm.io/incarnation"  # a label
+SERVED_NAME = "modelswarm.io/served-name"  # an annotation
 LINKS_PORT = "links"  # the name of the container port for links
 DEFAULT_PORT = 7000
 
@@ -34,6 +35,7 @@ class _Metadata(_Part):
     uid: str
     namespace: str = ""
     labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
     deletionTimestamp: str | None = None
 
 
@@ -76,6 +78,7 @@ class Pod:
     name: str
     uid: str
     incarnation: int
+    model: str  # "": it does not say
     ip: str  # "": it has none yet
     port: int
     phase: str
@@ -114,6 +117,7 @@ def read_pod(content: object) -> Pod:
         name=found.metadata.name,
         uid=found.metadata.uid,
         incarnation=int(incarnation),
+        model=found.metadata.annotations.get(SERVED_NAME, ""),
         ip=status.podIP,
         port=ports[0].containerPort if ports else DEFAULT_PORT,
         phase=status.phase,
@@ -127,6 +131,7 @@ class PodBook:
 
     def __init__(self) -> None:
         self._scopes: dict[str, dict[str, Pod]] = {}
+        self._places: dict[PeerId, Place] | None = None  # None: to be made anew
         self._twice: set[PeerId] = set()
 
     def replace(self, scope: str, contents: Iterable[object]) -> None:
@@ -137,12 +142,14 @@ class PodBook:
             if pod is not None:
                 pods[pod.uid] = pod
         self._scopes[scope] = pods
+        self._places = None
 
     def change(self, scope: str, kind: str, content: object) -> None:
         """An event of a watch: ADDED, MODIFIED or DELETED."""
         pod = _read(content)
         if pod is None:
             return
+        self._places = None
         pods = self._scopes.setdefault(scope, {})
         if kind == "DELETED":
             pods.pop(pod.uid, None)
@@ -150,11 +157,13 @@ class PodBook:
             pods[pod.uid] = pod
 
     def present(self) -> Mapping[PeerId, Place]:
-        places: dict[PeerId, Place] = {}
-        for pod in self._all():
-            if pod.dialable and places.setdefault(pod.peer, pod.place) != pod.place:
-                self._warn(pod)
-        return places
+        if self._places is None:
+            self._places = self._make_places()
+        return self._places
+
+    def models(self) -> frozenset[str]:
+        """What all pods serve, or are to serve once they can."""
+        return frozenset(pod.model for pod in self._all() if pod.model)
 
     def states(self) -> Mapping[str, int]:
         """How many pods there are in each state."""
@@ -162,6 +171,13 @@ class PodBook:
 
     def _all(self) -> Iterable[Pod]:
         return (pod for pods in self._scopes.values() for pod in pods.values())
+
+    def _make_places(self) -> dict[PeerId, Place]:
+        places: dict[PeerId, Place] = {}
+        for pod in self._all():
+            if pod.dialable and places.setdefault(pod.peer, pod.place) != pod.place:
+                self._warn(pod)
+        return places
 
     def _warn(self, pod: Pod) -> None:
         if pod.peer not in self._twice:

@@ -18,7 +18,7 @@ from cluster.kube.api_level import ApiLevel, ApiSettings
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
 from cluster.pods_by_hand import PodSwarm
-from swarm.hash_swarm import Doors, wait_for
+from swarm.hash_swarm import MODEL, Doors, wait_for
 from swarm.streams import IDS, tokens_of, whole
 
 from modelswarm.protocol import api_pb2, api_pb2_grpc
@@ -132,19 +132,33 @@ def test_a_pod_is_found_when_it_becomes_ready_and_forgotten_when_it_is_gone(pods
     doors = pods.pod_gateway()
     assert ready(doors) == (True, "")  # a cold start must not wait for itself
     assert httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"] == []
+    assert ask(doors).status_code == 404
     pods.pod("a0", "0:4", serves=False)
+    wait_for("the model is expected", lambda: ask(doors).status_code == 503)
+    [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
+    assert (model["id"], model["ready"]) == (MODEL, False)
     time.sleep(3.0)  # it is dialled, more and more rarely
     pods.run("a0")
     came = time.monotonic()
     wait_for("it is linked", lambda: pods.linked(doors) == 1)
     assert time.monotonic() - came < 1.0, "its readiness is a reason to dial at once"
-    wait_for("a model answers", lambda: whole_or_none(doors))
+    wait_for("a model answers", lambda: ask(doors).status_code == 200)
     pods.bury("a0")
     wait_for("it is gone", lambda: pods.linked(doors) == 0)
 
 
-def whole_or_none(doors: Doors) -> bool:
-    return httpx.post(f"{doors.url}/v1/completions", json=BODY, timeout=30).status_code == 200
+def ask(doors: Doors) -> httpx.Response:
+    return httpx.post(f"{doors.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
+
+
+def test_a_gateway_that_joins_others_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
+    """Else the Service would send it requests that it answers with "no such model"."""
+    pods.all_of(TWICE)
+    pods.pod("starting", "0:4", serves=False)  # nobody waits for this one
+    for name in ("gateway-0", "gateway-1"):
+        doors = pods.pod_gateway(name=name)  # returns as soon as it says that it is ready
+        assert ask(doors).status_code == 200
+        assert pods.linked(doors) == 4
 
 
 def test_a_pod_that_is_leaving_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> None:

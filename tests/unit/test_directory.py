@@ -16,7 +16,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 100.0
         self.dialled: list[str] = []
-        self.directory = Directory(MembersFolder(folder).present, self._dial, lambda: self.now)
+        self.directory = Directory(MembersFolder(folder), self._dial, lambda: self.now)
 
     def _dial(self, address: Address) -> None:
         self.dialled.append(address.peer)

@@ -16,7 +16,7 @@ from modelswarm.protocol.messages import (
     Role,
     Send,
 )
-from modelswarm_gateway.library import FETCH_SECONDS, FILES, RETRY_SECONDS, Library
+from modelswarm_gateway.library import FETCH_SECONDS, FILES, FORGET_SECONDS, RETRY_SECONDS, Library
 
 HELLO = Hello(
     PROTOCOL_VERSION,
@@ -149,3 +149,51 @@ async def test_a_model_stays_known_without_servers() -> None:
     shelf.library.unlinked("s0/1/a")
     [entry] = shelf.library.entries()
     assert (entry.name, entry.servers, entry.fetch) == ("m", {}, None)
+
+
+def test_an_expected_model_is_known_before_it_has_servers_and_forgotten_after_its_last_pod() -> (
+    None
+):
+    shelf = Shelf()
+    shelf.library.expect(frozenset({"m"}))
+    [entry] = shelf.library.entries()
+    assert (entry.name, entry.n_blocks, entry.text) == ("m", 0, None)
+    assert shelf.library.settled(), "nobody can be asked yet"
+    shelf.library.linked(HELLO)
+    assert not shelf.library.settled()
+    assert shelf.library.entries() == [entry]
+    shelf.library.expect(frozenset())
+    shelf.now += 2 * FORGET_SECONDS
+    shelf.library.tick()
+    assert shelf.library.entries() == [entry], "it still has a server"
+    shelf.library.unlinked(HELLO.peer)
+    shelf.library.tick()
+    shelf.now += FORGET_SECONDS * 0.9
+    shelf.library.tick()
+    assert shelf.library.entries() == [entry]
+    shelf.now += FORGET_SECONDS * 0.2
+    shelf.library.tick()
+    assert shelf.library.entries() == []
+
+
+def test_a_model_that_comes_back_in_time_is_not_forgotten() -> None:
+    shelf = Shelf()
+    shelf.library.expect(frozenset({"m"}))
+    for _ in range(4):
+        shelf.library.expect(frozenset())
+        shelf.now += FORGET_SECONDS * 0.9
+        shelf.library.tick()
+        shelf.library.expect(frozenset({"m"}))
+        shelf.library.tick()
+    assert len(shelf.library.entries()) == 1
+
+
+def test_without_a_word_on_what_to_expect_nothing_is_forgotten() -> None:
+    shelf = Shelf()
+    shelf.library.linked(HELLO)
+    shelf.library.unlinked(HELLO.peer)
+    for _ in range(3):
+        shelf.now += 2 * FORGET_SECONDS
+        shelf.library.expect(None)
+        shelf.library.tick()
+    assert len(shelf.library.entries()) == 1

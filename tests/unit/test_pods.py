@@ -10,6 +10,7 @@ import pytest
 from modelswarm.protocol.identity import Address
 from modelswarm_gateway.directory import FIRST_PAUSE, LONGEST_PAUSE, Directory
 from modelswarm_gateway.pods import PodBook, read_pod
+from modelswarm_gateway.readiness import CATCH_UP_SECONDS, Readiness
 
 
 def pod(name: str, *, ip: str = "10.0.0.1", incarnation: str = "1", **more: Any) -> dict[str, Any]:
@@ -38,7 +39,7 @@ class Watched:
     def __init__(self) -> None:
         self.book, self.now = PodBook(), 100.0
         self.dialled: list[Address] = []
-        self.directory = Directory(self.book.present, self.dialled.append, lambda: self.now)
+        self.directory = Directory(self.book, self.dialled.append, lambda: self.now)
 
     def put(self, *pods: dict[str, Any], kind: str = "MODIFIED") -> list[str]:
         for each in pods:
@@ -148,6 +149,57 @@ def test_what_is_no_pod_of_a_server_is_passed_over() -> None:
     book.replace("ns", [*odd, bad, pod("good")])
     book.change("ns", "MODIFIED", {"metadata": {"name": 5}})
     assert set(book.present()) == {"good/1"}
+
+
+def test_models_are_known_by_their_pods_before_any_serves() -> None:
+    book = PodBook()
+    coming = pod("p", phase="Pending", ip="")
+    coming["metadata"]["annotations"] = {"modelswarm.io/served-name": "counting"}
+    book.replace("ns", [coming, pod("silent")])
+    assert book.models() == {"counting"}
+    book.change("ns", "DELETED", coming)
+    assert book.models() == frozenset()
+
+
+def test_the_directory_is_settled_when_everybody_has_been_tried() -> None:
+    watched = Watched()
+    assert watched.directory.settled()
+    watched.put(pod("a"), pod("b"), pod("c", phase="Pending"))
+    watched.directory.linked("a/1/x")
+    assert not watched.directory.settled()
+    watched.directory.unlinked("b/1", "refused")
+    assert watched.directory.settled()
+
+
+class Catching:
+    """A gateway that catches up, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.settled = 100.0, False
+        self.unknown: str | None = "not listed"
+        self.readiness = Readiness(lambda: self.unknown, lambda: self.settled, lambda: self.now)
+
+
+def test_a_gateway_is_ready_once_it_has_caught_up_and_stays_so() -> None:
+    it = Catching()
+    it.now += 60
+    assert it.readiness.unready() == "not listed"
+    it.unknown = None
+    assert it.readiness.unready() is not None
+    it.settled = True
+    assert it.readiness.unready() is None
+    it.settled, it.unknown = False, "gone"
+    assert it.readiness.unready() is None
+
+
+def test_a_gateway_waits_only_so_long_for_links_that_hang() -> None:
+    it = Catching()
+    it.unknown = None
+    assert it.readiness.unready() is not None
+    it.now += CATCH_UP_SECONDS * 0.9
+    assert it.readiness.unready() is not None
+    it.now += CATCH_UP_SECONDS * 0.2
+    assert it.readiness.unready() is None
 
 
 @pytest.mark.parametrize("seed", range(20))
