@@ -51,7 +51,6 @@ def unused_fields(swarm: ModelSwarm) -> list[str]:
         "spec.model.tokenSecretRef": model.token_secret_ref is not None,
         "spec.model.tokenizer": model.tokenizer is not None,
         "spec.model.chatTemplate": model.chat_template is not None,
-        "spec.model.quantization": model.quantization != "none",
         "spec.rollout": "rollout" in swarm.spec.model_fields_set,
         "spec.pools[].podTemplate": any(pool.pod_template for pool in swarm.spec.pools),
     }

@@ -79,6 +79,7 @@ def plan_swarm(
     `source`: the model's address, revision included. `memory`: bytes one server may use, instead of what pools say.
     """
     spec = swarm.spec
+    _check_served(spec)
     available = memory if memory is not None else pool_memory(spec)
     dtype = running_dtype(spec)
     max_length = _max_length(spec, facts)
@@ -95,6 +96,15 @@ def plan_swarm(
         hold_seconds=seconds_of(spec.sessions.hold_limit),
         servers=servers,
     )
+
+
+def _check_served(spec: Spec) -> None:
+    """What documents may say already, and servers cannot do yet."""
+    if spec.model.quantization != "none":
+        raise UserError(
+            "spec.model.quantization",
+            f"{spec.model.quantization!r} is not served yet; allowed: 'none'",
+        )
 
 
 def running_dtype(spec: Spec) -> str:

@@ -24,6 +24,8 @@ USER = 65532
 HUB_CACHE = "/var/cache/huggingface"
 CLAIMS = "/mnt/modelswarm"
 CONTAINER = "server"
+WORDS = "/etc/modelswarm"  # the chat template, if the swarm brings one
+CHAT_TEMPLATE = "chat_template.jinja"
 INSPECT_SECONDS = (
     900  # an inspection reads headers only; a hub that hangs must not hold it for ever
 )
@@ -93,6 +95,7 @@ def server_pod(
         names.GENERATION: layout.generation,
         names.SLOT: str(slot),
         names.SERVED_NAME: layout.served_name,
+        **_template_annotation(spec.model),
     }
     body = _pod_spec(
         maker, spec.model, _server_container(maker, spec, layout, slot, name, incarnation)
@@ -137,6 +140,7 @@ def _server_container(
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,
         "--metrics": f"0.0.0.0:{METRICS}",
+        **words_flags(spec.model),
     }
     return {
         "name": CONTAINER,
@@ -180,6 +184,8 @@ def _container(maker: Maker, model: Model) -> Json:
         {"name": _volume_of(claim), "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}
         for claim in claims_of(model)
     ]
+    if model.chat_template is not None:
+        mounts.append({"name": "words", "mountPath": WORDS, "readOnly": True})
     return {
         "image": maker.policy.server_image,
         "imagePullPolicy": maker.policy.image_pull_policy,
@@ -202,6 +208,10 @@ def _pod_spec(maker: Maker, model: Model, container: Json) -> Json:
     for claim in claims_of(model):
         source = {"claimName": claim, "readOnly": True}
         volumes.append({"name": _volume_of(claim), "persistentVolumeClaim": source})
+    if model.chat_template is not None:
+        field = {"fieldPath": f"metadata.annotations['{names.CHAT_TEMPLATE}']"}
+        items = [{"path": CHAT_TEMPLATE, "fieldRef": field}]
+        volumes.append({"name": "words", "downwardAPI": {"items": items}})
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -214,6 +224,17 @@ def _pod_spec(maker: Maker, model: Model, container: Json) -> Json:
         "containers": [container],
         "volumes": volumes,
     }
+
+
+def words_flags(model: Model) -> dict[str, str]:
+    """What servers and inspections are told of a tokenizer and chat template that are not the model's own."""
+    flags = {"--tokenizer": model.tokenizer} if model.tokenizer else {}
+    return flags | ({"--chat-template": f"{WORDS}/{CHAT_TEMPLATE}"} if model.chat_template else {})
+
+
+def _template_annotation(model: Model) -> dict[str, str]:
+    """The template travels with its pod and reaches the container as a file: no object beside it can be lost."""
+    return {names.CHAT_TEMPLATE: model.chat_template} if model.chat_template else {}
 
 
 def claims_of(model: Model) -> tuple[str, ...]:
@@ -237,12 +258,16 @@ def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation
         names.SLOT: names.INSPECT_SLOT,
         names.INCARNATION: str(incarnation),
     }
-    meta["annotations"] = {names.PLAN: key, names.SLOT: names.INSPECT_SLOT}
-    tokenizer = ["--tokenizer", spec.model.tokenizer] if spec.model.tokenizer else []
+    meta["annotations"] = {
+        names.PLAN: key,
+        names.SLOT: names.INSPECT_SLOT,
+        **_template_annotation(spec.model),
+    }
+    words = [text for flag in words_flags(spec.model).items() for text in flag]
     container = {
         "name": CONTAINER,
         "command": ["python", "-m", "modelswarm.checkpoint.inspect"],
-        "args": ["--model", address, *tokenizer, "--output", "/dev/termination-log"],
+        "args": ["--model", address, *words, "--output", "/dev/termination-log"],
         "resources": {},
         **_container(maker, spec.model),
     }

@@ -24,6 +24,7 @@ PLAN = f"{DOMAIN}/plan"
 POOL = f"{DOMAIN}/pool"
 GENERATION = f"{DOMAIN}/generation"
 SERVED_NAME = f"{DOMAIN}/served-name"
+CHAT_TEMPLATE = f"{DOMAIN}/chat-template"
 
 KEEP = f"{DOMAIN}/keep"
 PROTECT = f"{DOMAIN}/protect"

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from modelswarm.resources import Spec
 from modelswarm.resources_problems import violations_of
+from modelswarm_operator import names
 from modelswarm_operator.world import ContainerView, Json, NodeView, PodView, SwarmView
 
 DEPARTURE_TAINTS = frozenset(
@@ -46,13 +47,22 @@ def swarm_view(raw: Json) -> SwarmView:
         namespace=meta["namespace"],
         generation=meta.get("generation", 0),
         resource_version=meta["resourceVersion"],
-        annotations=meta.get("annotations") or {},
+        annotations=_annotations(meta),
         finalizers=tuple(meta.get("finalizers") or ()),
         deleting=meta.get("deletionTimestamp") is not None,
         spec=spec,
         spec_problem=problem,
         status=raw.get("status") or {},
     )
+
+
+def _annotations(meta: Json) -> dict[str, str]:
+    """Ours alone, and no chat template: a cache of a thousand pods must stay small."""
+    return {
+        key: text
+        for key, text in (meta.get("annotations") or {}).items()
+        if key.startswith(f"{names.DOMAIN}/") and key != names.CHAT_TEMPLATE
+    }
 
 
 def _spec_of(raw: Any) -> tuple[Spec | None, str]:
@@ -72,7 +82,7 @@ def pod_view(raw: Json) -> PodView:
         uid=meta["uid"],
         created=seconds_of(meta.get("creationTimestamp")) or 0.0,
         labels=meta.get("labels") or {},
-        annotations=meta.get("annotations") or {},
+        annotations=_annotations(meta),
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or "",
         message=status.get("message") or "",
