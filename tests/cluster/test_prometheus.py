@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 from cluster.kube.api_level import ApiLevel
 from cluster.pods_by_hand import PodSwarm
 from cluster.prometheus import (
     Prometheus,
     check_panels,
     file_config,
+    lint,
     scraping,
     wait_for,
     write_targets,
@@ -56,6 +58,34 @@ def test_pods_are_found_scraped_and_named_and_leave_with_their_pod(
             wait_number(prometheus, "count(modelswarm_server_build_info)", 1)
 
 
+def test_a_gateway_shows_what_it_knows_of_pods(
+    api: ApiLevel, namespace: str, tmp_path: Path
+) -> None:
+    with PodSwarm(tmp_path, api, namespace) as pods:
+        pods.all_of({"a0": "0:2", "b0": "2:4"})
+        doors = pods.pod_gateway(whole=2)
+
+        def known(state: str) -> float:
+            return doors.metric("modelswarm_gateway_pods", state=state)
+
+        assert (known("running"), known("terminating")) == (2, 0)
+        assert doors.metric("modelswarm_gateway_pod_watch_up") == 1
+        assert doors.metric("modelswarm_gateway_api_failures_total") == 0
+        pods.delete("b0")
+        wait_for(lambda: known("terminating") == 1, SEEN_SECONDS, lambda: "not seen to leave")
+        assert (
+            doors.metric("modelswarm_gateway_coverage") == 1
+        )  # it lives, and serves until it ends
+        pods.bury("b0")
+        wait_for(lambda: known("terminating") == 0, SEEN_SECONDS, lambda: "not seen to go")
+        wait_for(
+            lambda: doors.metric("modelswarm_gateway_coverage") == 0,
+            SEEN_SECONDS,
+            lambda: "its blocks are held by nobody",
+        )
+        assert not lint(httpx.get(f"http://{doors.metrics}/metrics", timeout=10).content)
+
+
 def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
     api: ApiLevel, namespace: str, tmp_path: Path
 ) -> None:
@@ -80,3 +110,4 @@ def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
                 str(each) for each in asked if not each.answered and each.panel not in of_gateways
             ]
             assert not silent, "\n".join(silent)
+            assert not lint(stage.operator.probe("metrics")[1].encode())

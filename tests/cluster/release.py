@@ -1,0 +1,91 @@
+"""The chart installed in a real cluster, as tests of whole swarms use it: torch from this machine, small and quick.
+
+`installed` gives a release in one namespace; `serve` applies a swarm and waits until it is Ready. The host reaches
+Services and pods, so no port is forwarded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cluster.chart import CHART
+from cluster.kube.kubectl import Kubectl
+from cluster.kube.real import RealCluster
+from cluster.kube.volumes import host_volume, site_packages
+
+EXAMPLE = CHART.parents[1] / "examples" / "counting.yaml"
+INSTALL_SECONDS = 180.0
+READY_SECONDS = 240.0  # four servers import torch, two on each of two nodes that share this machine
+SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
+VALUES: dict[str, Any] = {
+    "image": {"pullPolicy": "Never"},
+    "operator": {"resources": SMALL, "resyncSeconds": 5},
+    "gateway": {"resources": SMALL, "leaveDelaySeconds": 1, "drainSeconds": 5, "holdSeconds": 60},
+    "server": {"image": {"repository": "modelswarm/server-slim"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    cluster: RealCluster
+    kubectl: Kubectl
+
+    @property
+    def url(self) -> str:
+        """Of the gateway's Service."""
+        service = self.kubectl.get("service", "modelswarm-gateway")
+        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+
+    def serve(self, document: Path = EXAMPLE, seconds: float = READY_SECONDS) -> str:
+        """The name of the swarm, once it is Ready."""
+        text = document.read_text(encoding="utf-8")
+        name: str = yaml.safe_load(text)["metadata"]["name"]
+        self.kubectl.apply(text)
+        self.kubectl.wait_condition("modelswarm", name, "Ready", seconds)
+        return name
+
+    def servers(self, swarm: str) -> list[dict[str, Any]]:
+        """Its pods that are not on their way out."""
+        chosen = f"modelswarm.io/swarm={swarm},modelswarm.io/role=server"
+        pods = self.kubectl.items("pods", chosen)
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+@contextmanager
+def installed(
+    cluster: RealCluster, namespace: str, folder: Path, more: Sequence[str] = ()
+) -> Iterator[Release]:
+    """In a namespace of its own; gone afterwards, with its swarms."""
+    kubectl = cluster.kubectl.within(namespace)
+    claim = host_volume(kubectl, "torch", site_packages(), namespace)
+    values = folder / "values.yaml"
+    template = {"serverPodTemplate": torch_mounted(claim)}
+    values.write_text(json.dumps({**VALUES, **template, "watchNamespaces": [namespace]}))
+    words = (
+        "upgrade",
+        "--install",
+        "modelswarm",
+        str(CHART),
+        "-f",
+        str(values),
+        "--take-ownership",
+    )
+    kubectl.helm(*words, "--wait", f"--timeout={INSTALL_SECONDS:.0f}s", *more)
+    try:
+        yield Release(cluster, kubectl)
+    finally:
+        kubectl("delete", "modelswarms", "--all", "--timeout=60s", seconds=90)
+        kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
+
+
+def torch_mounted(claim: str) -> dict[str, Any]:
+    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
+    volume = {"name": "torch", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    container = {"name": "server", "volumeMounts": [mount], "resources": SMALL}
+    return {"spec": {"containers": [container], "volumes": [volume]}}
