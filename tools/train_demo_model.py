@@ -7,12 +7,9 @@ byte, a chat template. The lessons are in `demo_model/lessons.py`, the rows in
 `demo_model/packing.py`, the exam in `demo_model/exam.py`. Rows and first weights follow from the
 seed; sums of many threads may differ in the last bit, so another machine gets a twin, not a copy.
 
-How the shipped weights were made: seed 20, 2700 steps in five legs (`--resume`, `--first-step`; the
-optimizer starts anew in each), 19 million tokens, 70 minutes on two cores of a Sapphire Rapids Xeon
-that other work kept busy; two free cores take 12 000 tokens a second. The recipe was mended
-between the legs: steps 1-2000 had twice the rows, steps 1-1500 no weight on where to stop, steps
-1500-2200 a weight of 30 (which made it stop too early), steps 2200-2700 are as below. The defaults
-below are that recipe in one leg, of as many tokens; they have not been run to the end.
+The shipped weights are what this command, with its defaults, made: one run of 5000 steps, 19 million
+tokens, 26 minutes on two free cores of a Sapphire Rapids Xeon (12 000 tokens a second). It prints its
+exam at the end; the shipped weights had every question right but one count beyond 300.
 """
 
 from __future__ import annotations
