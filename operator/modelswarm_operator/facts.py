@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.checkpoint.inspect import facts_document, facts_from_document, inspect_model
-from modelswarm.errors import ModelSourceError, UserError
+from modelswarm.errors import ModelSourceError
 from modelswarm.resources import Model
 from modelswarm.resources_status import ModelStatus
 
@@ -20,14 +20,8 @@ _HUB = "hf://"
 
 
 def address_of(model: Model) -> str:
-    """Source and revision in one, as the user asked for them."""
-    if model.revision is None:
-        return model.source
-    if not model.source.startswith(_HUB) or "@" in model.source:
-        raise UserError(
-            "spec.model.revision", "allowed only with an hf:// source that names none itself"
-        )
-    return f"{model.source}@{model.revision}"
+    """Source and revision in one, as the user asked for them (the type allows a revision only where there is none)."""
+    return model.source if model.revision is None else f"{model.source}@{model.revision}"
 
 
 def pinned_address(known: ModelStatus) -> str:
