@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check bench images cluster cluster-down cluster-packages cluster-ready proto lock clean
+.PHONY: help setup demo test check bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -38,7 +38,7 @@ test: check cluster-ready ## check, then every test
 	$(BIN)/pytest
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
-	$(BIN)/python -m bench $(ONLY)
+	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
 
 # REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
 images: ## build the container images with docker, podman or buildah, whatever is there
@@ -59,6 +59,10 @@ cluster-ready: $(STAMP) ## all that a cluster is made of: packages, programs, im
 
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py
+
+crd: $(STAMP) ## regenerate the CRD, the chart's copy and the reference in docs/
+	$(BIN)/python tools/make_crd.py
+	$(BIN)/python tools/make_crd.py --docs
 
 lock: $(STAMP) ## write constraints.txt and images/requirements from what is installed
 	$(BIN)/pip freeze --exclude-editable > constraints.txt

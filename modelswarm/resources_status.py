@@ -129,7 +129,12 @@ class Status(StatusPart):
         default=0, description="The generation of the swarm that this status speaks of."
     )
     conditions: tuple[Condition, ...] = Field(
-        default=(), description="The state in words, one entry for each type."
+        default=(),
+        description="The state in words, one entry for each type.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+        },
     )
     served_name: str = Field(default="", description="What clients give as `model`.")
     url: str = Field(default="", description="Where clients reach the gateway inside the cluster.")
