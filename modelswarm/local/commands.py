@@ -58,6 +58,10 @@ def server_command(
         "--metrics": "127.0.0.1:0",
         "--parent-fd": str(lifeline),
     }
+    if plan.tokenizer is not None:
+        flags["--tokenizer"] = plan.tokenizer
+    if plan.chat_template is not None:
+        flags["--chat-template"] = str(folder.chat_template)
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
     if settings.token_budget is not None:

@@ -5,10 +5,11 @@ Knows where facts of a model come from; raises UserError for anything that could
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from modelswarm.checkpoint.inspect import inspect_model
-from modelswarm.errors import UserError
+from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources import Model, ModelSwarm
@@ -24,17 +25,14 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
     limit = None if memory is None else bytes_of(memory, "--memory")
     source = source_of(swarm.spec.model)
     # Before anything is started, so that a bad model is refused with nothing half-way.
-    facts = inspect_model(source).facts
+    _check_words(swarm.spec.model)
+    facts = inspect_model(source, swarm.spec.model.tokenizer).facts
     return plan_swarm(swarm, facts, source, limit)
 
 
 def source_of(model: Model) -> str:
     """The address a server understands: source and revision in one."""
-    if model.source.startswith("pvc://"):
-        raise UserError(
-            "spec.model.source",
-            "pvc:// names a volume of a cluster; allowed on one machine: demo://, hf:// or file://",
-        )
+    _check_reachable(model.source, "spec.model.source")
     if model.revision is None:
         return model.source
     if not model.source.startswith("hf://") or "@" in model.source:
@@ -44,13 +42,32 @@ def source_of(model: Model) -> str:
     return f"{model.source}@{model.revision}"
 
 
+def _check_reachable(address: str, field: str) -> None:
+    if address.startswith("pvc://"):
+        raise UserError(
+            field,
+            "pvc:// names a volume of a cluster; allowed on one machine: demo://, hf:// or file://",
+        )
+
+
+def _check_words(model: Model) -> None:
+    """Before anything starts, as far as it can be seen here."""
+    if model.tokenizer is not None:
+        _check_reachable(model.tokenizer, "spec.model.tokenizer")
+    if model.chat_template is not None and find_spec("jinja2"):
+        from modelswarm.checkpoint.chat_template import check_template
+
+        try:
+            check_template(model.chat_template)
+        except ModelSourceError as error:
+            raise UserError("spec.model.chatTemplate", error.message) from None
+
+
 def unused_fields(swarm: ModelSwarm) -> list[str]:
     """Fields that were given and mean something only in a cluster."""
     model = swarm.spec.model
     given = {
         "spec.model.tokenSecretRef": model.token_secret_ref is not None,
-        "spec.model.tokenizer": model.tokenizer is not None,
-        "spec.model.chatTemplate": model.chat_template is not None,
         "spec.rollout": "rollout" in swarm.spec.model_fields_set,
         "spec.pools[].podTemplate": any(pool.pod_template for pool in swarm.spec.pools),
     }

@@ -45,6 +45,7 @@ class RunFolder:
         self.path, self._lock = path, lock
         self.members, self.logs = path / "members", path / "logs"
         self.announce = path / "gateway.json"
+        self.chat_template = path / "chat_template.jinja"  # only if the document brings one
 
     @classmethod
     def claim(cls, name: str, parent: Path | None = None) -> RunFolder:

@@ -76,6 +76,8 @@ class LocalSwarm:
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
         deadline = time.monotonic() + wanted.start_timeout
         try:
+            if self.plan.chat_template is not None:
+                self._folder.chat_template.write_text(self.plan.chat_template, encoding="utf-8")
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
             self._wait_linked(deadline, self._folder)

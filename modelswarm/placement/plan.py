@@ -55,6 +55,8 @@ class SwarmPlan:
     replicas: int
     hold_seconds: float  # a session without a route is held so long
     servers: tuple[ServerPlan, ...]  # one per span, in order
+    tokenizer: str | None = None  # address of another than the model's own
+    chat_template: str | None = None  # the template itself, instead of the model's own
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -95,6 +97,8 @@ def plan_swarm(
         replicas=spec.replicas,
         hold_seconds=seconds_of(spec.sessions.hold_limit),
         servers=servers,
+        tokenizer=spec.model.tokenizer,
+        chat_template=spec.model.chat_template,
     )
 
 
