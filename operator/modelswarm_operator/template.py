@@ -6,7 +6,7 @@ how it is reached and how it ends is the operator's: a patch of that is put back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modelswarm.resources import Pool, Spec
@@ -103,6 +103,13 @@ def _restore_named(target: Json, source: Json, part: str, keys: Iterable[str]) -
         if [i for i in theirs if i.get("name") == name] != [item]
     ]
     if changed:
-        others = [item for item in theirs if item.get("name") not in changed]
-        target[part] = [*(mine[name] for name in changed), *others]
+        ours = [mine[name] for name in changed]
+        target[part] = [*ours, *(item for item in theirs if not any(map(_same(item), ours)))]
     return changed
+
+
+def _same(item: Json) -> Callable[[Json], bool]:
+    """Whether another entry has its name or its port."""
+    return lambda other: any(
+        key in item and item[key] == other.get(key) for key in ("name", "containerPort")
+    )

@@ -36,7 +36,8 @@ def test_pods_drain_and_then_the_swarm_is_gone() -> None:
     assert world.exists and world.condition("Ready")["reason"] == "Deleting"
     world.pass_time(5.0)
     world.turn()
-    assert not world.exists and not world.pods
+    assert not world.pods
+    assert not world.exists
 
 
 def test_a_deletion_while_it_is_created_creates_no_more() -> None:
