@@ -87,13 +87,13 @@ def test_a_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> N
 def test_pods_of_both_nodes_reach_a_service_by_name(cluster: RealCluster, namespace: str) -> None:
     kubectl = cluster.kubectl.within(namespace)
     kubectl.apply(web("one", "n1"), web("two", "n2"))
-    kubectl("create", "service", "clusterip", "one", "--tcp=80:8000")
+    kubectl("expose", "pod", "one", "--name=door", "--port=80", "--target-port=8000")
     for name in ("one", "two"):
         kubectl.wait_condition("pod", name, "Ready", POD_SECONDS)
-    for address in ("one", f"one.{namespace}", f"one.{namespace}.svc.cluster.local"):
+    for address in ("door", f"door.{namespace}", f"door.{namespace}.svc.cluster.local"):
         for caller in ("one", "two"):  # its own node, itself, and the other node
             _reaches(kubectl, caller, address, "one")
-    service = kubectl.get("service", "one")["spec"]["clusterIP"]
+    service = kubectl.get("service", "door")["spec"]["clusterIP"]
     with urllib.request.urlopen(f"http://{service}/hostname", timeout=5) as answer:
         assert answer.read().strip() == b"one"  # the host reaches Services too
 

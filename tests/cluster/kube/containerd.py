@@ -69,6 +69,11 @@ class Containerd:
     def socket(self) -> Path:
         return self._folder / "c.sock"
 
+    @property
+    def disk(self) -> Path:
+        """Where images and containers lie."""
+        return self._folder / "root"
+
     def start(self, network: Network, index: int, inside: int) -> None:
         """`inside`: the process whose namespaces are the node's."""
         self._write_config(network, index)

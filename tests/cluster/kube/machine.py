@@ -7,13 +7,12 @@ or a kubelet of the host's is never touched.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
+from cluster.kube.namespace_holder import hold_namespaces
 from cluster.kube.network import run
 from cluster.kube.processes import Processes
-from cluster.kube.waiting import wait_for
 
 FIXED = (
     Path("/var/lib/kubelet"),  # device-plugins/kubelet.sock
@@ -21,7 +20,7 @@ FIXED = (
     Path("/var/log/containers"),  # links to logs
     Path("/run/containerd"),
 )
-START_SECONDS = 10.0
+SPARE_BYTES = 8 << 30  # of memory, for disks to be held there
 
 
 class Machine:
@@ -32,18 +31,19 @@ class Machine:
         self._folder = folder
         self._processes = processes
 
+    def add_disk(self, network: int, place: Path) -> None:
+        """Images and containers lie in memory when there is enough: unpacking and deleting gigabytes is slow on a disk.
+
+        It outlives a reboot, not the cluster. `network`: the pid whose mount namespace every boot copies.
+        """
+        place.mkdir(parents=True, exist_ok=True)
+        if _free_memory() > SPARE_BYTES:
+            mount = ("mount", "-t", "tmpfs", "-o", "mode=0700", "modelswarm-disk", str(place))
+            run("nsenter", f"--target={network}", "--mount", *mount)
+
     def boot(self, network: int) -> int:
         """The pid whose namespaces are the node's. `network`: the pid whose network it is on."""
-        ours = os.readlink("/proc/self/ns/mnt")
-        command = ("unshare", "--mount", "--propagation", "private", "sleep", "infinity")
-        pid = self._processes.start(self._process, command, inside=network)
-        wait_for(
-            "a mount namespace",
-            lambda: _entered(pid, ours),
-            START_SECONDS,
-            every=0.01,
-            explain=lambda: self._processes.log_end(self._process),
-        )
+        pid = hold_namespaces(self._processes, self._process, inside=network)
         for place in FIXED:
             own = self._folder / "fixed" / place.relative_to("/")
             own.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,8 @@ def remove_fixed_folders() -> None:
             place.rmdir()
 
 
-def _entered(pid: int, ours: str) -> bool:
-    """`unshare` became `sleep`: propagation is set as well."""
-    namespace = os.readlink(f"/proc/{pid}/ns/mnt")
-    return namespace != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+def _free_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 0

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.kube.namespace_holder import hold_namespaces
 from cluster.kube.processes import Processes
-from cluster.kube.waiting import wait_for
 
-HOLDER = "network"  # the process that keeps the namespace alive
+HOLDER = "network"  # the process that keeps the namespace alive, and a mount namespace for the nodes' disks
 OCTETS = range(200, 250)  # 10.OCTET.0.0/16 belongs to one cluster
 UPLINK = "uplink"
 TABLE = "modelswarm"  # our own nft table in there
-SETUP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +76,7 @@ class Network:
 
 def open_network(processes: Processes) -> Network:
     """A namespace, a free octet, the cable and the route."""
-    holder = processes.start(HOLDER, ("unshare", "--net", "sleep", "infinity"))
-    ours = os.readlink("/proc/self/ns/net")
-    wait_for(
-        "a network namespace",
-        lambda: os.readlink(f"/proc/{holder}/ns/net") != ours,
-        SETUP_SECONDS,
-        every=0.01,
-        explain=lambda: processes.log_end(HOLDER),
-    )
+    holder = hold_namespaces(processes, HOLDER, "net")
     network = _claim(holder)
     run("ip", "address", "add", f"{network.host_ip}/30", "dev", network.host_link)
     run("ip", "link", "set", network.host_link, "up")

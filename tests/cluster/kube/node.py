@@ -40,6 +40,7 @@ class Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         make_group(self.group)
         add_bridge(network, self.index)
+        self._machine.add_disk(network.holder, self.runtime.disk)
         self._boot(network)
 
     def join(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
