@@ -4,6 +4,8 @@ linked to it, one operator. For the reference page and for tests; no network is 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
@@ -11,6 +13,7 @@ from modelswarm.protocol.identity import Address
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
 from modelswarm_gateway.cluster import Cluster
 from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.members import MembersFolder
 from modelswarm_gateway.metrics import Metrics as GatewayMetrics
 from modelswarm_gateway.node import Node
 from modelswarm_gateway.pod_gauges import PodGauges
@@ -46,7 +49,8 @@ def hello(name: str, first: int, last: int, model: str = MODEL, n_blocks: int = 
 
 def new_node() -> Node:
     """Call it on an event loop."""
-    return Node("gateway/1/x", 1, dict, GatewaySettings(), lambda: 0.0, lambda: 0.0)
+    nobody = MembersFolder(Path("there-is-no-such-folder"))
+    return Node("gateway/1/x", 1, nobody, GatewaySettings(), lambda: 0.0, lambda: 0.0)
 
 
 async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
