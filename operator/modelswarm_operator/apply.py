@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from modelswarm_operator.client import Api
 from modelswarm_operator.errors import ConflictError, NotFoundError, RejectedError
 from modelswarm_operator.events import Events
-from modelswarm_operator.kinds import CHILDREN, MANAGER, POD, SWARM, Kind, controller_uid
+from modelswarm_operator.kinds import (
+    CHILDREN,
+    MANAGER,
+    POD,
+    SWARM,
+    Kind,
+    controller_of,
+    controller_uid,
+)
 from modelswarm_operator.metrics import Metrics
 from modelswarm_operator.observe import Cache
 from modelswarm_operator.world import (
@@ -176,7 +184,7 @@ class Apply:
         path = kind.path(swarm.namespace, name)
         what = f"{kind.kind}/{name}"
         known = self._cache.has_child(kind, swarm.uid, name)
-        if not known and await self._is_foreign(path, swarm):
+        if not known and await self._taken_by(kind, name, swarm):
             self._refused(swarm, what, f"a {kind.kind} {name} that is not this swarm's is there")
             return
         try:
@@ -186,12 +194,23 @@ class Apply:
             return
         self._cache.accept(swarm.uid, what)
 
-    async def _is_foreign(self, path: str, swarm: SwarmView) -> bool:
-        """Apply would quietly take over somebody else's object."""
+    async def _taken_by(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
+        """Whether somebody else's object has this name: apply would quietly take it over.
+
+        What a swarm of this name left behind, the garbage collector has not come to yet: it goes now.
+        """
+        path = kind.path(swarm.namespace, name)
         try:
-            return controller_uid(await self._api.get(path)) != swarm.uid
+            there = await self._api.get(path)
+            owner = controller_of(there)
+            if owner.get("uid") == swarm.uid:
+                return False
+            if (owner.get("kind"), owner.get("name")) != (SWARM.kind, swarm.name):
+                return True
+            await self._api.delete(path, there["metadata"]["uid"])
         except NotFoundError:
             return False
+        return False
 
     async def _delete_child(self, swarm: SwarmView, action: DeleteChild) -> None:
         kind = CHILDREN[action.kind]

@@ -54,9 +54,14 @@ CHILDREN = {kind.kind: kind for kind in (SERVICE, BUDGET)}
 WATCHED = (SWARM, POD, SERVICE, BUDGET, NODE)
 
 
-def controller_uid(raw: dict[str, Any]) -> str:
-    """Of the object's controller: "" if it has none, and then it is not ours."""
+def controller_of(raw: dict[str, Any]) -> dict[str, Any]:
+    """The owner reference of the object's controller; empty if it has none."""
     for owner in raw["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
-            return str(owner.get("uid") or "")
-    return ""
+            return dict(owner)
+    return {}
+
+
+def controller_uid(raw: dict[str, Any]) -> str:
+    """Empty if there is none, and then it is not ours."""
+    return str(controller_of(raw).get("uid") or "")

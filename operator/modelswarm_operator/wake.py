@@ -76,7 +76,8 @@ class Watch:
 
     def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
         async def seen(event: Any, **ignored: Any) -> None:
-            loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
+            if not loop.is_closed():  # else the process is ending
+                loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
 
         return seen
 
