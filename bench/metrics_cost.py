@@ -1,0 +1,82 @@
+"""What counting costs: microseconds per token and turn of a gateway and per step of a server, milliseconds per scrape.
+
+One process, no network: the calls that the hot paths make, in a loop. A scrape is answered on the gateway's event loop,
+so no token moves while it lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from prometheus_client import generate_latest
+
+from bench.harness import Bar, Result
+from modelswarm.protocol.identity import Epoch
+from modelswarm_gateway.core.effects import HopView, SessionView
+from modelswarm_gateway.metrics import Metrics as GatewayMetrics
+from modelswarm_gateway.metrics import Outcome
+from modelswarm_serving.metrics import Metrics as ServerMetrics
+from modelswarm_serving.model.base import ModelShape
+from tools.metric_registries import BLOCKS, MODEL, hello, new_node
+
+RUNS, SESSIONS = 5, 1000
+ROUTE = (HopView("a/1/x", 0, 4), HopView("b/1/x", 4, 8))
+PARKED = SessionView("s", MODEL, "parked", Epoch(0, 1), 10, ROUTE, 0, 0)
+WORDS = {
+    "token_us": "us per token",
+    "turn_us": "us per turn",
+    "step_us": "us per step of a server",
+    "scrape_ms": f"ms per scrape of a gateway with {SESSIONS} sessions",
+}
+
+
+def run() -> Result:
+    figures = asyncio.run(_measured())
+    return Result(
+        name="metrics_cost",
+        figures=figures,
+        columns=("what", "cost"),
+        rows=[(WORDS[name], f"{value:.2f}") for name, value in figures.items()],
+        shape="one model, one server, counters and histograms as in production",
+        threads=1,
+        bars=[Bar("token_us", "<=", 5.0), Bar("scrape_ms", "<=", 25.0)],
+    )
+
+
+async def _measured() -> dict[str, float]:
+    node = new_node()
+    metrics = GatewayMetrics(node)
+    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    meter = metrics.turn(MODEL, 10, 0.0)
+    meter.tokens(1, 0.1)
+    server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256))
+    costs = {
+        "token_us": _best(lambda: meter.tokens(1, 0.113), 20_000) * 1e6,
+        "turn_us": _best(lambda: _turn(metrics), 2_000) * 1e6,
+        "step_us": _best(lambda: server.step(8, 0.01, False), 20_000) * 1e6,
+    }
+    for _ in range(SESSIONS):
+        node.open(MODEL)
+    return {**costs, "scrape_ms": _best(lambda: generate_latest(metrics.registry), 20) * 1e3}
+
+
+def _turn(metrics: GatewayMetrics) -> None:
+    """All that is counted of a turn but its tokens."""
+    meter = metrics.turn(MODEL, 10, 0.0)
+    meter.began(0.1)
+    meter.ended(Outcome.COMPLETED, PARKED, 1.0)
+    metrics.stream(MODEL, Outcome.COMPLETED, "stop")
+    metrics.request(MODEL, None)
+
+
+def _best(call: Callable[[], object], times: int) -> float:
+    """Seconds per call, of the run that was disturbed least."""
+    runs: list[float] = []
+    for _ in range(RUNS):
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        runs.append((time.perf_counter() - began) / times)
+    return min(runs)
