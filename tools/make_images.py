@@ -105,14 +105,17 @@ def build(builder: str, wish: Wish, log: int | None = None) -> dict[str, str]:
 def _archive(builder: str, name: str, path: Path, log: int | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # an archive is never added to
-    words = [builder, "push", name, f"oci-archive:{path}:{name}"]
+    # Not compressed: for a cluster on this machine packing and unpacking would only cost time.
+    plain = ["--disable-compression"] if builder == "buildah" else []
+    words = [builder, "push", *plain, name, f"oci-archive:{path}:{name}"]
     subprocess.run(words, check=True, stdout=log, stderr=log)
 
 
 def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
     parser = argparse.ArgumentParser(description="Build ModelSwarm's container images.")
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="default: %(default)s",
-                        default=["operator", "gateway", "server"])  # fmt: skip
+    parser.add_argument(
+        "targets", nargs="*", help=f"some of: {', '.join(TARGETS)}; default: the first three"
+    )
     parser.add_argument(
         "--builder", default="", help="docker, podman or buildah; default: what is there"
     )
@@ -121,12 +124,17 @@ def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
     parser.add_argument("--base", default="", help="base image, Debian or alike with Python 3.11")
     parser.add_argument("--archives", type=Path, help="folder for OCI archives, TARGET.tar each")
     given = parser.parse_args(arguments)
+    for target in given.targets:
+        if target not in TARGETS:
+            parser.error(f"{target!r} is none of {', '.join(TARGETS)}")
     if given.builder not in ("", "docker", "podman", "buildah"):
         parser.error(f"--builder: {given.builder!r} is none of docker, podman, buildah")
     if given.archives and given.builder == "docker":
         parser.error("--archives: docker writes none; use podman or buildah")
     tag = given.tag or version()
-    wish = Wish(tuple(given.targets), given.registry, tag, given.base or None, given.archives)
+    wish = Wish(
+        tuple(given.targets) or TARGETS[:3], given.registry, tag, given.base or None, given.archives
+    )
     return given.builder or None, wish
 
 

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Never
 
 import click
@@ -34,6 +35,7 @@ from modelswarm_serving.page import Page
 from modelswarm_serving.settings import Settings, parse
 
 PROGRAM = "modelswarm-server"
+NO_TORCH = "torch is not installed; images without it expect it mounted at /opt/torch"
 _HASH_PAGES = 1024
 _HASH_LENGTH = 4096
 _ROW_OF_HASH = 8  # bytes
@@ -119,6 +121,8 @@ def load(settings: Settings) -> Loaded:
     outline.part(settings.first, settings.last)
     files = files_of(checkpoint.folder, settings.tokenizer, settings.chat_template)
     check_tokenizer(files.words or checkpoint.folder, outline.vocab)
+    if find_spec("torch") is None:
+        raise ModelSwarmError(NO_TORCH)
     # After what can be refused without torch, which takes seconds to import.
     from modelswarm_serving.model.startup import SpanOptions, load_span
 
