@@ -40,6 +40,7 @@ class ApiSettings:
     first_service_ip: str = "10.96.0.1"
     pods_reach_it: bool = False
     toleration_seconds: int = 10
+    node_grace_seconds: int = 15  # a silent node is NotReady then; Kubernetes' own default is 50
     apiserver_flags: tuple[str, ...] = ()
     tied: bool = True  # dies with the process that starts it
 
@@ -77,7 +78,7 @@ class ApiLevel:
         parts = (self.layout, self.processes, self.pki, url)
         if self.settings.controller_manager:
             with self._report(controllers.MANAGER):
-                controllers.start_controller_manager(*parts)
+                controllers.start_controller_manager(*parts, self.settings.node_grace_seconds)
         if self.settings.scheduler:
             with self._report(controllers.SCHEDULER):
                 controllers.start_scheduler(*parts)

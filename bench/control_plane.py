@@ -1,0 +1,150 @@
+"""A control plane without nodes for the operator's benchmarks: a real API server with controllers, scheduler and kwok,
+the operator's own process with its own least rights and its Lease, and swarms whose pods kwok makes Ready.
+
+Used by `operator_converge` and `operator_idle`. It is built from the tests' parts (`tests/cluster`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.kube.api_level import ApiLevel, ApiSettings
+from cluster.kube.kwok import fake_node
+from cluster.kube.layout import Layout
+from cluster.kube.namespaces import own_namespace
+from cluster.kube.waiting import wait_for
+from cluster.operators import ACCOUNT, Operator, grant
+from cluster.plain import PODS, SWARMS, Json, Plain
+from cluster.scenes import install_crd
+
+NODES = 10
+SPANS, REPLICAS = 5, 2  # ten pods per swarm
+RESYNC_SECONDS = "60"  # the chart's
+LOOK_SECONDS = 0.25
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """One namespace with its operator, which leads."""
+
+    level: ApiLevel
+    namespace: str
+    operator: Operator
+    plain: Plain
+
+    def create(self, count: int) -> None:
+        """Swarms of ten pods each."""
+        for number in range(count):
+            self.plain.post(SWARMS.format(self.namespace), _swarm(f"swarm-{number}"))
+
+    def wait_ready(self, count: int, seconds: float) -> None:
+        wait_for(
+            f"{count} swarms to be ready",
+            lambda: self._ready() == count,
+            seconds,
+            every=LOOK_SECONDS,
+            explain=lambda: f"{self._ready()} are ready\n{self.operator.text()[-3000:]}",
+        )
+
+    def _ready(self) -> int:
+        return sum(map(is_ready, self.plain.items(SWARMS.format(self.namespace))))
+
+    def pods(self) -> int:
+        return len(self.plain.items(PODS.format(self.namespace)))
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the operator's process and its threads so far."""
+        stat = Path(f"/proc/{self.operator.process.pid}/stat").read_text()
+        fields = stat.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self) -> float:
+        for line in Path(f"/proc/{self.operator.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise RuntimeError("the operator's process tells no memory")
+
+    def requests(self, skip: int = 0) -> tuple[int, list[tuple[str, str]]]:
+        """(offset for the next call, verb and resource of each request of the operator) as the API server logged them.
+
+        The log is written a moment after the answer.
+        """
+        user = f"system:serviceaccount:{self.namespace}:{ACCOUNT}"
+        with self.level.audit_log.open("rb") as log:
+            log.seek(skip)
+            data = log.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        events = (json.loads(line) for line in whole.splitlines())
+        seen = [
+            (str(event["verb"]), str(event.get("objectRef", {}).get("resource", "")))
+            for event in events
+            if event["user"]["username"] == user and event["stage"] == "ResponseComplete"
+        ]
+        return skip + len(whole), seen
+
+
+@contextmanager
+def control_plane(*, audit: bool) -> Iterator[ControlPlane]:
+    settings = ApiSettings(
+        controller_manager=True, scheduler=True, kwok=True, audit=audit, node_grace_seconds=50
+    )
+    with tempfile.TemporaryDirectory(prefix="modelswarm-bench-") as folder:
+        level = ApiLevel(Layout(Path(folder)), settings)
+        try:
+            level.start()
+            with own_namespace(level.kubectl, "bench") as namespace, Plain(level) as plain:
+                yield from _with_operator(level, namespace, plain, Path(folder))
+        finally:
+            level.down()
+
+
+def _with_operator(
+    level: ApiLevel, namespace: str, plain: Plain, folder: Path
+) -> Iterator[ControlPlane]:
+    install_crd(level)
+    grant(level, namespace)
+    level.kubectl.apply(*(fake_node(f"node-{number}") for number in range(NODES)))
+    for number in range(NODES):
+        level.kubectl.wait_condition("node", f"node-{number}", "Ready", 60)
+    account = level.service_account_kubeconfig(namespace, ACCOUNT)
+    flags = ("--resync", RESYNC_SECONDS)
+    with Operator(account, namespace, folder, *flags, elect=True) as operator:
+        operator.wait_ready()
+        wait_for("the operator to lead", operator.leads, 30)
+        yield ControlPlane(level, namespace, operator, plain)
+        operator.check_log()
+
+
+def _swarm(name: str) -> Json:
+    spec = {
+        "model": {"source": "demo://counting", "servedName": name},
+        "spans": {"count": SPANS},
+        "replicas": REPLICAS,
+    }
+    return {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def is_ready(swarm: dict[str, Any]) -> bool:
+    """Ready, nothing under way, and as its newest generation wants it."""
+    status = swarm.get("status") or {}
+    states = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    fresh = status.get("observedGeneration") == swarm["metadata"]["generation"]
+    return fresh and states.get("Ready") == "True" and states.get("Progressing") == "False"
+
+
+def since(began: float) -> float:
+    return time.perf_counter() - began

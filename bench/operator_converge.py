@@ -1,0 +1,48 @@
+"""From nothing to all Ready: 20 swarms of 10 pods each on kwok's nodes, seconds from the first create request until the
+status of every swarm says Ready and nothing under way, as a client of the API server sees it.
+
+kwok makes a scheduled pod Ready at once, so this is what API server, scheduler and operator need.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bench.control_plane import REPLICAS, SPANS, control_plane, since
+from bench.harness import Bar, Result
+
+SWARMS = 20
+LONGEST = 300.0
+
+
+def run() -> Result:
+    with control_plane(audit=True) as plane:
+        before = plane.cpu_seconds()
+        began = time.perf_counter()
+        plane.create(SWARMS)
+        applied = since(began)
+        plane.wait_ready(SWARMS, LONGEST)
+        seconds = since(began)
+        cpu = plane.cpu_seconds() - before
+        pods = plane.pods()
+        _, requests = plane.requests()
+    wanted = SWARMS * SPANS * REPLICAS
+    if pods != wanted:
+        raise RuntimeError(f"{pods} pods for {wanted} slots")
+    creates = sum(made == ("create", "pods") for made in requests)
+    return Result(
+        name="operator_converge",
+        figures={
+            "seconds": seconds,
+            "apply_s": applied,
+            "operator_cpu_s": cpu,
+            "pods": pods,
+            "pod_creates": creates,
+            "requests": len(requests),
+        },
+        columns=("swarms", "pods", "seconds", "operator CPU s", "operator's requests"),
+        rows=[(str(SWARMS), str(pods), f"{seconds:.1f}", f"{cpu:.1f}", str(len(requests)))],
+        shape=f"{SWARMS} swarms x {SPANS * REPLICAS} pods on kwok nodes, from zero",
+        threads=1,
+        bars=[Bar("seconds", "<=", 60), Bar("pod_creates", "<=", wanted)],
+    )

@@ -1,0 +1,77 @@
+"""What an operator with nothing to do does: 100 swarms of 10 pods each, all Ready, for ten minutes.
+
+`writes` are the requests of the operator's account that change something, from the API server's audit log, apart from
+Lease renewals. The process is probed as a kubelet does and scraped as Prometheus does, which is counted in its CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+
+from bench.control_plane import REPLICAS, SPANS, WRITES, ControlPlane, control_plane
+from bench.harness import Bar, Result
+
+SWARMS = int(os.environ.get("BENCH_IDLE_SWARMS", "100"))
+SECONDS = float(os.environ.get("BENCH_IDLE_SECONDS", "600"))
+SETTLE_SECONDS = 30.0  # after the last swarm is ready: events of its pods still come in
+LONGEST = 900.0
+PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # every so many seconds, as in the chart
+
+
+def run() -> Result:
+    with control_plane(audit=True) as plane:
+        plane.create(SWARMS)
+        plane.wait_ready(SWARMS, LONGEST)
+        time.sleep(SETTLE_SECONDS)
+        skip, _ = plane.requests()
+        cpu, began = plane.cpu_seconds(), time.perf_counter()
+        _probe(plane, SECONDS)
+        elapsed = time.perf_counter() - began
+        cpu = plane.cpu_seconds() - cpu
+        time.sleep(2.0)  # until the log has it
+        _, requests = plane.requests(skip)
+        memory = plane.memory_mib()
+    counted = Counter(requests)
+    leases = sum(n for (verb, kind), n in counted.items() if kind == "leases" and verb in WRITES)
+    writes = sum(n for (verb, _), n in counted.items() if verb in WRITES) - leases
+    lists = sum(n for (verb, _), n in counted.items() if verb == "list")
+    return Result(
+        name="operator_idle",
+        figures={
+            "writes": writes,
+            "cpu_fraction": cpu / elapsed,
+            "lease_writes": leases,
+            "lists": lists,
+            "seconds": elapsed,
+            "memory_mib": memory,
+        },
+        columns=("seconds", "writes", "CPU of a core", "Lease writes", "lists", "RSS MiB"),
+        rows=[
+            (
+                f"{elapsed:.0f}",
+                str(writes),
+                f"{cpu / elapsed:.4f}",
+                str(leases),
+                str(lists),
+                f"{memory:.0f}",
+            )
+        ],
+        shape=f"{SWARMS} swarms x {SPANS * REPLICAS} pods on kwok nodes, all Ready",
+        threads=1,
+        bars=[Bar("writes", "<=", 0), Bar("cpu_fraction", "<=", 0.01)],
+    )
+
+
+def _probe(plane: ControlPlane, seconds: float) -> None:
+    now = time.monotonic()
+    end, due = now + seconds, dict.fromkeys(PROBES, now)
+    while (now := time.monotonic()) < end:
+        for name, every in PROBES.items():
+            if now >= due[name]:
+                due[name] = now + every
+                code, text = plane.operator.probe(name)
+                if code != 200:
+                    raise RuntimeError(f"/{name} answers {code}: {text}")
+        time.sleep(max(0.0, min(end, *due.values()) - time.monotonic()))
