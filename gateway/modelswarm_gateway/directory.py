@@ -48,6 +48,7 @@ class _Dial:
     due: float | None = 0.0  # None: under way, or linked
     failure: str = ""  # why the last one ended
     tried: bool = False
+    up: bool = False
 
 
 class Directory:
@@ -79,18 +80,19 @@ class Directory:
     def linked(self, peer: PeerId) -> None:
         dial = self._of(peer)
         if dial is not None:
-            dial.tried = True
             dial.pause, dial.due, dial.failure = FIRST_PAUSE, None, ""
+            dial.tried = dial.up = True
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
         """The link broke or could not be made: dial again, later each time."""
         dial = self._of(peer)
-        if dial is None or dial.failure != reason:  # a server that loads for long is one line
-            log.info("%s is not linked: %s", peer, reason)
-        if dial is not None and dial.due is None:
-            dial.tried, dial.failure = True, reason
-            dial.due = self._clock() + dial.pause
-            dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
+        if dial is None or dial.due is not None:
+            return
+        if not dial.up and dial.failure != reason:  # a server that loads for long is one line
+            log.info("%s cannot be linked: %s", peer, reason)
+        dial.tried, dial.up, dial.failure = True, False, reason
+        dial.due = self._clock() + dial.pause
+        dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
 
     def _of(self, peer: PeerId) -> _Dial | None:
         return self._dials.get(peer) or self._dials.get(pod_of(peer))

@@ -194,13 +194,13 @@ class Links:
             await asyncio.gather(*(stream.close() for stream in streams.values()))
 
     async def _greet(self, address: Address, streams: dict[Lane, DialledStream]) -> Hello:
+        """One lane after the other: whoever else may answer there takes a pair of them for a new link of ours, which
+        would end the one that we have."""
         link = secrets.token_hex(8)
-        hellos = await asyncio.gather(
-            *(
-                greet(stream, replace(self._hello, link=link, lane=lane), address)
-                for lane, stream in streams.items()
-            )
-        )
+        hellos = [
+            await greet(stream, replace(self._hello, link=link, lane=lane), address)
+            for lane, stream in streams.items()
+        ]
         if len({hello.peer for hello in hellos}) > 1:  # it restarted between the two lanes
             raise StreamBroken(f"two peers answer at {address.target}")
         return hellos[0]
@@ -287,7 +287,7 @@ class Links:
         for other in links:
             other.end(reason)  # this one too: `broken` tells whoever waits for the end
         if not self._closing:
-            log.debug("the link to %s is closed: %s", peer, reason)
+            log.info("the link to %s is closed: %s", peer, reason)
             self._handler.unlinked(peer, reason)
 
     def _received(self, link: _Link, items: list[Item]) -> None:

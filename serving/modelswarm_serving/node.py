@@ -121,7 +121,6 @@ class Node:
         self._settle()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        log.info("%s is not linked: %s", peer, reason)
         self._beats.leave(peer)
         self._core.disconnected(peer, self._clock())
         self._settle()

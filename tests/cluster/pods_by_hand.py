@@ -73,7 +73,11 @@ class PodSwarm(HashSwarm):
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels, "annotations": _SCRAPED},
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "annotations": {**_SCRAPED, "modelswarm.io/served-name": model},
+            },
             "spec": {
                 "nodeName": "by-hand",
                 "securityContext": _RESTRICTED,

@@ -190,7 +190,7 @@ def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: Po
     pods.tell("a0-before", ready=True)
     wait_for(
         "it is refused",
-        lambda: "a0-before/1 is not linked: other identity: a0/1/" in pods.log("gateway"),
+        lambda: "a0-before/1 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
     )
     pods.tell("a0-before", phase="Failed")
     assert peers(doors) == {"a0"}
@@ -200,7 +200,8 @@ def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: Po
     pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
     pods.run("a0")  # still says incarnation 1
     wait_for(
-        "it is refused", lambda: "a0/2 is not linked: other identity: a0/1/" in pods.log("gateway")
+        "it is refused",
+        lambda: "a0/2 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
     )
     assert pods.linked(doors) == 0
 

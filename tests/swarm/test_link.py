@@ -155,6 +155,63 @@ async def test_another_process_at_the_address_is_not_the_peer() -> None:
         await joined(a, b)
 
 
+async def test_looking_for_somebody_else_at_an_address_leaves_the_link_to_who_is_there() -> None:
+    """An address that went to another pod: the dial for the one before must not end the link to the new one."""
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        for wrong in ("b/1/before-its-restart", "gone/1"):
+            a.links.dial(Address(wrong, b.target))
+        await a.heard.until(lambda: len(a.heard.down) == 2)
+        a.send(b.address, [Close(1)])
+        await b.heard.until(lambda: bool(b.heard.items))
+        assert len(a.heard.up) == len(b.heard.up) == 1
+        assert not b.heard.down
+
+
+async def test_a_pod_is_dialled_without_knowing_who_lives_in_it() -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(Address("b/1", b.target))
+        await a.heard.until(lambda: bool(a.heard.up))
+        assert a.heard.up[0].peer == b.peer == "b/1/x"
+        a.links.dial(Address("b/1", b.target))  # linked already: nothing happens
+        a.send(Address(b.peer, ""), [Close(1)])
+        await b.heard.until(lambda: bool(b.heard.items))
+        assert len(a.heard.up) == len(b.heard.up) == 1
+        await b.links.close()
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert a.heard.down[0][0] == "b/1/x"
+        a.links.dial(Address("b/1", b.target))
+        await a.heard.until(lambda: len(a.heard.down) == 2)
+        assert a.heard.down[1][0] == "b/1", "as it was dialled"
+
+
+@pytest.mark.parametrize("wanted", ["b", "b/2", "b/", "b/1/", "/1", "c/1", ""])
+async def test_a_pod_of_another_name_or_incarnation_is_refused(wanted: str) -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(Address(wanted, b.target))
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert a.heard.down[0][0] == wanted
+        assert "other identity" in a.heard.down[0][1]
+        assert not a.heard.up
+
+
+async def test_a_container_that_restarts_in_its_pod_is_a_new_peer() -> None:
+    async with nodes("a") as (a,):
+        first, second = Node(hello("p/3/first")), Node(hello("p/3/second"))
+        target = await first.links.listen("127.0.0.1:0")
+        a.links.dial(Address("p/3", target))
+        await a.heard.until(lambda: bool(a.heard.up))
+        await first.links.close()
+        await a.heard.until(lambda: bool(a.heard.down))
+        try:
+            assert await second.links.listen(target) == target
+            a.links.dial(Address("p/3", target))
+            await a.heard.until(lambda: len(a.heard.up) == 2)
+            assert [each.peer for each in a.heard.up] == ["p/3/first", "p/3/second"]
+        finally:
+            await second.links.close()
+
+
 @pytest.mark.parametrize("version", [(2, 0), (0, 9), (1, 2)])
 async def test_another_protocol_version_is_refused_and_both_are_named(
     version: tuple[int, int],
