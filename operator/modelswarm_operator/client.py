@@ -36,8 +36,6 @@ Seen = Callable[[str, str, int, float], None]  # verb, path, code (0: no answer)
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
     """From the file, or from the pod's service account. Raises UserError: one sentence."""
     loaded = Configuration()
-    if kubeconfig is not None and not kubeconfig.is_file():
-        raise UserError("--kubeconfig", f"{kubeconfig}: no such file")
     try:
         if kubeconfig is None:
             config.load_incluster_config(client_configuration=loaded)

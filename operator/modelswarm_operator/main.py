@@ -173,7 +173,8 @@ class Process:
     def _ready(self) -> str:
         if self._not_ready or self._leading is None:
             return self._not_ready
-        return "" if self._leading.resync.synced else self._leading.resync.problem
+        resync = self._leading.resync
+        return resync.problem if resync.forbidden or not resync.synced else ""
 
     def _count(self) -> None:
         if self._leading is not None:

@@ -28,6 +28,7 @@ class Resync:
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self.tried_at = time.monotonic()  # the heartbeat that liveness looks at
         self.synced = False
+        self.forbidden = False  # the last try was refused: a right was taken away
         self.problem = "the first list is not complete"
 
     async def everything(self) -> set[str]:
@@ -38,10 +39,10 @@ class Resync:
                 await self._list(kind)
             await self._list_nodes()
         except ApiError as error:
-            self.problem = _in_words(error)
+            self.problem, self.forbidden = _in_words(error), isinstance(error, RejectedError)
             self._metrics.resyncs.labels("failed").inc()
             raise
-        self.synced, self.problem = True, ""
+        self.synced, self.forbidden, self.problem = True, False, ""
         self._metrics.resyncs.labels("done").inc()
         self._metrics.last_resync.set_to_current_time()
         return self._cache.uids()

@@ -98,6 +98,9 @@ def _settings(
         gateway_url=gateway_url,
         pod_template=_template(pod_template) if pod_template is not None else {},
     )
+    kubeconfig: Path | None = values["kubeconfig"]
+    if kubeconfig is not None and not kubeconfig.is_file():
+        raise UserError("--kubeconfig", f"{kubeconfig}: no such file")
     lease_namespace = values.pop("lease_namespace") or (_own_namespace() if values["elect"] else "")
     return Settings(policy=policy, health=health, lease_namespace=lease_namespace, **values)
 
