@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(sentence: str) -> int:
-    sys.stderr.write(f"{PROGRAM}: {sentence}\n")
+    sys.stderr.write(f"{PROGRAM}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
     return 2
 
 

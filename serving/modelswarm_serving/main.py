@@ -173,7 +173,7 @@ def _flag(field: str) -> str:
 
 
 def _refuse(sentence: str) -> int:
-    sys.stderr.write(f"{PROGRAM}: {sentence}\n")
+    sys.stderr.write(f"{PROGRAM}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
     return 2
 
 
