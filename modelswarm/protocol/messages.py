@@ -52,6 +52,7 @@ class Hello:
     max_length: int = 0  # most positions one session may have
     total_pages: int = 0
     page_size: int = 0  # positions a page holds
+    hold_ms: int = 0  # a session of this model may be held so long; 0: as the gateway sees fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ def _server_container(
         "--pages": span.pages,
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,
+        "--hold": f"{seconds_of(spec.sessions.hold_limit):g}",
         "--metrics": f"0.0.0.0:{METRICS}",
         **words_flags(spec.model),
     }

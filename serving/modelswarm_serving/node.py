@@ -240,6 +240,7 @@ class Node:
             max_length=self._core.longest_session,
             total_pages=shape.total_pages,
             page_size=shape.page_size,
+            hold_ms=round(1000 * (self._settings.hold_seconds or 0)),
         )
 
     async def _listen(self, target: str) -> str:

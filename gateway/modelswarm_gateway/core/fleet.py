@@ -41,12 +41,16 @@ class Pair:
     since: float = 0.0
 
 
+LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
+
+
 class Fleet:
     def __init__(self, pair_seconds: float, draw: Callable[[], int]) -> None:
         self._pair_seconds = pair_seconds
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
+        self._holds: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
         self._failed: dict[PeerId, float] = {}  # linked servers whose steps failed, and when
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
@@ -56,6 +60,8 @@ class Fleet:
         if not makes_sense(hello):
             return False
         self._servers[hello.peer] = Server(hello)
+        if hello.hold_ms:
+            self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
         self._lead(hello.model)
         return True
 
@@ -87,6 +93,10 @@ class Fleet:
     def leading(self, model: str) -> Kind | None:
         """The kind of servers that a turn is to run on; None if no server of the model is linked."""
         return self._leading.get(model)
+
+    def hold_seconds(self, model: str) -> float | None:
+        """How long its sessions may be held, as the latest of its servers said; None: none ever said."""
+        return self._holds.get(model)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """A step failed there: its sessions may do better elsewhere."""

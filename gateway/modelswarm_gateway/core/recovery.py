@@ -394,7 +394,8 @@ class Recovery:
         session.shunned.clear()
         if session.held_at is None:
             session.held_at = now
-        if now - session.held_at >= self._settings.hold_seconds:
+        limit = self._fleet.hold_seconds(session.model) or self._settings.hold_seconds
+        if now - session.held_at >= limit:
             self.give_up(session, self._detail(session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)

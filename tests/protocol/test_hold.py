@@ -1,0 +1,61 @@
+"""How long a session without a route is held: as its model's servers said, else as the gateway was told."""
+
+from __future__ import annotations
+
+import pytest
+from protocol.review_swarm import MODEL, Swarm
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.effects import Broken, GatewaySettings, TurnRequest
+
+
+def seconds_held(hold_ms: int, *, both: bool = True) -> float:
+    """Of a session whose tail dies in the middle of an answer, with nobody to take its place."""
+    swarm = Swarm(GatewaySettings(hold_seconds=3.0))
+    for first, last in ((0, 2), (2, 4)):
+        said = hold_ms if both or first == 0 else 0
+        server = swarm.serve(first, last, link=False)
+        swarm.link(server, hold_ms=said)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.run()
+    swarm.kill(server)
+    died = swarm.now
+    while not any(isinstance(effect, Broken) for effect in swarm.effects):
+        assert swarm.now - died < 100_000
+        swarm.wait(0.5)
+    return swarm.now - died
+
+
+@pytest.mark.parametrize(("hold_ms", "seconds"), [(0, 3.0), (8_000, 8.0), (1_000, 1.0)])
+def test_the_servers_of_a_model_say_how_long_its_sessions_are_held(
+    hold_ms: int, seconds: float
+) -> None:
+    assert seconds_held(hold_ms) == pytest.approx(seconds, abs=2.5)
+    assert seconds_held(hold_ms) >= seconds
+
+
+def test_a_server_that_says_nothing_leaves_what_others_said() -> None:
+    assert seconds_held(8_000, both=False) >= 8.0
+
+
+def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
+    swarm = Swarm(GatewaySettings(hold_seconds=1.0))
+    server = swarm.serve(0, 4, link=False)
+    swarm.link(server, hold_ms=20_000)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.run()
+    swarm.kill(server)
+    swarm.wait(15.0)
+    assert not [effect for effect in swarm.effects if isinstance(effect, Broken)]
+    swarm.serve(0, 4)
+    swarm.wait(10.0)
+    assert not [effect for effect in swarm.effects if isinstance(effect, Broken)]
+
+
+def test_a_server_cannot_have_sessions_held_for_ever() -> None:
+    swarm = Swarm()
+    server = swarm.serve(0, 4, link=False)
+    swarm.link(server, hold_ms=1 << 63)
+    assert swarm.core._fleet.hold_seconds(MODEL) == 24 * 3600.0
