@@ -106,6 +106,7 @@ class ApiServer:
 
     async def _configuration(self) -> kubernetes_client.Configuration:
         made = kubernetes_client.Configuration()
+        made.connection_pool_maxsize = 0  # no limit: each watch keeps one connection
         try:
             if self._in_a_pod:
                 kubernetes_config.load_incluster_config(client_configuration=made)

@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from modelswarm.errors import UserError
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.api_server import ApiServer
+from modelswarm_gateway.api_server import ApiServer, Unreachable
 from modelswarm_gateway.directory import Place
 from modelswarm_gateway.pod_watch import PodWatch, unready
 from modelswarm_gateway.pods import PodBook
@@ -25,6 +26,7 @@ class Cluster:
         jitter: Callable[[], float],
     ) -> None:
         """No namespaces: all of them."""
+        self._kubeconfig = kubeconfig
         self._api = ApiServer(kubeconfig)
         self._book = PodBook()
         self.on_change: Callable[[], None] = lambda: None
@@ -32,6 +34,14 @@ class Cluster:
         self._watches = [
             PodWatch(self._api, scope, self._book, self._changed, clock, jitter) for scope in scopes
         ]
+
+    async def check(self) -> None:
+        """UserError when nothing says where the API server is. It need not answer."""
+        try:
+            await self._api.check()
+        except Unreachable as error:
+            field = "--kubernetes" if self._kubeconfig is None else "--kubeconfig"
+            raise UserError(field, str(error)) from error
 
     def present(self) -> Mapping[PeerId, Place]:
         return self._book.present()

@@ -86,8 +86,10 @@ class Process:
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
         source, cluster = self._source(loop.time)
+        if cluster is not None:
+            await cluster.check()
+        sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
         node = self._node(source, loop.time)
         metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
         if cluster is not None:

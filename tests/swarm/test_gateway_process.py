@@ -110,6 +110,10 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
         (["--members", "x", "--drain", "-1"], "--drain"),
         (["--members", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
         (["--members", "x", "--what"], "--what"),
+        (["--members", "x", "--kubernetes"], "--members: give either --members FOLDER or --kub"),
+        (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
+        (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
+        (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),
     ],
 )
 def test_bad_flags_are_one_sentence_and_exit_code_two(
