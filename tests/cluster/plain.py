@@ -6,6 +6,7 @@ Used by tests that look often or write a lot. One `Plain` per thread.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
 PODS = "/api/v1/namespaces/{}/pods"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
+WATCH = httpx.Timeout(30, read=None)  # silent while nothing happens
 
 
 class Plain:
@@ -48,6 +50,10 @@ class Plain:
     def post(self, path: str, body: Json) -> Json:
         return self._read(self._client.post(path, json=body))
 
+    def try_post(self, path: str, body: Json) -> int:
+        """The code, whatever it is."""
+        return self._client.post(path, json=body).status_code
+
     def put(self, path: str, body: Json) -> Json:
         return self._read(self._client.put(path, json=body))
 
@@ -58,6 +64,14 @@ class Plain:
         """Gone already is fine."""
         answer = self._client.request("DELETE", path, json=options or None)
         return {} if answer.status_code == 404 else self._read(answer)
+
+    def lines(self, path: str, **query: str) -> Iterator[str]:
+        """Of a watch, until the API server ends it. From any thread."""
+        with self._client.stream("GET", path, params=query, timeout=WATCH) as answer:
+            if answer.is_error:
+                answer.read()
+                self._read(answer)
+            yield from answer.iter_lines()
 
     def _read(self, answer: httpx.Response) -> Json:
         if answer.is_error:

@@ -120,12 +120,14 @@ class FakeKubelet:
     def __enter__(self) -> FakeKubelet:
         for name in self._nodes:
             make_node(self._plain, name)
-        self._thread.start()
+        if self._nodes:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        if self._nodes:
+            self._thread.join(10)
         self._plain.close()
 
     def _run(self) -> None:

@@ -216,15 +216,17 @@ def _without_times(status: Json) -> Json:
 
 
 @contextmanager
-def scene(level: ApiLevel, namespace: str, folder: Path, *flags: str) -> Iterator[Scene]:
-    """The operator is made but not started."""
+def scene(
+    level: ApiLevel, namespace: str, folder: Path, *flags: str, nodes: tuple[str, ...] = NODES
+) -> Iterator[Scene]:
+    """The operator is made but not started. No `nodes`: somebody else plays scheduler and kubelet."""
     install_crd(level)
     grant(level, namespace)
     own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(level.url, level.pki.ca, own))
         plain = stack.enter_context(Plain(level))
-        kubelet = stack.enter_context(FakeKubelet(level, namespace, NODES))
+        kubelet = stack.enter_context(FakeKubelet(level, namespace, nodes))
         config = level.service_account_kubeconfig(namespace, ACCOUNT, server=proxy.url)
         operator = Operator(config, namespace, folder, *flags)
         stack.callback(operator.kill)

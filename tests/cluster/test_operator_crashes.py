@@ -93,7 +93,7 @@ class Killer:
         self._seen, self._at, self._after, self.killed = 0, at, after, False
 
     def disarm(self) -> None:
-        self._at = 0
+        self._at, self.killed = 0, False
 
     def _fault(self, call: Call) -> Fault | None:
         if not call.writes or not self._at:

@@ -211,7 +211,7 @@ def test_pods_that_pod_security_refuses_are_a_condition(stage: Scene) -> None:
 def test_two_swarms_of_one_name_in_two_namespaces(api: ApiLevel, stage: Scene) -> None:
     """The younger one is told that the served name is taken; a name of its own helps. Neither touches the other."""
     with api.namespace() as other:
-        config = api.user_kubeconfig("admin", "system:masters", stage.proxy.url)
+        config = api.user_kubeconfig("operator", "system:masters")
         stage.operator.stop()
         operator = Operator(
             config, stage.namespace, stage.folder, "--namespace", other, "--resync", "2"
