@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster.kube.api_level import ApiLevel
 from cluster.kube.kubectl import CommandFailed, Kubectl
+from cluster.kube.waiting import wait_for
 from cluster.swarms import Answer, Swarms, connected, install_crd, swarm
+
+from tools.crd.definition import definition
 
 Json = dict[str, Any]
 
@@ -469,6 +473,73 @@ def test_apply_by_two_managers_joins_pools_and_conditions_by_their_keys(
     kubectl("apply", "--server-side", "--field-manager=c", "-f", "-", stdin=json.dumps(third))
 
     assert [pool["name"] for pool in swarms.get("counting")["spec"]["pools"]] == ["spot", "steady"]
+
+
+def test_kubectl_edit_and_replace_are_judged_as_apply_is(
+    kubectl: Kubectl, swarms: Swarms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kubectl("apply", "-f", "-", stdin=json.dumps(swarm(replicas=2)))
+
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsed -i 's/replicas: 2/replicas: 3/' \"$1\"\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("KUBE_EDITOR", str(editor))
+    kubectl("edit", "msw", "counting")
+    assert swarms.get("counting")["spec"]["replicas"] == 3
+    kubectl("replace", "-f", "-", stdin=json.dumps(swarm(replicas=4)))
+    assert swarms.get("counting")["spec"]["replicas"] == 4
+    for words in (("apply", "-f", "-"), ("replace", "-f", "-"), ("create", "-f", "-")):
+        with pytest.raises(CommandFailed, match=r"spec\.replicas"):
+            kubectl(*words, stdin=json.dumps(swarm(replicas=-1)))
+        with pytest.raises(CommandFailed, match=r'unknown field "spec\.replica"'):
+            kubectl(*words, stdin=json.dumps(swarm(replica=1)))
+
+
+def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: Swarms) -> None:
+    created(swarms.create(swarm()))
+
+    kubectl("annotate", "msw", "counting", "modelswarm.io/reconcile-at=now")
+    kubectl("label", "msw", "counting", "team=blue")
+    kubectl("patch", "msw", "counting", "--type=json", "-p", JSON_PATCH)
+
+    stored = swarms.get("counting")
+    assert stored["metadata"]["annotations"]["modelswarm.io/reconcile-at"] == "now"
+    assert stored["metadata"]["labels"] == {"team": "blue"}
+    assert stored["spec"]["rollout"]["surge"] == 2
+
+
+JSON_PATCH = json.dumps([{"op": "replace", "path": "/spec/rollout/surge", "value": 2}])
+
+
+def test_what_was_stored_before_a_rule_existed_can_still_be_operated_and_corrected(
+    level: ApiLevel, swarms: Swarms
+) -> None:
+    """An upgrade of the resource meets objects of yesterday: status and finalizers must stay writable."""
+    lax = definition()
+    whole = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    whole["properties"]["spec"]["properties"]["replicas"]["maximum"] = 5000
+    whole["properties"]["spec"]["properties"]["model"]["properties"]["source"] = {"type": "string"}
+    level.kubectl.apply(lax)
+    old = swarm("old", replicas=3000, **model(source="s3://bucket"))
+    wait_for("the lax rules", lambda: swarms.create(old).accepted, 20.0, every=0.2)
+    install_crd(level.kubectl)
+    bad = swarm("new", **model(source="s3://bucket"))
+    wait_for("the rules", lambda: not swarms.create(bad, dry_run=True).accepted, 20.0, every=0.2)
+
+    assert created(swarms.merge("old", {"status": STATUS}, status=True))["status"] == STATUS
+    for finalizers in (["modelswarm.io/drain"], []):
+        assert swarms.merge("old", {"metadata": {"finalizers": finalizers}}).accepted
+    assert swarms.merge("old", {"spec": {"paused": True}}).accepted
+    assert not swarms.merge("old", {"spec": {"model": {"source": "s3://other"}}}).accepted
+    assert swarms.merge("old", {"spec": {"model": {"source": "demo://counting"}}}).accepted
+
+
+def test_kubernetes_itself_has_nothing_to_say_against_the_schema(level: ApiLevel) -> None:
+    stored = level.kubectl.get("crd", "modelswarms.modelswarm.io")
+
+    told = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
+    assert told == {"NamesAccepted": "True", "Established": "True"}
+    assert stored["spec"]["versions"] == definition()["spec"]["versions"]
 
 
 def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: Swarms) -> None:
