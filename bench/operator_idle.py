@@ -32,11 +32,15 @@ def run() -> Result:
         cpu = plane.cpu_seconds() - cpu
         time.sleep(2.0)  # until the log has it
         _, requests = plane.requests(skip)
-        memory = plane.memory_mib()
+        memory, log = plane.memory_mib(), plane.operator.text()
     counted = Counter(requests)
     leases = sum(n for (verb, kind), n in counted.items() if kind == "leases" and verb in WRITES)
     writes = sum(n for (verb, _), n in counted.items() if verb in WRITES) - leases
     lists = sum(n for (verb, _), n in counted.items() if verb == "list")
+    if writes:  # what they were, or nobody could tell why
+        for (verb, kind), count in sorted(counted.items()):
+            print(f"  {verb} {kind}: {count}")
+        print(log[-4000:])
     return Result(
         name="operator_idle",
         figures={

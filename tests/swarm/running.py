@@ -44,11 +44,12 @@ class Ask:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     session: str = ""
+    model: str = MODEL
 
     def message(self) -> api_pb2.GenerateRequest:
         wanted = self.sampling
         return api_pb2.GenerateRequest(
-            model=MODEL,
+            model=self.model,
             tokens=api_pb2.TokenIds(ids=self.prompt),
             max_tokens=self.new,
             sampling=api_pb2.Sampling(
@@ -86,6 +87,7 @@ class Stream:
     def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
         self.ask = ask
         self._parts: list[api_pb2.GenerateResponse] = []
+        self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
         self._error: grpc.RpcError | None = None
         self._done = False
         self._changed = threading.Condition()
@@ -98,6 +100,8 @@ class Stream:
             for part in self._call:
                 with self._changed:
                     self._parts.append(part)
+                    if part.token_ids:
+                        self.times.append(time.perf_counter())
                     self._changed.notify_all()
         except grpc.RpcError as error:
             self._error = error

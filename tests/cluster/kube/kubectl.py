@@ -95,7 +95,7 @@ class Kubectl:
             explain=lambda: self("describe", kind, name),
         )
 
-    def _caches(self) -> dict[str, str]:
+    def caches(self) -> dict[str, str]:
         """Of discovery and charts: with our own clusters' files, which go with the cluster."""
         if existing_kubeconfig() is not None or not self.kubeconfig.is_file():
             return {}
@@ -110,7 +110,7 @@ class Kubectl:
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
             "HELM_NAMESPACE": self.namespace,
-            **self._caches(),
+            **self.caches(),
         }
         if Path(command[0]).name == "kubectl" and self.namespace != "default":
             # Said aloud, it also forbids objects of other namespaces; so it is not said for the default.

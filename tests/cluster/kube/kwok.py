@@ -30,6 +30,7 @@ def start_kwok(layout: Layout, processes: Processes, pki: Pki, server: str) -> N
             f"--kubeconfig={config}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={'='.join(MARK)}",
+            "--node-lease-duration-seconds=40",  # without Leases its heartbeats are too rare
             f"--server-address=127.0.0.1:{free_ports(1)[0]}",
         ),
     )

@@ -16,6 +16,7 @@ from cluster.kube import build, kwok
 from cluster.kube.api_level import ApiLevel, ApiSettings
 from cluster.kube.dns import start_dns
 from cluster.kube.down import sweep, take_down
+from cluster.kube.guest import write_tools, write_values
 from cluster.kube.images import base_archive, pause_archive
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
@@ -75,6 +76,8 @@ class RealCluster:
                 node.prepare(self.network)
         self.import_images((pause_archive(), base_archive(), *self.settings.archives))
         self._start_nodes()
+        write_tools(self.layout)
+        write_values(self.layout)
         return self
 
     @property

@@ -1,0 +1,75 @@
+"""What a person needs beside the KUBECONFIG to install the project's chart on a cluster of ours: kubectl and helm of
+its version, and the chart's values for images that hold no torch.
+
+Called once by `RealCluster` and by tests that follow the documented quickstart. Torch is the virtual environment's own,
+on a volume that the chart makes and every server pod mounts read-only.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cluster.kube.build import program
+from cluster.kube.layout import Layout
+from cluster.kube.volumes import site_packages
+
+TOOLS = ("kubectl", "helm")
+_VOLUME = """
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: {{{{ .Release.Namespace }}}}-torch
+spec:
+  capacity: {{storage: 100Gi}}
+  accessModes: [ReadOnlyMany]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: ""
+  claimRef: {{name: torch, namespace: {{{{ .Release.Namespace }}}}}}
+  hostPath: {{path: {path}, type: Directory}}
+"""
+_CLAIM = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: torch
+  namespace: {{ .Release.Namespace }}
+spec:
+  accessModes: [ReadOnlyMany]
+  storageClassName: ""
+  volumeName: {{ .Release.Namespace }}-torch
+  resources: {requests: {storage: 1Gi}}
+"""
+
+
+def write_tools(layout: Layout) -> Path:
+    """A folder for the PATH."""
+    folder = layout.root / "bin"
+    folder.mkdir(exist_ok=True)
+    for tool in TOOLS:
+        link = folder / tool
+        link.unlink(missing_ok=True)
+        link.symlink_to(program(tool))
+    return folder
+
+
+def write_values(layout: Layout) -> Path:
+    """For `helm install --values`. JSON is YAML too."""
+    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
+    volume = {
+        "name": "torch",
+        "persistentVolumeClaim": {"claimName": "torch", "readOnly": True},
+    }
+    values = {
+        "server": {"image": {"repository": "modelswarm/server-slim"}},
+        "serverPodTemplate": {
+            "spec": {
+                "containers": [{"name": "server", "volumeMounts": [mount]}],
+                "volumes": [volume],
+            }
+        },
+        "extraObjects": [_VOLUME.format(path=json.dumps(str(site_packages()))), _CLAIM],
+    }
+    file = layout.root / "values.yaml"
+    file.write_text(json.dumps(values, indent=1) + "\n")
+    return file
