@@ -60,7 +60,10 @@ class ChatTemplate:
         self._special = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (
+            jinja2.TemplateError,
+            SyntaxError,
+        ) as error:  # SyntaxError: `break` outside of loops
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
     def render(

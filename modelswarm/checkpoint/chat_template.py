@@ -34,7 +34,8 @@ def check_template(text: str) -> None:
             "chat_template",
             f"the chat template does not compile: line {error.lineno}: {error.message}",
         ) from error
-    except (jinja2.TemplateError, RecursionError) as error:
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
+        # SyntaxError: of the Python code that Jinja makes, as for a `break` outside of loops.
         raise ModelSourceError(
             "chat_template", f"the chat template does not compile: {error}"
         ) from error

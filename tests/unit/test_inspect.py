@@ -179,6 +179,20 @@ def test_a_tokenizer_from_elsewhere_stands_in_for_the_models_own(
     assert "is not a model address" in refused("demo://counting", "s3://bucket")
 
 
+def test_a_chat_template_that_does_not_compile_is_one_sentence(tmp_path: Path) -> None:
+    template, output = tmp_path / "t.jinja", tmp_path / "termination-log"
+    flags = ("--model", "demo://counting", "--chat-template", str(template))
+    template.write_text("{% generation %}{{ messages }}{% endgeneration %}{% break %}")
+    refused_one = run(*flags, "--output", str(output))
+    template.write_text("{% for m in messages %}{% generation %}x{% endgeneration %}{% endfor %}")
+    taken = run(*flags)
+
+    assert (refused_one.returncode, taken.returncode) == (2, 0)
+    assert "the chat template does not compile" in output.read_text()
+    template.unlink()
+    assert "t.jinja cannot be read" in run(*flags).stdout
+
+
 def test_weights_that_end_too_early_are_one_sentence(copy: Path) -> None:
     shard = sorted(copy.glob("*.safetensors"))[0]
     os.truncate(shard, shard.stat().st_size - 100)
