@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cluster.kube.down import PARENT, PREFIX, leftovers, sweep
+from cluster.kube.existing import ExistingCluster
 from cluster.kube.images import BASE_IMAGE
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
@@ -198,6 +199,15 @@ def test_a_dead_node_is_noticed_and_comes_back(cluster: RealCluster, namespace: 
     kubectl.apply(web("after", "n2"))
     kubectl.wait_condition("pod", "after", "Ready", POD_SECONDS)
     assert inside(kubectl, "stays", fetch(f"{_address(kubectl, 'after')}:8000")) == "after"
+
+
+def test_the_chosen_cluster_takes_objects(
+    any_cluster: RealCluster | ExistingCluster, namespace: str
+) -> None:
+    """Ours, or with CLUSTER=existing the one behind KUBECONFIG."""
+    kubectl = any_cluster.kubectl.within(namespace)
+    kubectl("create", "configmap", "taken")
+    assert kubectl.find("configmap", "taken") is not None
 
 
 def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(cluster: RealCluster) -> None:
