@@ -34,7 +34,7 @@ from modelswarm_operator.world import (
 )
 
 Json = dict[str, Any]
-SECONDS_TO_START = 3.0
+SECONDS_TO_START = 5.0  # at most
 SECONDS_TO_STOP = 1.0
 POLICY = Policy(server_image="registry.example/server:1")
 
@@ -266,7 +266,7 @@ class World:
         if view.deleting_since is not None:
             if self.now >= view.deleting_since + SECONDS_TO_STOP:
                 self.pods.pop(view.name, None)
-        elif view.node and not pod.over and self.now >= pod.scheduled_at + SECONDS_TO_START:
+        elif view.node and not pod.over and self.now >= pod.scheduled_at + _seconds_to_start(view):
             if self.poison(pod):
                 self._crash(pod)
             else:
@@ -405,6 +405,11 @@ class World:
     def todo(self) -> list[str]:
         """What a turn would do now, in short."""
         return [_short(action) for action in self.decide().actions]
+
+
+def _seconds_to_start(pod: PodView) -> float:
+    """Not the same for all, so that things come about in different orders."""
+    return 1.0 + names.incarnation_of_name(pod.name) * 7 % 5
 
 
 def _short(action: object) -> str:

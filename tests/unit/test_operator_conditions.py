@@ -222,6 +222,29 @@ def test_events_are_told_once_per_transition() -> None:
     assert len(reasons) <= 3
 
 
+def test_the_story_of_a_swarm_is_in_its_events() -> None:
+    world = World(spec=document(2, 1))
+    world.settle()
+    assert [tell.reason for tell in world.told] == ["Planned", "Filling", "Ready"] or [
+        tell.reason for tell in world.told
+    ] == ["Filling", "Planned", "Ready"]
+    world.told.clear()
+    container = ContainerView(
+        exit_code=2, exit_reason="Error", exit_message="truncated", restarts=1
+    )
+    name = world.ready()[0]
+    world.set_pod(name, ready=False, container=container)
+    world.turn()
+    assert {(tell.kind, tell.reason) for tell in world.told} == {
+        ("Warning", "NotReady"),
+        ("Warning", "WeightsFailed"),
+        ("Normal", "Filling"),
+    }
+    world.told.clear()
+    world.settle()
+    assert {tell.reason for tell in world.told} == {"Ready", "Recovered"}
+
+
 def test_a_mass_failure_is_told_in_few_events() -> None:
     nodes = {f"n{index}": Node(f"n{index}", room=100) for index in range(9)}
     world = World(spec=document(4, 20), nodes=nodes)

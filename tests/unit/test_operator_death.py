@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
 from unit.operator_faults import Storm
 from unit.operator_world import Node, World, document
 
-from modelswarm_operator.world import Action
+from modelswarm_operator import names
+from modelswarm_operator.world import Action, DeletePod
 
 Change = Callable[[World], None]
 
@@ -172,3 +174,39 @@ def _both(world: World, offset: int) -> bool:
         if alive[who] and world.exists:
             alive[who] = world.carry_out(action, seen)
     return bool(first)
+
+
+def test_an_old_list_of_pods_makes_no_second_pod_for_a_promise() -> None:
+    """The pods are created, but a slow list does not show them yet: the same names are posted again."""
+    world = World()
+    world.turn()
+    for _ in range(3):
+        world.turn(replace(world.observe(), pods=()))
+    assert len(world.pods) == 4
+    assert world.status["incarnation"] == 4
+
+
+def test_an_old_list_that_shows_no_servers_at_all_costs_a_surplus_that_goes_again() -> None:
+    """Served once, then not in the list: gone, as far as one can know. What was made too much is removed."""
+    world = World()
+    world.settle()
+    good = set(world.pods)
+    world.turn(replace(world.observe(), pods=()))
+    assert (
+        len(world.pods) == 8 and len({names.incarnation_of_name(name) for name in world.pods}) == 8
+    )
+    world.settle()
+    assert good == set(world.pods)
+
+
+def test_an_operator_that_saw_an_older_swarm_ends_nothing() -> None:
+    """It would scale down what another has just scaled up; its status write fails first."""
+    world = World(spec=document(1, 1))
+    world.settle()
+    old = world.observe()
+    world.edit(replicas=2)
+    world.settle()
+    late = replace(old, pods=world.observe().pods)
+    assert [action for action in world.decide(late).actions if isinstance(action, DeletePod)]
+    world.turn(late)
+    assert len(world.ready()) == 2 and world.log[-1] == "conflict"
