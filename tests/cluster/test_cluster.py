@@ -269,9 +269,10 @@ def test_the_command_line_starts_and_ends_a_cluster(tmp_path: Path) -> None:
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:
+    ours = {key: value for key, value in os.environ.items() if key != "CLUSTER"}
     return subprocess.run(
         (sys.executable, "-m", "cluster.kube", *words),
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**ours, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
         timeout=120,
