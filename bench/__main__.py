@@ -8,7 +8,17 @@ from collections.abc import Callable
 
 from bench.harness import Result, report
 
-NAMES = ("two_spans_1", "two_spans_8", "hop", "gap_after_kill")
+NAMES = (
+    "two_spans_1",
+    "two_spans_8",
+    "hop",
+    "gap_after_kill",
+    "metrics_cost",
+    "operator_converge",
+    "operator_idle",
+    "pod_replacement",
+    "cluster_gap_after_kill",
+)
 
 
 def main(names: list[str]) -> int:

@@ -20,7 +20,7 @@ from cluster.kube.waiting import wait_for
 from cluster.plain import PODS, SWARMS, Json, Plain
 from cluster.quickstart import NAMESPACE
 from cluster.watches import Lives, Watch
-from swarm.running import Ask, Stream
+from swarm.running import Ask, Stream, metrics, total
 
 from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
 from modelswarm.protocol import api_pb2, api_pb2_grpc
@@ -133,8 +133,6 @@ class Installed:
         return sum(self._counted(address) for address in self.gateways().values())
 
     def _counted(self, address: str) -> float:
-        from swarm.running import metrics, total
-
         return total(metrics(f"{address}:{METRICS}"), "modelswarm_gateway_reroutes_total")
 
     # ---- pods
@@ -150,10 +148,11 @@ class Installed:
         assert found is not None, f"no pod {name}"
         return str(found["spec"]["nodeName"])
 
-    def delete_pod(self, name: str) -> float:
-        """As `kubectl delete pod`, without kubectl's own start; when it was asked."""
-        when = self.timeline.now(f"pod {name} is deleted")
-        self.plain.delete(f"{PODS.format(NAMESPACE)}/{name}")
+    def delete_pod(self, name: str, *, force: bool = False) -> float:
+        """As `kubectl delete pod` (`--force`), without kubectl's own start; when it was asked."""
+        when = self.timeline.now(f"pod {name} is deleted{' by force' if force else ''}")
+        options = {"gracePeriodSeconds": 0} if force else {}
+        self.plain.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
         return when
 
     # ---- the swarm
@@ -219,7 +218,7 @@ class Installed:
 
 @contextmanager
 def installed(cluster: RealCluster) -> Iterator[Installed]:
-    """What the quickstart's blocks `install` and `apply` have made."""
+    """What the quickstart's block `install` has made."""
     with Plain(cluster.api) as plain, ExitStack() as stack:
         yield Installed(cluster, plain, stack)
 

@@ -11,13 +11,16 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from cluster.installed import HTTP, Carried, Installed, installed, pause_after
 from cluster.kube.real import RealCluster
 from cluster.quickstart import NAMESPACE, Quickstart
+from cluster.watches import Life
 from swarm.oracles import check_contiguous, check_tokens, check_twins
 from swarm.running import Answer, Ask, Stream
 from tokenizers import Tokenizer
@@ -54,8 +57,9 @@ def place(quickstart: Quickstart) -> Iterator[Installed]:
 
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
-    loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(FOLDER)
-    return loaded.eval()
+    auto: Any = AutoModelForCausalLM
+    loaded: PreTrainedModel = auto.from_pretrained(FOLDER).eval()
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +138,7 @@ def test_a_killed_container_costs_the_stream_nothing(
     fault = place.timeline.now(f"kill -9 of the process in {victim}")
     os.kill(pid, signal.SIGKILL)
     finish(place, stream, fault, calm, model)
-    place.lives.wait(
-        "the container's restart",
-        lambda lives: next(
-            (
-                life
-                for life in lives
-                if life.name == victim and life.restarts and life.ready > fault
-            ),
-            None,
-        ),
-        REPLACED_SECONDS,
-    )
+    place.lives.wait("its restart", partial(ready_again, victim, fault), REPLACED_SECONDS)
     place.wait_whole()
     tell(place, fault, "kill -9 of a container")
     assert victim in {pod["metadata"]["name"] for pod in place.pods()}
@@ -239,13 +232,18 @@ def test_the_rest_of_the_quickstart_and_nothing_is_left(
     place.wait_whole(2)
     quickstart.run("away")
     for kind in ("modelswarms", "pods", "services", "poddisruptionbudgets", "deployments"):
-        place.wait(f"no {kind}", lambda kind=kind: not left(place, kind), 120)
+        place.wait(f"no {kind}", partial(nothing_of, place, kind), 120)
 
 
-def left(place: Installed, kind: str) -> list[str]:
-    """Names of what is there, but the pod of `helm test`, which its release leaves for its logs."""
-    found = [each["metadata"]["name"] for each in place.kubectl.items(kind)]
-    return [name for name in found if name != "modelswarm-test-completion"]
+def nothing_of(place: Installed, kind: str) -> bool:
+    """But the pod of `helm test`, which helm leaves for its logs."""
+    found = {each["metadata"]["name"] for each in place.kubectl.items(kind)}
+    return found <= {"modelswarm-test-completion"}
+
+
+def ready_again(name: str, after: float, lives: list[Life]) -> Life | None:
+    mine = (life for life in lives if life.name == name and life.restarts)
+    return next((life for life in mine if life.ready > after), None)
 
 
 def begin(place: Installed, ask: Ask) -> tuple[Stream, Carried]:

@@ -117,6 +117,17 @@ class Lives:
                     raise AssertionError(f"{what}: not within {seconds:g} s; {self._lives}")
                 self._changed.wait(left)
 
+    def back(self, name: str, after: float, seconds: float) -> Life:
+        """The same pod, Ready again since then, with a container that was started since then."""
+        before = self._lives[name].restarts
+
+        def found(lives: list[Life]) -> Life | None:
+            mine = (life for life in lives if life.name == name)
+            good = (life for life in mine if life.ready > after and life.restarts > before)
+            return next(good, None)
+
+        return self.wait(f"{name} being Ready again", found, seconds)
+
     def successor(self, of: str, after: float, seconds: float) -> Life:
         """The pod that was created for the same slot since then, once it is Ready."""
         slot = self._lives[of].slot

@@ -1,0 +1,74 @@
+"""From the request to delete a server's pod until its replacement is created and until it is Ready, on real nodes; and,
+beside it, from SIGKILL of a container's process until the same pod is Ready again, which is the kubelet's work.
+
+Times are when a watch of the API server told. Graceful and forced deletions take turns, slots and containers too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from cluster.installed import Installed
+from cluster.quickstart import NAMESPACE
+from cluster.watches import Life
+
+from bench.harness import Bar, Result, quantile
+from bench.real_cluster import SHAPE, counting_swarm
+
+DELETIONS = int(os.environ.get("BENCH_DELETIONS", "20"))
+KILLS = int(os.environ.get("BENCH_CONTAINER_KILLS", "4"))  # one per pod: the kubelet backs off
+LONGEST = 180.0
+
+
+def run() -> Result:
+    with counting_swarm() as place:
+        return measure(place)
+
+
+def measure(place: Installed) -> Result:
+    restarts = [_restarted(place, number) for number in range(KILLS)]
+    lives = [_replaced(place, number) for number in range(DELETIONS)]
+    created = [life.created - asked for asked, life in lives]
+    ready = [life.ready - asked for asked, life in lives]
+    return Result(
+        name="pod_replacement",
+        figures={
+            "created_p50_s": quantile(created, 0.5),
+            "created_max_s": max(created),
+            "ready_p50_s": quantile(ready, 0.5),
+            "ready_max_s": max(ready),
+            "container_ready_p50_s": quantile(restarts, 0.5),
+        },
+        columns=("what", "times", "created p50 s", "max s", "Ready p50 s", "max s"),
+        rows=[
+            ("pod deleted", str(DELETIONS), *_row(created), *_row(ready)),
+            ("container killed", str(KILLS), "-", "-", *_row(restarts)),
+        ],
+        shape=SHAPE,
+        threads=1,
+        bars=[Bar("created_p50_s", "<=", 1)],
+    )
+
+
+def _row(seconds: list[float]) -> tuple[str, str]:
+    return f"{quantile(seconds, 0.5):.2f}", f"{max(seconds):.2f}"
+
+
+def _replaced(place: Installed, number: int) -> tuple[float, Life]:
+    """(when it was asked, the successor)."""
+    place.wait_whole()
+    names = sorted(pod["metadata"]["name"] for pod in place.pods())
+    victim = names[number % len(names)]
+    asked = place.delete_pod(victim, force=number % 2 == 1)
+    return asked, place.lives.successor(victim, asked, LONGEST)
+
+
+def _restarted(place: Installed, number: int) -> float:
+    place.wait_whole()
+    name = sorted(pod["metadata"]["name"] for pod in place.pods())[number % 4]
+    (pid,) = place.cluster.container_pids(name, NAMESPACE)
+    killed = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    return place.lives.back(name, killed, LONGEST).ready - killed

@@ -1,0 +1,47 @@
+"""A real cluster for benchmarks: two nodes, the project's images, the chart and the counting swarm, installed as the
+quickstart of docs/kubernetes.md says. Built from the tests' parts (`tests/cluster`).
+
+Used by `pod_replacement` and `cluster_gap_after_kill`. Needs what `make cluster` needs: Linux, root, Go.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.installed import Installed, installed
+from cluster.kube.down import PARENT, PREFIX
+from cluster.kube.layout import Layout
+from cluster.kube.packages import obstacles
+from cluster.kube.project_images import project_archives
+from cluster.kube.real import RealCluster, RealSettings
+from cluster.quickstart import Quickstart
+
+SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of one machine"
+
+
+@contextmanager
+def counting_swarm() -> Iterator[Installed]:
+    """Whole."""
+    problems = obstacles()
+    if problems:
+        raise RuntimeError(f"no real nodes here: {'; '.join(problems)}")
+    layout = Layout(Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT)))
+    cluster = RealCluster(layout, RealSettings(archives=project_archives()))
+    try:
+        cluster.start()
+        with installed_swarm(cluster) as place:
+            yield place
+    finally:
+        cluster.down()
+
+
+@contextmanager
+def installed_swarm(cluster: RealCluster) -> Iterator[Installed]:
+    """On a cluster that has nothing of it yet."""
+    Quickstart(cluster).run("install")
+    with installed(cluster) as place:
+        place.wait_whole()
+        yield place
