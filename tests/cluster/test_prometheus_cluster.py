@@ -12,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 from cluster.kube.real import RealCluster
+from cluster.plain import PODS, Plain
 from cluster.prometheus import Prometheus, check_panels, file_config, scraping, wait_for
 from cluster.prometheus_pods import following
 from cluster.release import Release, installed
 
 PROCESSES = 8  # two operators, two gateways, four servers
+STREAMS, LONG = 4, 900  # tokens: seconds
 SEEN_SECONDS = 60.0
 REPLACED_SECONDS = 180.0
 REROUTES = "sum(modelswarm_gateway_reroutes_total)"
@@ -52,26 +54,32 @@ def test_prometheus_sees_every_pod_every_panel_answers_and_a_kill_shows(
 
 
 def count_to(url: str, last: int) -> str:
-    body = {"model": "counting", "messages": question(last), "temperature": 0}
+    messages = [{"role": "user", "content": f"Count from 1 to {last}."}]
+    body = {"model": "counting", "messages": messages, "temperature": 0}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     text: str = answer.json()["choices"][0]["message"]["content"]
     return text
 
 
-def question(last: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"Count from 1 to {last}."}]
-
-
 def delete_midway(release: Release, swarm: str) -> None:
-    """A pod of a stream's route is deleted without grace while its tokens come; the stream is completed."""
-    body = {"model": swarm, "messages": question(100), "stream": True, "temperature": 0}
-    url = f"{release.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json=body, timeout=60) as answer:
-        lines = answer.iter_lines()
-        next(lines)
-        release.kubectl("delete", "pod", busy(release, swarm), "--grace-period=0", "--force")
-        assert list(filter(None, lines))[-1] == "data: [DONE]"
+    """A pod that streams go through is deleted without grace while their tokens come; they are completed."""
+    with ThreadPoolExecutor(STREAMS) as clients, Plain(release.cluster.api) as plain:
+        streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
+        path = f"{PODS.format(release.kubectl.namespace)}/{busy(release, swarm)}"
+        plain.delete(path, gracePeriodSeconds=0)
+        assert [stream.result() for stream in streams] == [LONG] * STREAMS
+
+
+def long_answer(url: str) -> int:
+    """Tokens of a stream that must not be broken off."""
+    body = {"model": "counting", "prompt": "count from 1 to 300:", "max_tokens": LONG,
+            "ignore_eos": True, "return_token_ids": True, "stream": True}  # fmt: skip
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return sum(len(e["choices"][0].get("token_ids", ())) for e in events if e["choices"])
 
 
 def busy(release: Release, swarm: str) -> str:
