@@ -128,3 +128,9 @@ def swarm(name: str = "counting", **spec: Any) -> Json:
         "metadata": {"name": name},
         "spec": {"model": {"source": "demo://counting"}, **spec},
     }
+
+
+def created(answer: Answer) -> Json:
+    """What is stored now."""
+    assert answer.accepted, answer.causes
+    return answer.body
