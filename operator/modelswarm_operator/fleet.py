@@ -6,7 +6,7 @@ Made once per turn from what was observed. Decides which nodes count as lost; de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from modelswarm_operator import names
@@ -135,56 +135,58 @@ def muster(
 ) -> Fleet:
     """Sorted by incarnation, so that every decision that follows is the same for the same pods."""
     grounds = Grounds(nodes, policy, now)
-    servers: list[Server] = []
-    inspections: list[PodView] = []
-    kept: list[PodView] = []
-    strays: list[PodView] = []
-    mislabelled: list[tuple[PodView, Mapping[str, str]]] = []
-    incarnations = set()
-    out_of_reach = set()
+    call = _Call()
     for pod in sorted(pods, key=lambda pod: pod.name):
-        incarnation = incarnation_of(pod)
-        incarnations.add(incarnation)
-        ground = grounds.under(pod)
-        if ground in (Ground.LOST, Ground.GONE):
-            out_of_reach.add(pod.name)
-        slot = slot_of(pod)
-        if names.is_true(pod.annotations.get(names.KEEP)) and slot is not None:
-            kept.append(pod)
-            if pod.labels.get(names.ROLE) != names.KEPT:
-                mislabelled.append((pod, {names.ROLE: names.KEPT}))
-        elif pod.labels.get(names.ROLE) == names.INSPECT:
-            inspections.append(pod)
-        elif slot is None or pod.labels.get(names.ROLE) == names.KEPT:
-            strays.append(pod)
-        else:
-            servers.append(Server(pod, slot, incarnation, ground))
-            if wrong := _wrong_labels(pod, slot, incarnation):
-                mislabelled.append((pod, wrong))
-    servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
+        call.enter(pod, grounds.under(pod))
+    call.servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
     return Fleet(
-        servers=tuple(servers),
-        inspections=tuple(inspections),
-        kept=tuple(kept),
-        strays=tuple(strays),
-        mislabelled=tuple(mislabelled),
-        incarnations=frozenset(incarnations),
-        out_of_reach=frozenset(out_of_reach),
+        servers=tuple(call.servers),
+        inspections=tuple(call.inspections),
+        kept=tuple(call.kept),
+        strays=tuple(call.strays),
+        mislabelled=tuple(call.mislabelled),
+        incarnations=frozenset(call.incarnations),
+        out_of_reach=frozenset(call.out_of_reach),
         mass=grounds.mass,
         wake_at=grounds.wake_at,
     )
 
 
+@dataclass(slots=True)
+class _Call:
+    """A fleet in the making."""
+
+    servers: list[Server] = field(default_factory=list)
+    inspections: list[PodView] = field(default_factory=list)
+    kept: list[PodView] = field(default_factory=list)
+    strays: list[PodView] = field(default_factory=list)
+    mislabelled: list[tuple[PodView, Mapping[str, str]]] = field(default_factory=list)
+    incarnations: set[int] = field(default_factory=set)
+    out_of_reach: set[str] = field(default_factory=set)
+
+    def enter(self, pod: PodView, ground: Ground) -> None:
+        incarnation, slot, role = incarnation_of(pod), slot_of(pod), pod.labels.get(names.ROLE)
+        self.incarnations.add(incarnation)
+        if ground in (Ground.LOST, Ground.GONE):
+            self.out_of_reach.add(pod.name)
+        if slot is not None and names.is_true(pod.annotations.get(names.KEEP)):
+            self.kept.append(pod)
+            if role != names.KEPT:
+                self.mislabelled.append((pod, {names.ROLE: names.KEPT}))
+        elif role == names.INSPECT:
+            self.inspections.append(pod)
+        elif slot is None or role == names.KEPT:
+            self.strays.append(pod)
+        else:
+            self.servers.append(Server(pod, slot, incarnation, ground))
+            if wrong := _wrong_labels(pod, slot, incarnation):
+                self.mislabelled.append((pod, wrong))
+
+
 def slot_of(pod: PodView) -> SlotKey | None:
     """From the annotation, which selectors do not use and so nobody edits; else from the label."""
-    return parse_first(pod.annotations.get(names.SLOT), pod.labels.get(names.SLOT))
-
-
-def parse_first(*texts: str | None) -> SlotKey | None:
-    for text in texts:
-        if text is not None and (slot := names.parse_slot(text)) is not None:
-            return slot
-    return None
+    noted, labelled = pod.annotations.get(names.SLOT, ""), pod.labels.get(names.SLOT, "")
+    return names.parse_slot(noted) or names.parse_slot(labelled)
 
 
 def incarnation_of(pod: PodView) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from modelswarm.checkpoint.inspect import REFUSED
+from modelswarm.checkpoint.inspect import REFUSED as EXIT_REFUSED
 from modelswarm.errors import UserError
 from modelswarm.resources import Spec
 from modelswarm.resources_status import ModelStatus
@@ -17,12 +17,12 @@ from modelswarm_operator import names
 from modelswarm_operator.facts import address_of, told_model
 from modelswarm_operator.fleet import Fleet, incarnation_of
 from modelswarm_operator.layout import DEFAULT_POOL
-from modelswarm_operator.ledger import REFUSED as REFUSED_BY_API
-from modelswarm_operator.ledger import Ledger
+from modelswarm_operator.ledger import REFUSED, Ledger
 from modelswarm_operator.manifests import Maker, inspection_pod
-from modelswarm_operator.problems import Problem, cut, pod_problem
+from modelswarm_operator.pod_problems import Doctor
+from modelswarm_operator.problems import Problem, cut, refusal
 from modelswarm_operator.template import patched, patches_of
-from modelswarm_operator.world import Json, PodView
+from modelswarm_operator.world import Json, Observed, PodView
 
 _UNFIT = "unfit: "  # how a failure begins that the inspection itself told
 
@@ -43,34 +43,87 @@ def dismiss(fleet: Fleet, ledger: Ledger, but: str = "") -> None:
             ledger.slots.pop(slot)
 
 
-def find_out(maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger, refused: str) -> Finding:
-    slot = slot_for(spec)
-    dismiss(fleet, ledger, but=slot)
-    pods = sorted((pod for pod in fleet.inspections if _slot_of(pod) == slot), key=incarnation_of)
-    if pods and _ended(pods[-1]):
+def find_out(observed: Observed, maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger) -> Finding:
+    return _Inspection(observed, maker, spec, fleet, ledger).find_out()
+
+
+class _Inspection:
+    def __init__(
+        self, observed: Observed, maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger
+    ) -> None:
+        self._maker, self._spec, self._fleet, self._ledger = maker, spec, fleet, ledger
+        self._pool = (spec.pools or (DEFAULT_POOL,))[0]
+        self._slot = self._slot_for()
+        self._refused = observed.rejected.get(self._slot, "")
+        self._doctor = Doctor(ledger, observed.nodes, {})
+        mine = (pod for pod in fleet.inspections if _slot_of(pod) == self._slot)
+        self._pods = sorted(mine, key=incarnation_of)
+
+    def _slot_for(self) -> str:
+        """By everything the pod is made from: a corrected document starts afresh."""
+        parts = (self._spec.model, self._pool)
+        text = "".join(part.model_dump_json(by_alias=True, exclude_defaults=True) for part in parts)
+        return f"{names.INSPECT_SLOT}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def find_out(self) -> Finding:
+        dismiss(self._fleet, self._ledger, but=self._slot)
+        if self._pods and _ended(self._pods[-1]):
+            known = self._answer(self._pods[-1])
+            if known is not None:
+                dismiss(self._fleet, self._ledger)
+                said = f"{known.source}: {known.family}, {known.blocks} blocks"
+                self._ledger.tell("Normal", "ModelFound", said)
+                return Finding(known, ())
+        self._start()
+        return Finding(None, tuple(self._problems()))
+
+    def _answer(self, pod: PodView) -> ModelStatus | None:
         try:
-            known = _answer(spec, pods[-1])
+            return _answer_of(self._spec, pod)
         except UserError as error:
-            ledger.delete(pods[-1], "its inspection failed")
-            ledger.fail(slot, error.message)
+            self._ledger.delete(pod, "its inspection failed")
+            self._ledger.fail(self._slot, error.message)
+            self._ledger.promise(self._slot)
+            return None
+
+    def _start(self) -> None:
+        ledger, slot = self._ledger, self._slot
+        for pod in self._pods:
+            if pod.name in self._fleet.out_of_reach:
+                ledger.delete(pod, "its node is not ready")
+        working = [pod for pod in self._pods if _works(pod) and pod.name not in ledger.deletes]
+        for pod in working[:-1]:
+            ledger.delete(pod, "a later inspection runs")
+        if working:
+            return
+        if not ledger.outstanding(slot):
             ledger.promise(slot)
-        else:
-            dismiss(fleet, ledger)
-            ledger.tell(
-                "Normal", "ModelFound", f"{known.source}: {known.family}, {known.blocks} blocks"
-            )
-            return Finding(known, ())
-    _start(maker, spec, pods, fleet.out_of_reach, ledger, refused)
-    return Finding(None, tuple(_problems(spec, pods, ledger.memory(slot).last_failure)))
+        ledger.fulfil(slot, self._refused, self._make)
 
+    def _make(self, incarnation: int) -> Json:
+        address = address_of(self._spec.model)
+        pod = inspection_pod(self._maker, self._spec, address, self._slot, incarnation)
+        patches = patches_of(self._spec, self._pool, self._maker.policy.pod_template)
+        return patched(pod, patches)[0]
 
-def slot_for(spec: Spec) -> str:
-    """By everything the pod is made from: a corrected document starts afresh."""
-    pool = (spec.pools or (DEFAULT_POOL,))[0]
-    parts = [
-        part.model_dump_json(by_alias=True, exclude_defaults=True) for part in (spec.model, pool)
-    ]
-    return f"{names.INSPECT_SLOT}-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:12]}"
+    def _problems(self) -> list[Problem]:
+        address = address_of(self._spec.model)
+        found = [
+            problem
+            for pod in self._pods[-1:]
+            if _works(pod) and (problem := self._doctor.pod(pod, f"inspection of {address}"))
+        ]
+        if self._refused:
+            found.append(refusal("The pod that inspects the model", self._refused))
+        failure = self._ledger.memory(self._slot).last_failure
+        if failure.startswith(_UNFIT):
+            words = cut(failure.removeprefix(_UNFIT))
+            said = f"The model can't be served: {words}. It is looked at again later."
+            found.append(Problem("ModelRefused", said))
+        elif failure and not failure.startswith(REFUSED):
+            said = f"{address} can't be inspected: {cut(failure)}. It is tried again."
+            found.append(Problem("InspectionFailed", said))
+        return found
 
 
 def _slot_of(pod: PodView) -> str:
@@ -81,67 +134,15 @@ def _ended(pod: PodView) -> bool:
     return pod.deleting_since is None and pod.phase in ("Succeeded", "Failed")
 
 
-def _answer(spec: Spec, pod: PodView) -> ModelStatus:
+def _works(pod: PodView) -> bool:
+    return pod.deleting_since is None and not _ended(pod)
+
+
+def _answer_of(spec: Spec, pod: PodView) -> ModelStatus:
     container = pod.container
     words = container.exit_message or pod.message or pod.reason or container.exit_reason
-    if container.exit_code == REFUSED and container.exit_message:
+    if container.exit_code == EXIT_REFUSED and container.exit_message:
         raise UserError("model", _UNFIT + container.exit_message)
     if pod.phase == "Failed":
         raise UserError("model", f"pod {pod.name} ended: {words or 'it said nothing'}")
     return told_model(spec.model, words)
-
-
-def _start(
-    maker: Maker,
-    spec: Spec,
-    pods: list[PodView],
-    out_of_reach: frozenset[str],
-    ledger: Ledger,
-    refused: str,
-) -> None:
-    slot = slot_for(spec)
-    for pod in pods:
-        if pod.name in out_of_reach:
-            ledger.delete(pod, "its node is not ready")
-    working = [
-        pod
-        for pod in pods
-        if pod.name not in ledger.deletes and not _ended(pod) and pod.deleting_since is None
-    ]
-    for pod in working[:-1]:
-        ledger.delete(pod, "a later inspection runs")
-    if working:
-        return
-    if not ledger.outstanding(slot):
-        ledger.promise(slot)
-
-    def make(incarnation: int) -> Json:
-        pod = inspection_pod(maker, spec, address_of(spec.model), slot, incarnation)
-        pool = (spec.pools or (DEFAULT_POOL,))[0]
-        return patched(pod, patches_of(spec, pool, maker.policy.pod_template))[0]
-
-    ledger.fulfil(slot, refused, make)
-
-
-def _problems(spec: Spec, pods: list[PodView], failure: str) -> list[Problem]:
-    address = address_of(spec.model)
-    found = [
-        problem
-        for pod in pods[-1:]
-        if not _ended(pod) and (problem := pod_problem(pod, f"inspection of {address}"))
-    ]
-    if failure.startswith(_UNFIT):
-        words = cut(failure.removeprefix(_UNFIT))
-        found.append(
-            Problem(
-                "ModelRefused", f"The model can't be served: {words}. It is looked at again later."
-            )
-        )
-    elif failure and not failure.startswith(REFUSED_BY_API):
-        found.append(
-            Problem(
-                "InspectionFailed",
-                f"{address} can't be inspected: {cut(failure)}. It is tried again.",
-            )
-        )
-    return found

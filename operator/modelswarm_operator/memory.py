@@ -20,7 +20,9 @@ from modelswarm.resources_status import (
 from modelswarm_operator.policy import Policy
 from modelswarm_operator.world import Json
 
-_LONGEST = 400  # characters of a failure's words that are kept
+_LONGEST = 400  # characters of a failure's words that are kept ...
+_SHORT = 100  # ... when more slots than ...
+_MANY = 100  # ... this have something to remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +89,19 @@ def _moment(text: str | None) -> float:
 
 
 def slot_statuses(slots: Mapping[str, SlotMemory]) -> tuple[SlotStatus, ...]:
-    """Without what is zero: a swarm of a thousand servers must fit into one object."""
-    return tuple(_slot_status(name, slots[name]) for name in sorted(slots) if not slots[name].empty)
+    """Without what is zero, and in few words when many fail: a thousand servers must fit into one object."""
+    longest = _LONGEST if len(slots) <= _MANY else _SHORT
+    return tuple(
+        _slot_status(name, slots[name], longest) for name in sorted(slots) if not slots[name].empty
+    )
 
 
-def _slot_status(name: str, memory: SlotMemory) -> SlotStatus:
+def _slot_status(name: str, memory: SlotMemory, longest: int) -> SlotStatus:
     told: Json = {"slot": name}
     if memory.promised:
         told["incarnation"] = memory.promised
     if memory.failures:
         told["failures"] = memory.failures
         told["not_before"] = timestamp(memory.not_before)
-        told["last_failure"] = memory.last_failure
+        told["last_failure"] = memory.last_failure[:longest]
     return SlotStatus(**told)

@@ -34,4 +34,7 @@ class Policy:
     restarts_before_replacing: int = (
         6  # of a container that is not ready; about 5 minutes of kubelet's backoff
     )
+    slow_start: float = (
+        600.0  # a server that is not ready for so long, without a reason told, is told
+    )
     stuck_after: float = 60.0  # a pod that outlives its grace period by this much is stuck

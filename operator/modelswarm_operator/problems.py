@@ -7,20 +7,13 @@ nothing. Sentences are stable: the same trouble is told in the same words, or st
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from modelswarm_operator.fleet import Fleet, Ground, Server
 from modelswarm_operator.policy import Policy
-from modelswarm_operator.world import ContainerView, PodView
 
 _LONGEST = 500  # characters of somebody else's message
-_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-_INSUFFICIENT = re.compile(r"(\d+) Insufficient ([^\s,]+[^\s,.])")
-_NODES = re.compile(r"0/(\d+) nodes")
-_CLAIM = re.compile(r"persistentvolumeclaim \"?([^\s\"]+)\"? (not found|is being deleted|bound)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +37,7 @@ ORDER = (
     "NoCapacity",
     "RestartBudgetUsedUp",
     "Crashing",
+    "NotStarting",
     "ServersFailing",
     "ManyNodesNotReady",
     "NodeNotReady",
@@ -61,84 +55,6 @@ def rank_of(problem: Problem) -> int:
 def cut(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-
-
-def pod_problems(servers: Iterable[Server], memory_limits: dict[str, str]) -> list[Problem]:
-    """Of pods that should serve and don't. `memory_limits`: by pool."""
-    found = []
-    for server in servers:
-        if server.alive and not server.pod.ready:
-            limit = memory_limits.get(server.pool, "")
-            if problem := pod_problem(server.pod, f"blocks {server.blocks}", limit):
-                found.append(problem)
-    return found
-
-
-def pod_problem(pod: PodView, what: str, memory_limit: str = "") -> Problem | None:
-    """Why this pod does not get on; None: it is starting, as far as one can see."""
-    if pod.unschedulable:
-        return _unscheduled(pod, what)
-    container = pod.container
-    if container.waiting in _IMAGE:
-        told = cut(container.waiting_message or container.waiting)
-        return Problem(
-            "ImagePullFailed",
-            f"Pod {pod.name} ({what}) can't get its image: {told}. Check the image's name and the registry's "
-            "credentials (imagePullSecrets in the pool's podTemplate).",
-            pod.name,
-        )
-    if container.waiting in _CONFIG:
-        told = cut(container.waiting_message or container.waiting)
-        return Problem(
-            "ConfigurationFailed", f"Pod {pod.name} ({what}) can't start: {told}.", pod.name
-        )
-    return _crashed(pod, container, what, memory_limit) if container.exit_code is not None else None
-
-
-def _crashed(pod: PodView, container: ContainerView, what: str, limit: str) -> Problem | None:
-    if container.exit_reason == "OOMKilled":
-        within = f"its memory limit of {limit}" if limit else "the memory of its node"
-        return Problem(
-            "OutOfMemory",
-            f"Pod {pod.name} ({what}) was killed for using more than {within}. Raise the pool's "
-            "resources.limits.memory, use more spans, or lower sessions.concurrent or maxLength.",
-            pod.name,
-        )
-    if container.exit_code == 0 and not container.waiting:
-        return None
-    words = cut(container.exit_message or container.exit_reason or "no message")
-    if container.exit_code == 2:  # the server's own refusal: flags or model, see its main
-        return Problem(
-            "WeightsFailed", f"Pod {pod.name} ({what}) can't load its blocks: {words}", pod.name
-        )
-    if container.waiting == "CrashLoopBackOff" or container.restarts > 0:
-        return Problem(
-            "Crashing",
-            f"Pod {pod.name} ({what}) crashed with exit code {container.exit_code} "
-            f"({container.restarts} restarts): {words}",
-            pod.name,
-        )
-    return None
-
-
-def _unscheduled(pod: PodView, what: str) -> Problem:
-    told = cut(pod.unschedulable)
-    if claim := _CLAIM.search(pod.unschedulable):
-        return Problem(
-            "VolumeMissing",
-            f"Pod {pod.name} ({what}) waits for the volume claim {claim[1]}: {told}. Create the claim in the "
-            "swarm's namespace or correct spec.model.source.",
-            pod.name,
-        )
-    short = _INSUFFICIENT.findall(pod.unschedulable)
-    lacking = " and ".join(f"{number} have too little {resource}" for number, resource in short)
-    nodes = _NODES.search(pod.unschedulable)
-    why = f"Of {nodes[1] if nodes else 'the'} nodes, {lacking}. " if lacking else ""
-    return Problem(
-        "NoCapacity",
-        f"Pod {pod.name} ({what}) finds no node. {why}The scheduler says: {told}",
-        pod.name,
-    )
 
 
 def node_problems(fleet: Fleet, policy: Policy, now: float, drain_limit: float) -> list[Problem]:

@@ -23,7 +23,7 @@ from modelswarm_operator.manifests import Maker
 from modelswarm_operator.memory import read_status, slots_of
 from modelswarm_operator.podmaker import reserved_fields
 from modelswarm_operator.policy import Policy
-from modelswarm_operator.problems import Problem, refusal
+from modelswarm_operator.problems import Problem
 from modelswarm_operator.status import Tally, status_of, tally_of
 from modelswarm_operator.upkeep import Upkeep, keep_up
 from modelswarm_operator.verdicts import Situation, verdicts_of
@@ -130,14 +130,8 @@ class _Turn:
         if known is not None:
             dismiss(self.fleet, self.ledger)
             return known
-        rejected = self.observed.rejected
-        refused = next(
-            (rejected[one] for one in rejected if one.startswith(names.INSPECT_SLOT)), ""
-        )
-        finding = find_out(self.maker, spec, self.fleet, self.ledger, refused)
+        finding = find_out(self.observed, self.maker, spec, self.fleet, self.ledger)
         outcome.problems += finding.problems
-        if refused and finding.known is None:
-            outcome.problems.append(refusal("The pod that inspects the model", refused))
         outcome.inspecting = finding.known is None
         return finding.known
 

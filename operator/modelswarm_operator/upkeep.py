@@ -25,8 +25,9 @@ from modelswarm_operator.planner import (
     startable,
     to_renew,
 )
+from modelswarm_operator.pod_problems import Doctor
 from modelswarm_operator.podmaker import PodMaker
-from modelswarm_operator.problems import Problem, node_problems, pod_problems, refusal, stuck_at
+from modelswarm_operator.problems import Problem, node_problems, refusal, stuck_at
 from modelswarm_operator.slots import SlotState
 from modelswarm_operator.world import ApplyChild, DeleteChild, LabelPod, Observed
 
@@ -120,8 +121,7 @@ def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: Fleet, ledg
         if "memory" in pool.resources.limits
     }
     drain = float(drain_seconds(spec))
-    staying = (one for one in fleet.servers if one.pod.name not in ledger.deletes)
-    found = pod_problems(staying, limits)
+    found = Doctor(ledger, observed.nodes, limits).servers(fleet.servers)
     found += node_problems(fleet, ledger.policy, ledger.now, drain)
     ledger.look_at(stuck_at(fleet.servers, ledger.policy, ledger.now, drain))
     for states in chosen:

@@ -104,6 +104,29 @@ def test_a_pod_that_finds_no_node_says_what_is_missing(
     assert world.decide().actions == []
 
 
+def test_a_resource_that_no_node_has_is_told_as_such() -> None:
+    world = World()
+    world.turn()
+    for name in world.pods:
+        world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    world.turn()
+    assert "No node offers nvidia.com/gpu at all." in world.condition("Degraded")["message"]
+
+
+def test_a_server_that_is_not_ready_for_long_without_a_reason_is_told() -> None:
+    world = World(spec=document(1, 1))
+    world.turn()
+    world.pass_time()
+    name = next(iter(world.pods))
+    world.set_pod(name, container=ContainerView(waiting="ContainerCreating"))
+    decision = world.decide()
+    assert decision.wake_at is not None
+    world.now = decision.wake_at
+    world.turn()
+    told = world.condition("Degraded")
+    assert told["reason"] == "NotStarting" and f"kubectl describe pod {name}" in told["message"]
+
+
 def test_an_uncovered_span_is_named_with_its_cause() -> None:
     world = settled(2, 1)
     container = ContainerView(
@@ -282,7 +305,7 @@ def test_the_status_of_a_thousand_servers_fits_and_a_quiet_turn_is_quick() -> No
     for name in list(world.pods):
         world.fail(name, message="y" * 4096)
     world.turn()
-    assert len(json.dumps(world.status)) < 800_000
+    assert len(json.dumps(world.status)) < 300_000
     for seconds, spans, replicas in ((0.1, 8, 125), (0.002, 5, 2)):
         world = World(spec=document(spans, replicas), nodes=nodes)
         world.settle()
