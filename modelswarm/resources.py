@@ -293,7 +293,10 @@ class ModelSwarm(Part):
     api_version: Literal["modelswarm.io/v1alpha1"] = Field(description=f"Always {API_VERSION}.")
     kind: Literal["ModelSwarm"] = Field(description=f"Always {KIND}.")
     metadata: Metadata = Field(description="Name and labels of the swarm.")
-    spec: Spec = Field(description="What is wanted.")
+    spec: Spec = Field(
+        description="What is wanted: which model, cut into which spans, held by how many servers each, "
+        "on which machines."
+    )
 
     @property
     def served_name(self) -> str:

@@ -26,7 +26,10 @@ class Generation(jinja2.ext.Extension):
 
 def check_template(text: str) -> None:
     """ModelSourceError with the line, when it does not compile."""
-    environment = jinja2.Environment(extensions=[Generation, jinja2.ext.loopcontrols])
+    # Not optimised: that would already compute what is constant, such as a letter times a billion.
+    environment = jinja2.Environment(
+        extensions=[Generation, jinja2.ext.loopcontrols], optimized=False
+    )
     try:
         environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:

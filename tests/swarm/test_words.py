@@ -127,9 +127,12 @@ async def test_gateways_get_the_files_of_the_flags_and_their_revision(
     flags = ("--hash-model", "--model", f"file://{folder}")
     own = ("--tokenizer", f"file://{words}", "--chat-template", str(template))
     async with (
-        servers(tmp_path / "members", ["0:4"], *flags, *own) as started,
+        servers(tmp_path / "members", ["0:4"], *flags, *own, "--hold", "1.5") as started,
         fake_gateway(started) as gateway,
     ):
+        [hello] = gateway.heard.up
+        assert "+" in hello.revision
+        assert hello.hold_ms == 1500
         assert await gateway.file("chat_template.jinja") == TEMPLATE.encode()
         assert await gateway.file("special_tokens_map.json") == b'{"pad_token": "<pad>"}'
         assert await gateway.file("config.json") == (folder / "config.json").read_bytes()

@@ -22,6 +22,7 @@ def test_defaults_are_what_the_contract_says() -> None:
     assert (settings.max_length, settings.lease_seconds) == (None, 30.0)
     assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
     assert settings.served_name == "counting"
+    assert (settings.tokenizer, settings.chat_template, settings.hold_seconds) == (None, None, None)
 
 
 @pytest.mark.parametrize(
