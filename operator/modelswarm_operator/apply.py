@@ -8,6 +8,7 @@ into the cache at once, so that the next turn knows what this one did. Decides n
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from modelswarm_operator.kinds import (
 )
 from modelswarm_operator.metrics import Metrics
 from modelswarm_operator.observe import Cache
+from modelswarm_operator.views import swarm_view
 from modelswarm_operator.world import (
     Action,
     ApplyChild,
@@ -43,6 +45,7 @@ from modelswarm_operator.world import (
 log = logging.getLogger(__name__)
 FINALIZER = "modelswarm.io/drain"
 AT_ONCE = 16  # writes of all swarms together
+TRIES = 5  # of a status write that others keep overtaking
 _TOGETHER = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
 Wake = Callable[[set[str]], None]
 
@@ -103,7 +106,22 @@ class Apply:
         }
         body = {"apiVersion": SWARM.api_version, "kind": SWARM.kind, "metadata": meta}
         path = SWARM.path(swarm.namespace, swarm.name, "status")
-        self._learn(SWARM, await self._api.put(path, {**body, "status": status}))
+        for _ in range(TRIES):
+            try:
+                self._learn(SWARM, await self._api.put(path, {**body, "status": status}))
+                return
+            except ConflictError:
+                meta["resourceVersion"] = await self._version_if_unchanged(swarm)
+        raise ConflictError(409, "Conflict", "others write this swarm all the time")
+
+    async def _version_if_unchanged(self, swarm: SwarmView) -> str:
+        """Somebody wrote, but nothing that this turn looked at (labels, say): the decision stands."""
+        raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+        self._learn(SWARM, raw)
+        now = swarm_view(raw)
+        if dataclasses.replace(now, resource_version=swarm.resource_version) != swarm:
+            raise ConflictError(409, "Conflict", "the swarm was changed while it was looked at")
+        return now.resource_version
 
     async def _set_finalizer(self, swarm: SwarmView, present: bool) -> None:
         """On what the cache has now: a status write of this turn has raised the version."""

@@ -26,7 +26,9 @@ DEBOUNCE = 0.05  # events come in groups
 AT_ONCE = 16  # turns
 TURN_SECONDS = 120.0
 PATIENCE = 8  # turns in a row that changed something before they are spaced out
-LONGEST = 60.0  # between two tries of a failing turn
+FIRST = 0.1  # pause after a failing turn, doubled with every further one ...
+LONGEST = 60.0  # ... up to this
+CONFLICT = 1.0  # or this, if it failed because others write too
 FOREVER = 1e9
 
 Decide = Callable[[Observed, float], Decision]
@@ -150,7 +152,7 @@ class Turns:
             raise
         except ConflictError as error:
             result = "conflict"
-            self._again(uid, sleeper, error, delay=0.0 if sleeper.failures == 0 else None)
+            self._again(uid, sleeper, error, at_most=CONFLICT)
         except ThrottledError as error:
             result = "throttled"
             self._again(uid, sleeper, error, at_least=error.retry_after)
@@ -167,24 +169,27 @@ class Turns:
             self._metrics.turn_seconds.labels(result).observe(time.monotonic() - started)
 
     async def _turn(self, uid: str, sleeper: Sleeper) -> Decision | None:
-        observed = self._cache.observed(uid)
+        """Decided and carried out on one view of the world; None: the swarm is gone."""
+        fresh = sleeper.doubtful
+        observed = await self._looked(uid, fresh)
         if observed is None:
             return None
-        fresh = sleeper.doubtful
-        if fresh:
-            self.wake(await self._resync.one(observed.swarm) - {uid})
-        decision = self._decided(uid)
-        if decision is not None and not fresh and _destroys(decision):
-            # never on what events alone said
-            self.wake(await self._resync.one(observed.swarm) - {uid})
-            decision = self._decided(uid)
-        if decision is not None and decision.actions:
+        decision = self._decide(observed, time.time())
+        if not fresh and _destroys(decision):  # never on what events alone said
+            observed = await self._looked(uid, True)
+            if observed is None:
+                return None
+            decision = self._decide(observed, time.time())
+        if decision.actions:
             await self._apply.carry_out(observed.swarm, decision.actions)
         return decision
 
-    def _decided(self, uid: str) -> Decision | None:
+    async def _looked(self, uid: str, anew: bool) -> Observed | None:
         observed = self._cache.observed(uid)
-        return self._decide(observed, time.time()) if observed is not None else None
+        if observed is None or not anew:
+            return observed
+        self.wake(await self._resync.one(observed.swarm) - {uid})
+        return self._cache.observed(uid)
 
     def _plan_next(self, sleeper: Sleeper, decision: Decision | None) -> None:
         """What a turn did is looked at again at once, until there is nothing left to do."""
@@ -202,14 +207,13 @@ class Turns:
         uid: str,
         sleeper: Sleeper,
         error: Exception,
-        delay: float | None = None,
         at_least: float = 0.0,
+        at_most: float = LONGEST,
     ) -> None:
         sleeper.failures += 1
         sleeper.doubtful, sleeper.deaf, sleeper.throttled = True, True, False
-        if delay is None:
-            most = min(LONGEST, 0.25 * 2.0 ** min(sleeper.failures, 10))
-            delay = max(at_least, random.uniform(most / 2, most))
+        most = min(at_most, FIRST * 2.0 ** min(sleeper.failures - 1, 10))
+        delay = max(at_least, random.uniform(most / 2, most))
         sleeper.wake_at = time.monotonic() + delay
         stored = self._cache.swarms.get(uid)
         name = stored.place if stored is not None else uid

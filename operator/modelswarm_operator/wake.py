@@ -23,6 +23,8 @@ from modelswarm_operator.world import Json
 
 log = logging.getLogger(__name__)
 
+WORDS = 300  # characters of what kopf says
+
 Sink = Callable[[Kind, str, Json], None]  # kind, ADDED/MODIFIED/DELETED or "" (listed), object
 
 
@@ -47,13 +49,13 @@ class Watch:
                 ended.set_result(why)
 
         def body() -> None:
-            why = "it ended by itself"
-            try:
-                asyncio.run(self._watch(loop))
-            except BaseException as error:  # kopf also ends by cancelling itself
-                why = f"{type(error).__name__}: {error}"
+            with _LastWords() as last:
+                try:
+                    asyncio.run(self._watch(loop))
+                except BaseException as error:  # kopf also ends by being cancelled
+                    last.words = last.words or f"{type(error).__name__}: {error}"
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, why)
+                loop.call_soon_threadsafe(tell, last.words or "it ended by itself")
 
         threading.Thread(target=body, name="watches", daemon=True).start()
         return await ended
@@ -62,17 +64,25 @@ class Watch:
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
         for kind in self._kinds:
-            handler = self._handler(kind, loop)
-            kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=registry)(
-                handler
+            watched = (kind.group, kind.version, kind.plural)
+            on_event = kopf.on.event(*watched, id=kind.plural, registry=registry)
+            on_event(self._handler(kind, loop))
+        ending = asyncio.Event()
+        kopf.on.cleanup(registry=registry)(_setter(ending))
+        running = asyncio.ensure_future(
+            kopf.operator(
+                registry=registry,
+                settings=_settings(self._kinds),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
             )
-        await kopf.operator(
-            registry=registry,
-            settings=_settings(self._kinds),
-            standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
         )
+        waiting = asyncio.ensure_future(ending.wait())
+        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        running.cancel()  # once it ends it would wait for five seconds for what is left
+        await running
 
     def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
         async def seen(event: Any, **ignored: Any) -> None:
@@ -94,6 +104,31 @@ class Watch:
             certificate_path=loaded.cert_file,
             private_key_path=loaded.key_file,
         )
+
+
+class _LastWords(logging.Handler):
+    """What kopf says before it ends, instead of its tracebacks in the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.words = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.words = " ".join(record.getMessage().split())[:WORDS]
+
+    def __enter__(self) -> _LastWords:
+        logging.getLogger("kopf").addHandler(self)
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        logging.getLogger("kopf").removeHandler(self)
+
+
+def _setter(event: asyncio.Event) -> Any:
+    async def happened(**ignored: Any) -> None:
+        event.set()
+
+    return happened
 
 
 def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
