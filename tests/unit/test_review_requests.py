@@ -23,6 +23,7 @@ from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.openai import parse_chat, parse_completion
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.library import Library
+from modelswarm_gateway.members import MembersFolder
 from modelswarm_gateway.text import ModelText
 
 MANY = 300_000  # entries: a body of about 1 MiB
@@ -102,7 +103,7 @@ async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_member
     os.mkfifo(tmp_path / "b.json")
     (tmp_path / "s0.json").write_text('{"peer": "s0/1/a", "target": "127.0.0.1:1"}')
     dialled: list[Address] = []
-    directory = Directory(tmp_path, dialled.append, lambda: 0.0)
+    directory = Directory(MembersFolder(tmp_path), dialled.append, lambda: 0.0)
     await asyncio.wait_for(asyncio.to_thread(directory.poll), 5)
     assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
 
