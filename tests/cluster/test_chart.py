@@ -25,7 +25,9 @@ from cluster.chart import (
 
 from modelswarm_gateway.settings import parse as parse_gateway
 from modelswarm_operator import rights
+from modelswarm_operator.manifests import METRICS
 from modelswarm_operator.settings import parse as parse_operator
+from tools import make_images
 from tools.make_chart_docs import documented, with_table
 
 EVERY_VALUES = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
@@ -231,6 +233,30 @@ def test_a_changed_server_pod_template_restarts_the_operator() -> None:
     )
     sums = [d["spec"]["template"]["metadata"]["annotations"][name] for d in (plain, other)]
     assert sums[0] != sums[1]
+
+
+def test_without_gateways_nothing_of_them_is_left() -> None:
+    flags = ("--set", "gateway.enabled=false", "--set", "gateway.url=https://ai.example.com")
+    objects = render(EVERYTHING, *flags, *MONITORING, "--set", "fullnameOverride=modelswarm")
+    assert [o["metadata"]["name"] for o in objects if "gateway" in o["metadata"]["name"]] == []
+    assert "--gateway-url=https://ai.example.com" in arguments(objects, "operator")
+
+
+def test_monitors_policies_and_annotations_know_the_ports_of_server_pods() -> None:
+    template = one(render(), "ConfigMap", "modelswarm-server-pod-template")["data"]
+    patch = yaml.safe_load(template["server-pod-template.yaml"])
+    assert patch["metadata"]["annotations"]["prometheus.io/port"] == str(METRICS)
+    flags = ("--set", "networkPolicy.enabled=true", "--set", "podMonitor.enabled=true", *MONITORING)
+    objects = render(None, *flags)
+    (endpoint,) = one(objects, "PodMonitor", "modelswarm-server")["spec"]["podMetricsEndpoints"]
+    rules = one(objects, "NetworkPolicy", "modelswarm-servers")["spec"]["ingress"]
+    open_ports = {port["port"] for rule in rules for port in rule["ports"]}
+    assert {endpoint["port"]} | open_ports == {"links", "metrics"}
+
+
+def test_versions_are_the_projects() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == make_images.version()
 
 
 @pytest.mark.parametrize(
