@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster.kube.api_level import ApiLevel
 from cluster.swarms import Swarms, connected, created, install_crd, swarm
 
 Json = dict[str, Any]
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +96,13 @@ def test_what_is_right_is_taken_as_it_is(tried: Swarms, spec: Json) -> None:
     stored = created(tried.create(swarm(**spec), dry_run=True))
 
     assert contains(stored["spec"], spec)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.name))
+def test_every_example_is_taken(tried: Swarms, path: Path) -> None:
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    assert contains(created(tried.create(document, dry_run=True))["spec"], document["spec"])
 
 
 BAD: list[tuple[Json, str, str]] = [

@@ -103,10 +103,16 @@ def degraded(release: Release, reason: str) -> str:
         lambda: (found := condition(release, "Degraded")).get("reason") == reason and found,
         CHANGE_SECONDS,
         every=0.5,
-        explain=lambda: json.dumps(release.kubectl.get("msw", NAME)["status"], indent=1),
+        explain=lambda: explained(release),
     )
     assert told
     return str(told["message"])
+
+
+def explained(release: Release) -> str:
+    words = ("logs", "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=40")
+    stored = json.dumps(release.kubectl.get("msw", NAME), indent=1)
+    return f"{stored}\n{release.kubectl('get', 'pods')}\n{release.kubectl(*words)}"
 
 
 def settled(release: Release) -> None:
