@@ -20,7 +20,6 @@ from typing import Any
 import httpx
 import pytest
 
-SCRAPE = "1s"
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 Json = dict[str, Any]
@@ -82,6 +81,16 @@ class Prometheus:
             for target in active
             if target["labels"]["job"] == job and target["health"] == "up"
         ]
+
+    def troubles(self) -> list[str]:
+        """What it finds wrong with its targets; that it has none, if so."""
+        active = self._ask("targets", state="active")["activeTargets"]
+        found = [
+            f"{target['labels'].get('pod')} {target['scrapeUrl']}: {target['lastError']}"
+            for target in active
+            if target["health"] != "up"
+        ]
+        return found if active else ["no target"]
 
     def _ask(self, what: str, **parameters: str) -> Json:
         answer = self._client.get(f"/api/v1/{what}", params=parameters)
@@ -166,10 +175,10 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 # ---- what to scrape
 
 
-def file_config(targets: Path) -> Json:
+def file_config(targets: Path, every: str = "1s") -> Json:
     """What stands in a file that may change at any time: `write_targets`, or `following` of prometheus_pods.py."""
     return {
-        "global": {"scrape_interval": SCRAPE, "scrape_timeout": SCRAPE},
+        "global": {"scrape_interval": every, "scrape_timeout": every},
         "scrape_configs": [
             {"job_name": "modelswarm", "file_sd_configs": [{"files": [str(targets)]}]}
         ],

@@ -36,7 +36,7 @@ def wait_number(prometheus: Prometheus, expr: str, wanted: float) -> None:
     wait_for(
         lambda: prometheus.number(expr) == wanted,
         SEEN_SECONDS,
-        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}",
+        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.troubles()}",
     )
 
 

@@ -37,7 +37,7 @@ def test_prometheus_sees_every_pod_every_panel_answers_and_a_kill_shows(
         swarm = release.serve()
         with (
             following(cluster.api, targets, [namespace]),
-            scraping(file_config(targets), tmp_path / "prometheus") as prometheus,
+            scraping(file_config(targets, every="3s"), tmp_path / "prometheus") as prometheus,
         ):
             wait_number(prometheus, "count(up == 1)", PROCESSES)
             wait_number(prometheus, COVERAGE, 2)
@@ -117,4 +117,8 @@ def wait_number(
         found = prometheus.number(expr)
         return found >= wanted if at_least else found == wanted
 
-    wait_for(seen, seconds, lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}")
+    wait_for(
+        seen,
+        seconds,
+        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.troubles()}",
+    )

@@ -96,5 +96,5 @@ def wait_healthy(prometheus: Prometheus, count: int) -> None:
     wait_for(
         lambda: len(prometheus.healthy("modelswarm")) == count,
         SEEN_SECONDS,
-        lambda: f"only {prometheus.healthy('modelswarm')} are scraped",
+        lambda: f"not all are scraped: {prometheus.troubles()}",
     )
