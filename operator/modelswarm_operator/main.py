@@ -123,7 +123,9 @@ class Process:
         lease_namespace = settings.lease_namespace if settings.elect else ""
         while True:
             try:
-                missing = await missing_rights(api, settings.namespaces, lease_namespace)
+                missing = await missing_rights(
+                    api, settings.namespaces, lease_namespace, settings.lease_name
+                )
             except ApiError as error:
                 news = f"the operator's rights cannot be checked: {error}"
                 needed = True

@@ -66,17 +66,23 @@ def node_needs() -> Iterator[Need]:
 
 
 async def missing_rights(
-    api: Api, namespaces: Sequence[str], lease_namespace: str
+    api: Api, namespaces: Sequence[str], lease_namespace: str, lease_name: str
 ) -> list[Missing]:
-    """Raises ApiError if the API server cannot be asked."""
+    """Raises ApiError if the API server cannot be asked. Of leases, only our own is asked for by name."""
     asked: list[tuple[Need, str | None]] = []
+    names = {("get", LEASE): lease_name, ("update", LEASE): lease_name}  # a create has no name yet
     for namespace in namespaces or (None,):
         asked += [(need, namespace) for need in needs()]
     if lease_namespace:
         asked += [(need, lease_namespace) for need in lease_needs()]
     asked += [(need, None) for need in node_needs()]
     room = asyncio.Semaphore(AT_ONCE)
-    answers = await asyncio.gather(*(_allowed(api, room, *each) for each in asked))
+    answers = await asyncio.gather(
+        *(
+            _allowed(api, room, need, namespace, names.get((need.verb, need.kind), ""))
+            for need, namespace in asked
+        )
+    )
     return [
         Missing(need, namespace)
         for (need, namespace), allowed in zip(asked, answers, strict=True)
@@ -84,13 +90,16 @@ async def missing_rights(
     ]
 
 
-async def _allowed(api: Api, room: asyncio.Semaphore, need: Need, namespace: str | None) -> bool:
+async def _allowed(
+    api: Api, room: asyncio.Semaphore, need: Need, namespace: str | None, name: str
+) -> bool:
     attributes = {
         "group": need.kind.group,
         "resource": need.kind.plural,
         "subresource": need.subresource,
         "verb": need.verb,
         "namespace": namespace or "",
+        "name": name,
     }
     body: Json = {
         "apiVersion": REVIEW.api_version,

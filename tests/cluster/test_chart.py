@@ -139,6 +139,9 @@ def test_the_operator_may_do_what_it_asks_for_and_nothing_else() -> None:
     lease = one(objects, "Role", "modelswarm-operator-lease")
     assert lease["metadata"]["namespace"] == NAMESPACE
     assert _granted(lease) == {_right(each) for each in rights.lease_needs()}
+    for rule in lease["rules"]:
+        assert rule.get("resourceNames", ["modelswarm-operator"]) == ["modelswarm-operator"]
+        assert "resourceNames" in rule or rule["verbs"] == ["create"]
 
 
 def test_in_namespaces_of_its_own_the_operator_has_no_right_elsewhere() -> None:

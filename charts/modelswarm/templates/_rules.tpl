@@ -27,6 +27,17 @@
   verbs: [list, watch]
 {{- end }}
 
+{{/* A create has no name to be held against. */}}
+{{- define "modelswarm.leaseRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "modelswarm.fullname" . }}-operator]
+  verbs: [get, update]
+{{- end }}
+
 {{- define "modelswarm.gatewayRules" -}}
 - apiGroups: [""]
   resources: [pods]
