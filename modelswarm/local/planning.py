@@ -33,13 +33,7 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
 def source_of(model: Model) -> str:
     """The address a server understands: source and revision in one."""
     _check_reachable(model.source, "spec.model.source")
-    if model.revision is None:
-        return model.source
-    if not model.source.startswith("hf://") or "@" in model.source:
-        raise UserError(
-            "spec.model.revision", "allowed only with an hf:// source that names none itself"
-        )
-    return f"{model.source}@{model.revision}"
+    return model.address
 
 
 def _check_reachable(address: str, field: str) -> None:

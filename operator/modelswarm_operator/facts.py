@@ -19,11 +19,6 @@ _IN_PACKAGE = "demo://"
 _HUB = "hf://"
 
 
-def address_of(model: Model) -> str:
-    """Source and revision in one, as the user asked for them (the type allows a revision only where there is none)."""
-    return model.source if model.revision is None else f"{model.source}@{model.revision}"
-
-
 def pinned_address(known: ModelStatus) -> str:
     """What servers load: the very commit that was inspected, so that later pods hold the same weights."""
     if not known.source.startswith(_HUB) or not known.revision:
@@ -33,7 +28,7 @@ def pinned_address(known: ModelStatus) -> str:
 
 def known_model(model: Model, stored: ModelStatus | None) -> ModelStatus | None:
     """None: an inspection has to find out. UserError: it is known that there is no such model."""
-    address = address_of(model)
+    address = model.address
     wanted = (address, model.tokenizer)
     if stored is not None and stored.blocks > 0 and (stored.source, stored.tokenizer) == wanted:
         return stored
@@ -50,7 +45,7 @@ def _from_package(address: str, tokenizer: str | None) -> ModelStatus:
 
 def told_model(model: Model, words: str) -> ModelStatus:
     """From what an inspection wrote at its end. ModelSourceError when that is not what it should be."""
-    return _status(address_of(model), model.tokenizer, words)
+    return _status(model.address, model.tokenizer, words)
 
 
 def _status(address: str, tokenizer: str | None, words: str) -> ModelStatus:

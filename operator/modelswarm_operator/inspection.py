@@ -14,7 +14,7 @@ from modelswarm.errors import UserError
 from modelswarm.resources import Spec
 from modelswarm.resources_status import ModelStatus
 from modelswarm_operator import names
-from modelswarm_operator.facts import address_of, told_model
+from modelswarm_operator.facts import told_model
 from modelswarm_operator.fleet import Fleet, incarnation_of
 from modelswarm_operator.layout import DEFAULT_POOL
 from modelswarm_operator.ledger import REFUSED, Ledger
@@ -101,13 +101,13 @@ class _Inspection:
         ledger.fulfil(slot, self._refused, self._make)
 
     def _make(self, incarnation: int) -> Json:
-        address = address_of(self._spec.model)
+        address = self._spec.model.address
         pod = inspection_pod(self._maker, self._spec, address, self._slot, incarnation)
         patches = patches_of(self._spec, self._pool, self._maker.policy.pod_template)
         return patched(pod, patches)[0]
 
     def _problems(self) -> list[Problem]:
-        address = address_of(self._spec.model)
+        address = self._spec.model.address
         found = [
             problem
             for pod in self._pods[-1:]
