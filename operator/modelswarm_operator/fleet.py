@@ -94,16 +94,19 @@ class Grounds:
     """Judges nodes; remembers when the next judgement changes by itself."""
 
     def __init__(self, nodes: Mapping[str, NodeView] | None, policy: Policy, now: float) -> None:
-        self._nodes, self._policy, self._now = nodes, policy, now
+        # No node at all: pods run, so that can't be the truth yet.
+        self._nodes, self._policy, self._now = nodes or None, policy, now
         self.mass = self._mass()
         self.wake_at: float | None = None
 
     def _mass(self) -> tuple[int, int] | None:
-        nodes = self._nodes or {}
-        down = sum(not node.ready for node in nodes.values())
-        policy = self._policy
-        many = down >= policy.mass_count and down > policy.mass_fraction * len(nodes)
-        return (down, len(nodes)) if many else None
+        """Nodes that went down lately, of those that could have. What is down for long is no part of a blip."""
+        nodes, policy = self._nodes or {}, self._policy
+        lately = self._now - policy.mass_patience
+        up = sum(node.ready for node in nodes.values())
+        down = sum(_down_since(node) > lately for node in nodes.values() if not node.ready)
+        many = down >= policy.mass_count and down > policy.mass_fraction * (up + down)
+        return (down, up + down) if many else None
 
     def under(self, pod: PodView) -> Ground:
         if self._nodes is None or not pod.node:
@@ -116,11 +119,7 @@ class Grounds:
             return Ground.GONE
         if not node.ready:
             patience = self._policy.mass_patience if self.mass else self._policy.not_ready_grace
-            return (
-                Ground.LOST
-                if self._passed((node.not_ready_since or 0.0) + patience)
-                else Ground.SHAKY
-            )
+            return Ground.LOST if self._passed(_down_since(node) + patience) else Ground.SHAKY
         return Ground.DEPARTING if node.departing else Ground.FIRM
 
     def _passed(self, moment: float) -> bool:
@@ -128,6 +127,11 @@ class Grounds:
             return True
         self.wake_at = moment if self.wake_at is None else min(self.wake_at, moment)
         return False
+
+
+def _down_since(node: NodeView) -> float:
+    """Long ago, if nobody knows."""
+    return node.not_ready_since or 0.0
 
 
 def muster(

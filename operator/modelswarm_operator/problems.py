@@ -59,7 +59,7 @@ def cut(text: str) -> str:
 
 def node_problems(fleet: Fleet, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
     found = []
-    if fleet.mass is not None:
+    if fleet.mass is not None and any(one.ground is Ground.SHAKY for one in fleet.servers):
         down, nodes = fleet.mass
         said = (
             f"{down} of {nodes} nodes are not ready at the same time. That looks like trouble of the control plane, "

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from unit.operator_world import Node, World, document
 
 from modelswarm.resources_status import Status
+from modelswarm_operator.problems import ORDER
 from modelswarm_operator.reconcile import reconcile
+from modelswarm_operator.verdicts import verdicts_of
 from modelswarm_operator.world import ContainerView, Tell, WriteStatus
 
 
@@ -278,6 +283,15 @@ def test_a_mass_failure_is_told_in_few_events() -> None:
     world.turn()
     assert len(world.told) < 15
     assert any("more at the same time" in tell.message for tell in world.told)
+
+
+def test_every_reason_is_explained_in_the_documentation() -> None:
+    folder = Path(__file__).parents[2]
+    page = (folder / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
+    verdicts = Path(inspect.getfile(verdicts_of)).read_text(encoding="utf-8")
+    told = set(re.findall(r'Verdict\(\w+, \w+, "(\w+)"', verdicts))
+    assert len(told) > 10
+    assert not [reason for reason in (*ORDER, *sorted(told)) if f"`{reason}`" not in page]
 
 
 def test_everything_that_is_written_is_in_the_schema_of_the_status() -> None:

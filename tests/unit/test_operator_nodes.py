@@ -97,6 +97,23 @@ def test_many_nodes_not_ready_for_very_long_are_no_blip() -> None:
     assert world.coverage() >= 1
 
 
+def test_nodes_that_are_down_for_long_are_no_part_of_a_blip() -> None:
+    """Machines that were switched off and never deleted must not slow down every repair."""
+    world = aged(nodes=3)
+    for name in ("old-0", "old-1", "old-2", "old-3"):
+        world.nodes[name] = Node(name, ready=False, not_ready_since=1.0)
+    world.node_down("n0")
+    run(world, 15)
+    assert world.coverage() == 2
+    assert world.condition("Degraded")["reason"] == "NodeNotReady"
+
+
+def test_a_cluster_that_seems_to_have_no_nodes_loses_no_pod() -> None:
+    world = aged()
+    world.nodes.clear()
+    assert world.decide().actions == []
+
+
 def test_a_third_of_the_nodes_failing_is_replaced() -> None:
     world = aged(nodes=6, spans=4, replicas=2)
     for name in ("n0", "n1"):
