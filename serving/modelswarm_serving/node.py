@@ -20,7 +20,6 @@ from modelswarm.errors import UserError
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.link import Links
 from modelswarm.protocol.messages import (
-    PROTOCOL_VERSION,
     Hello,
     Item,
     Lane,
@@ -35,7 +34,8 @@ from modelswarm_serving.core.settings import row_window
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.health import Health
-from modelswarm_serving.membership import Member, announce, withdraw
+from modelswarm_serving.introduction import Introduction
+from modelswarm_serving.membership import announce, withdraw
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import Model
 from modelswarm_serving.page import Page
@@ -59,7 +59,6 @@ class Node:
     ) -> None:
         self._settings = settings
         self._model = model
-        self._revision = revision
         self._peer = peer_id(settings.name, settings.incarnation)
         core_settings = ServerSettings(
             Address(self._peer, ""),
@@ -68,6 +67,7 @@ class Node:
             row_window=row_window(model.shape.row_bytes),
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
+        self._introduction = Introduction(settings, self._peer, model.shape, revision)
         self._files = files
         self._metrics = Metrics(settings.served_name, model.shape)
         self._health, self._page = health, page
@@ -87,7 +87,7 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._engine = Engine(self._model, self._stepped)
-        self._links = Links(self._hello(), self)
+        self._links = Links(self._introduction.hello(self._core.longest_session), self)
         target = await self._listen(self._settings.listen)
         self._announce(target)
         self._health.serves()
@@ -221,28 +221,6 @@ class Node:
 
     # Start
 
-    def _hello(self) -> Hello:
-        shape = self._model.shape
-        return Hello(
-            version=PROTOCOL_VERSION,
-            peer=self._peer,
-            role=Role.SERVER,
-            link="",
-            lane=Lane.LIVE,
-            target=self._settings.advertise,
-            model=self._settings.served_name,
-            revision=self._revision,
-            first=shape.first,
-            last=shape.last,
-            n_blocks=shape.n_blocks,
-            dtype=self._settings.dtype,
-            row_bytes=shape.row_bytes,
-            max_length=self._core.longest_session,
-            total_pages=shape.total_pages,
-            page_size=shape.page_size,
-            hold_ms=round(1000 * (self._settings.hold_seconds or 0)),
-        )
-
     async def _listen(self, target: str) -> str:
         try:
             return await self._links.listen(target)
@@ -250,27 +228,14 @@ class Node:
             raise UserError("--listen", f"cannot listen on {target}: {why(error)}") from error
 
     def _announce(self, target: str) -> None:
-        shape, settings = self._model.shape, self._settings
-        if settings.members is None:
+        folder = self._settings.members
+        if folder is None:
             return
-        member = Member(
-            name=settings.name,
-            peer=self._peer,
-            target=settings.advertise or target,
-            model=settings.served_name,
-            revision=self._revision,
-            first=shape.first,
-            last=shape.last,
-            n_blocks=shape.n_blocks,
-            metrics="" if self._page is None else self._page.target,
-            pid=os.getpid(),
-        )
+        page = "" if self._page is None else self._page.target
         try:
-            announce(settings.members, member)
+            announce(folder, self._introduction.member(target, page))
         except OSError as error:
-            raise UserError(
-                "--members", f"{settings.members} cannot be written: {why(error)}"
-            ) from error
+            raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
 
 
 def why(error: OSError) -> str:
