@@ -344,3 +344,20 @@ def test_the_status_says_who_serves_what() -> None:
     assert world.status["replicas"] == 2
     assert world.status["selector"].endswith(",modelswarm.io/role=server,modelswarm.io/span=0")
     assert world.status["servedName"] == "counting"
+
+
+def test_the_documentation_names_the_numbers_that_are_used() -> None:
+    folder = Path(__file__).parents[2]
+    page = (folder / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    policy = World().policy
+    for said in (
+        f"after {policy.not_ready_grace:.0f} s its slots",
+        f"{policy.mass_count} or more, and more than half",
+        f"nothing is replaced for {policy.mass_patience / 60:.0f} minutes",
+        f"wait {policy.backoff_base:.0f}, 4, 8 … {policy.backoff_limit:.0f} s",
+        f"run for {policy.stable_after / 60:.0f} minutes",
+        f"after {policy.restarts_before_replacing} restarts",
+        f"(at least {policy.budget_least})",
+    ):
+        assert said in page, said
+    assert (policy.mass_fraction, policy.budget_per_slot, policy.stuck_after) == (0.5, 3, 60.0)
