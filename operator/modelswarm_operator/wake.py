@@ -38,55 +38,55 @@ class Watch:
         self._namespaces = tuple(namespaces)
         self._kinds = tuple(kinds)
         self._sink = sink
+        self._over = False
 
     async def run(self) -> str:
-        """Until kopf ends; returns why. Cancelled, it leaves the thread to the end of the process."""
+        """Until kopf ends; returns why. What kopf still tidies up then, its thread does without us."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
 
         def tell(why: str) -> None:
+            self._over = True
             if not ended.done():
                 ended.set_result(why)
 
-        def body() -> None:
-            with _LastWords() as last:
-                try:
-                    asyncio.run(self._watch(loop))
-                except BaseException as error:  # kopf also ends by being cancelled
-                    last.words = last.words or f"{type(error).__name__}: {error}"
+        def end(why: str) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, last.words or "it ended by itself")
+                loop.call_soon_threadsafe(tell, why)
 
-        threading.Thread(target=body, name="watches", daemon=True).start()
+        threading.Thread(target=self._live, args=(loop, end), name="watches", daemon=True).start()
         return await ended
 
-    async def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _live(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], None]) -> None:
+        """The thread's whole life."""
+        with _LastWords() as last:
+            try:
+                asyncio.run(self._watch(loop, lambda: end(last.words)))
+            except BaseException as error:  # kopf also ends by being cancelled
+                end(last.words or f"{type(error).__name__}: {error}")
+            else:
+                end(last.words or "it ended by itself")
+
+    async def _watch(self, loop: asyncio.AbstractEventLoop, ending: Callable[[], None]) -> None:
+        asyncio.get_running_loop().set_exception_handler(_say_nothing)
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
+        kopf.on.cleanup(registry=registry)(_calling(ending))  # the watches are gone by then
         for kind in self._kinds:
             watched = (kind.group, kind.version, kind.plural)
             on_event = kopf.on.event(*watched, id=kind.plural, registry=registry)
             on_event(self._handler(kind, loop))
-        ending = asyncio.Event()
-        kopf.on.cleanup(registry=registry)(_setter(ending))
-        running = asyncio.ensure_future(
-            kopf.operator(
-                registry=registry,
-                settings=_settings(self._kinds),
-                standalone=True,
-                clusterwide=not self._namespaces,
-                namespaces=self._namespaces,
-            )
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(self._kinds),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
         )
-        waiting = asyncio.ensure_future(ending.wait())
-        await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        running.cancel()  # once it ends it would wait for five seconds for what is left
-        await running
 
     def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
         async def seen(event: Any, **ignored: Any) -> None:
-            if not loop.is_closed():  # else the process is ending
+            if not self._over and not loop.is_closed():
                 loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
 
         return seen
@@ -124,11 +124,16 @@ class _LastWords(logging.Handler):
         logging.getLogger("kopf").removeHandler(self)
 
 
-def _setter(event: asyncio.Event) -> Any:
+def _calling(ending: Callable[[], None]) -> Any:
     async def happened(**ignored: Any) -> None:
-        event.set()
+        ending()
 
     return happened
+
+
+def _say_nothing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of tasks that kopf leaves behind when it ends; why it ended is said once."""
+    log.debug("kopf's loop: %s", context.get("message"))
 
 
 def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
