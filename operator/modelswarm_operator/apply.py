@@ -138,7 +138,8 @@ class Apply:
         meta = action.manifest["metadata"]
         name = meta["name"]
         try:
-            pod = await self._api.post(POD.path(swarm.namespace), action.manifest)
+            # Strict: a misspelt field of somebody's pod template would be without effect, and nobody would know.
+            pod = await self._api.post(POD.path(swarm.namespace), action.manifest, strict=True)
         except ConflictError as error:
             if not error.exists:
                 raise

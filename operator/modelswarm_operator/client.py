@@ -82,8 +82,10 @@ class Api:
             if not following:
                 return items, int(found["metadata"]["resourceVersion"])
 
-    async def post(self, path: str, body: Json) -> Json:
-        return await self._write("POST", path, body)
+    async def post(self, path: str, body: Json, *, strict: bool = False) -> Json:
+        """`strict`: fields that the API server does not know are refused, not dropped."""
+        query = {"fieldValidation": "Strict"} if strict else None
+        return await self._write("POST", path, body, query=query)
 
     async def put(self, path: str, body: Json) -> Json:
         return await self._write("PUT", path, body)
