@@ -1,6 +1,6 @@
 """A real Prometheus (Debian's package) for tests: started with a configuration, asked questions, stopped.
 
-`scraping(file_config(...))` scrapes what stands in a file: processes of this machine, or pods (`prometheus_pods.py`).
+`scraping(config(targets), folder)` scrapes what `prometheus_targets.py` shows: processes of this machine, or pods.
 `check_panels` asks every question of the dashboard, whichever it is. Nothing of it runs after the test.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
+from cluster.prometheus_targets import Targets
 
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
@@ -117,11 +118,11 @@ def lint(shown: bytes) -> str:
 
 
 @contextmanager
-def scraping(config: Json, folder: Path) -> Iterator[Prometheus]:
+def scraping(settings: Json, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus of its own, on a free port of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / "prometheus.yml"
-    written.write_text(json.dumps(config))  # JSON is YAML
+    written.write_text(json.dumps(settings))  # JSON is YAML
     log = folder / "prometheus.log"
     process, address = _start(written, folder, log)
     asked = Prometheus(address)
@@ -172,30 +173,13 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     return found[0]
 
 
-# ---- what to scrape
-
-
-def file_config(targets: Path, every: str = "1s") -> Json:
-    """What stands in a file that may change at any time: `write_targets`, or `following` of prometheus_pods.py."""
+def config(targets: Targets, every: str = "1s") -> Json:
+    """`every`: the interval of scrapes; a process that takes longer to answer counts as down."""
+    discovery = [{"url": targets.url, "refresh_interval": "1s"}]
     return {
         "global": {"scrape_interval": every, "scrape_timeout": every},
-        "scrape_configs": [
-            {"job_name": "modelswarm", "file_sd_configs": [{"files": [str(targets)]}]}
-        ],
+        "scrape_configs": [{"job_name": "modelswarm", "http_sd_configs": discovery}],
     }
-
-
-def write_targets(path: Path, targets: Mapping[str, str]) -> None:
-    """`targets`: name of a process of this machine -> host:port."""
-    write_groups(path, [(at, {"namespace": "local", "pod": name}) for name, at in targets.items()])
-
-
-def write_groups(path: Path, targets: Sequence[tuple[str, Mapping[str, str]]]) -> None:
-    """Each with its labels."""
-    partial = path.with_suffix(".partial")
-    groups = [{"targets": [target], "labels": labels} for target, labels in targets]
-    partial.write_text(json.dumps(groups))
-    partial.replace(path)
 
 
 # ---- the dashboard

@@ -15,13 +15,12 @@ from cluster.pods_by_hand import PodSwarm
 from cluster.prometheus import (
     Prometheus,
     check_panels,
-    file_config,
+    config,
     lint,
     scraping,
     wait_for,
-    write_targets,
 )
-from cluster.prometheus_pods import following
+from cluster.prometheus_targets import Targets, following
 from cluster.scenes import scene, swarm
 
 from tools.dashboard.operator_rows import GATEWAY_VIEW, GATEWAY_WATCHES, OPERATOR_ROWS
@@ -43,10 +42,13 @@ def wait_number(prometheus: Prometheus, expr: str, wanted: float) -> None:
 def test_pods_are_found_scraped_and_named_and_leave_with_their_pod(
     api: ApiLevel, namespace: str, tmp_path: Path
 ) -> None:
-    targets = tmp_path / "targets.json"
-    with PodSwarm(tmp_path, api, namespace) as pods, following(api, targets, [namespace]):
+    with (
+        PodSwarm(tmp_path, api, namespace) as pods,
+        Targets() as targets,
+        following(api, targets, [namespace]),
+    ):
         pods.all_of({"a0": "0:2", "b0": "2:4"})
-        with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
+        with scraping(config(targets), tmp_path / "prometheus") as prometheus:
             wait_number(prometheus, "count(modelswarm_server_build_info)", 2)
             found = prometheus.query("modelswarm_server_build_info")
             assert {series.labels["pod"] for series in found} == {"a0", "b0"}
@@ -89,11 +91,14 @@ def test_a_gateway_shows_what_it_knows_of_pods(
 def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
     api: ApiLevel, namespace: str, tmp_path: Path
 ) -> None:
-    targets = tmp_path / "targets.json"
-    with scene(api, namespace, tmp_path / "scene") as stage, stage.operator:
+    with (
+        scene(api, namespace, tmp_path / "scene") as stage,
+        stage.operator,
+        Targets() as targets,
+    ):
         stage.operator.wait_ready()
-        write_targets(targets, {"operator": f"127.0.0.1:{stage.operator.port}"})
-        with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
+        targets.show_local({"operator": f"127.0.0.1:{stage.operator.port}"})
+        with scraping(config(targets), tmp_path / "prometheus") as prometheus:
             wait_number(prometheus, "count(modelswarm_operator_build_info)", 1)
             stage.apply(swarm())
             stage.settle()

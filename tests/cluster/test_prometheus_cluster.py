@@ -13,8 +13,8 @@ import httpx
 import pytest
 from cluster.kube.real import RealCluster
 from cluster.plain import PODS, Plain
-from cluster.prometheus import Prometheus, check_panels, file_config, scraping, wait_for
-from cluster.prometheus_pods import following
+from cluster.prometheus import Prometheus, check_panels, config, scraping, wait_for
+from cluster.prometheus_targets import Targets, following
 from cluster.release import Release, installed
 
 PROCESSES = 8  # two operators, two gateways, four servers
@@ -32,12 +32,12 @@ CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
 def test_prometheus_sees_every_pod_every_panel_answers_and_a_kill_shows(
     cluster: RealCluster, namespace: str, tmp_path: Path
 ) -> None:
-    targets = tmp_path / "targets.json"
     with installed(cluster, namespace, tmp_path) as release:
         swarm = release.serve()
         with (
+            Targets() as targets,
             following(cluster.api, targets, [namespace]),
-            scraping(file_config(targets, every="3s"), tmp_path / "prometheus") as prometheus,
+            scraping(config(targets, every="3s"), tmp_path / "prometheus") as prometheus,
         ):
             wait_number(prometheus, "count(up == 1)", PROCESSES)
             wait_number(prometheus, COVERAGE, 2)

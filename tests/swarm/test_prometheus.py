@@ -12,11 +12,11 @@ import pytest
 from cluster.prometheus import (
     Prometheus,
     check_panels,
-    file_config,
+    config,
     scraping,
     wait_for,
-    write_targets,
 )
+from cluster.prometheus_targets import Targets
 from swarm.kills import prompt_of
 from swarm.models import VOCAB
 from swarm.running import Ask, Running, local_settings, running_swarm
@@ -41,9 +41,8 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
 
 
 def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
-    targets = tmp_path / "targets.json"
-    write_targets(targets, processes(swarm))
-    with scraping(file_config(targets), tmp_path / "prometheus") as prometheus:
+    with Targets() as targets, scraping(config(targets), tmp_path / "prometheus") as prometheus:
+        targets.show_local(processes(swarm))
         wait_healthy(prometheus, 5)
         wait_for(lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS, lambda: "no coverage")
         with ThreadPoolExecutor(CLIENTS) as clients:
@@ -54,7 +53,7 @@ def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Pa
         wait_for(lambda: prometheus.number(RECOVERIES) >= 1, SEEN_SECONDS, lambda: "no recovery")
         wait_for(lambda: prometheus.number(LEAST) == 1, SEEN_SECONDS, lambda: "no dip")
         swarm.wait_whole()
-        write_targets(targets, processes(swarm))
+        targets.show_local(processes(swarm))
         wait_healthy(prometheus, 5)
         wait_for(
             lambda: prometheus.number("min(modelswarm_gateway_coverage)") == 2,
