@@ -14,6 +14,8 @@ from modelswarm_operator.names import SlotKey
 from modelswarm_operator.policy import Policy
 from modelswarm_operator.world import NodeView, PodView
 
+_SKEW = 60.0  # seconds that clocks may differ
+
 
 class Ground(Enum):
     """What the node under a pod is good for."""
@@ -104,7 +106,7 @@ class Grounds:
         nodes, policy = self._nodes or {}, self._policy
         lately = self._now - policy.mass_patience
         up = sum(node.ready for node in nodes.values())
-        down = sum(_down_since(node) > lately for node in nodes.values() if not node.ready)
+        down = sum(self._down_since(node) > lately for node in nodes.values() if not node.ready)
         many = down >= policy.mass_count and down > policy.mass_fraction * (up + down)
         return (down, up + down) if many else None
 
@@ -119,19 +121,19 @@ class Grounds:
             return Ground.GONE
         if not node.ready:
             patience = self._policy.mass_patience if self.mass else self._policy.not_ready_grace
-            return Ground.LOST if self._passed(_down_since(node) + patience) else Ground.SHAKY
+            return Ground.LOST if self._passed(self._down_since(node) + patience) else Ground.SHAKY
         return Ground.DEPARTING if node.departing else Ground.FIRM
+
+    def _down_since(self, node: NodeView) -> float:
+        """Long ago, if nobody knows; so too if that is yet to come, because this clock is slow."""
+        since = node.not_ready_since or 0.0
+        return since if since <= self._now + _SKEW else 0.0
 
     def _passed(self, moment: float) -> bool:
         if self._now >= moment:
             return True
         self.wake_at = moment if self.wake_at is None else min(self.wake_at, moment)
         return False
-
-
-def _down_since(node: NodeView) -> float:
-    """Long ago, if nobody knows."""
-    return node.not_ready_since or 0.0
 
 
 def muster(

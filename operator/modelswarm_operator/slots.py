@@ -93,19 +93,14 @@ def is_broken(server: Server, policy: Policy) -> bool:
 
 def failure_of(server: Server, policy: Policy) -> str:
     """Why this pod's end counts against its slot; "" when it was nobody's fault (deleted, drained, node lost)."""
-    pod = server.pod
-    if server.failed:
-        words = pod.container.exit_message or pod.message or pod.container.exit_reason
-        why = pod.reason or pod.container.exit_reason or pod.phase
-        return (
-            f"pod {pod.name} ended ({why}): {words}" if words else f"pod {pod.name} ended ({why})"
-        )
-    if server.leaving:
+    pod, container = server.pod, server.pod.container
+    if server.leaving:  # whatever its containers end with now
         return f"pod {pod.name} was preempted" if pod.disruption == _PREEMPTED else ""
+    if server.failed:
+        why = pod.reason or container.exit_reason or pod.phase
+        words = container.exit_message or pod.message
+        return f"pod {pod.name} ended ({why})" + (f": {words}" if words else "")
     if is_broken(server, policy):
-        container = pod.container
-        why = (
-            container.exit_message or container.exit_reason or container.waiting or "no reason told"
-        )
-        return f"pod {pod.name} restarted {container.restarts} times: {why}"
+        words = container.exit_message or container.exit_reason or container.waiting or "no reason"
+        return f"pod {pod.name} restarted {container.restarts} times: {words}"
     return ""

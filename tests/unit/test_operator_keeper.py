@@ -202,6 +202,16 @@ def test_a_preempted_pod_counts_as_a_failure_so_that_two_do_not_fight_for_a_plac
     assert "preempted" in world.status["slots"][0]["lastFailure"]
 
 
+def test_what_the_containers_of_a_deleted_pod_end_with_is_no_failure() -> None:
+    world = World(spec=document(1, 1))
+    world.settle()
+    name = world.ready()[0]
+    world.kill(name)
+    world.fail(name, reason="", message="")
+    world.turn()
+    assert "failures" not in world.status["slots"][0]
+
+
 def test_an_eviction_is_no_failure() -> None:
     world = World(spec=document(1, 1))
     world.settle()

@@ -108,6 +108,14 @@ def test_nodes_that_are_down_for_long_are_no_part_of_a_blip() -> None:
     assert world.condition("Degraded")["reason"] == "NodeNotReady"
 
 
+def test_an_operator_whose_clock_is_slow_does_not_wait_for_it_to_catch_up() -> None:
+    world = aged()
+    world.node_down("n0")
+    world.nodes["n0"].not_ready_since = world.now + 3600.0
+    run(world, 3)
+    assert world.condition("Degraded")["reason"] == "NodeNotReady"
+
+
 def test_a_cluster_that_seems_to_have_no_nodes_loses_no_pod() -> None:
     world = aged()
     world.nodes.clear()
