@@ -25,7 +25,17 @@ from cluster.kube.packages import NO_GO, can_build, obstacles
 from cluster.kube.project_images import project_archives
 from cluster.kube.real import RealCluster, RealSettings
 
+FIRST = pytest.mark.timeout(1500).mark
 CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a namespace can be on
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whoever comes first waits for the cluster, and for images that were not built yet."""
+    for item in items:
+        wanted = getattr(item, "fixturenames", ())
+        if "cluster" in wanted or "any_cluster" in wanted:
+            longer = max(mark.args[0] for mark in (*item.iter_markers("timeout"), FIRST))
+            item.add_marker(pytest.mark.timeout(longer), append=False)
 
 
 class HasKubectl(Protocol):

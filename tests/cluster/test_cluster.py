@@ -210,7 +210,9 @@ def test_the_chosen_cluster_takes_objects(
     assert kubectl.find("configmap", "taken") is not None
 
 
-def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(cluster: RealCluster) -> None:
+def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(
+    cluster: RealCluster, namespace: str
+) -> None:
     layout = Layout(Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT)))
     second = RealCluster(layout, RealSettings(nodes=1, gpus=0))
     started = time.monotonic()
@@ -227,7 +229,9 @@ def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(cluster: Rea
     print(f"down: {time.monotonic() - stopped:.1f} s")
     assert leftovers(layout, second.network.octet) == []
     assert second.network.octet not in _octets()
-    cluster.kubectl.wait_condition("node", "n1", "Ready", 5)  # the first one is untouched
+    first = cluster.kubectl.within(namespace)  # is untouched
+    first.apply(web("goes-on", "n1"))
+    first.wait_condition("pod", "goes-on", "Ready", POD_SECONDS)
 
 
 def test_what_a_killed_owner_left_is_swept_up(cluster: RealCluster) -> None:

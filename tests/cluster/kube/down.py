@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from cluster.kube.build import cache_folder, locked
 from cluster.kube.cgroups import hierarchies
 from cluster.kube.layout import Layout
-from cluster.kube.machine import remove_fixed_folders
+from cluster.kube.machine import leave_host
 from cluster.kube.network import close_network
 from cluster.kube.node import Node
 from cluster.kube.processes import Processes, command_lines
@@ -37,9 +38,9 @@ def take_down(layout: Layout, processes: Processes | None = None) -> str:
         processes.kill(name)
     for node in nodes:
         node.remove()
-    remove_fixed_folders()
     if octet >= 0:
         close_network(octet)
+    leave_host()
     shutil.rmtree(layout.root)
     wait_for(
         "the cluster's traces to go",
@@ -79,10 +80,11 @@ def mounts_below(folder: Path) -> list[str]:
 def sweep() -> list[Path]:
     """Take down the clusters of processes that died without doing so."""
     swept = []
-    for folder in folders_with_records(PARENT, PREFIX):
-        layout = Layout(folder)
-        record = read_record(layout)
-        if record is not None and record.orphaned:
-            take_down(layout)
-            swept.append(folder)
+    with locked(cache_folder() / "sweep"):  # two at once would stumble over each other
+        for folder in folders_with_records(PARENT, PREFIX):
+            layout = Layout(folder)
+            record = read_record(layout)
+            if record is not None and record.orphaned:
+                take_down(layout)
+                swept.append(folder)
     return swept

@@ -10,8 +10,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from cluster.kube.limits import restore_limits
 from cluster.kube.namespace_holder import hold_namespaces
-from cluster.kube.network import run
+from cluster.kube.network import claimed_links, claiming, run
 from cluster.kube.processes import Processes
 
 FIXED = (
@@ -56,11 +57,19 @@ class Machine:
         shutil.rmtree(self._folder / "fixed", ignore_errors=True)
 
 
-def remove_fixed_folders() -> None:
-    """The empty places that `boot` made; what somebody uses is not empty."""
-    for place in FIXED:
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
+def leave_host() -> None:
+    """When the last cluster goes: the empty places that `boot` made, and the limits that were raised.
+
+    What somebody uses is not empty. Not while another cluster is there: a folder that is removed takes the mounts on
+    it away in every namespace.
+    """
+    with claiming():
+        if claimed_links():
+            return
+        restore_limits()
+        for place in FIXED:
+            if place.is_dir() and not any(place.iterdir()):
+                place.rmdir()
 
 
 def _free_memory() -> int:

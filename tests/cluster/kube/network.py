@@ -7,17 +7,23 @@ the API server at the host's end of the cable. Used by `RealCluster` and its nod
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import json
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.kube.build import cache_folder
+from cluster.kube.limits import raise_limits
 from cluster.kube.namespace_holder import hold_namespaces
 from cluster.kube.processes import Processes
 
 HOLDER = "network"  # the process that keeps the namespace alive, and a mount namespace for the nodes' disks
 OCTETS = range(200, 250)  # 10.OCTET.0.0/16 belongs to one cluster
+LINK = "msw"  # with the octet: the host's end of a cluster's cable
 UPLINK = "uplink"
 TABLE = "modelswarm"  # our own nft table in there
 
@@ -32,7 +38,7 @@ class Network:
     @property
     def host_link(self) -> str:
         """The host's end of the cable; its name is the claim to the octet."""
-        return f"msw{self.octet}"
+        return f"{LINK}{self.octet}"
 
     @property
     def cidr(self) -> str:
@@ -77,7 +83,9 @@ class Network:
 def open_network(processes: Processes) -> Network:
     """A namespace, a free octet, the cable and the route."""
     holder = hold_namespaces(processes, HOLDER, "net")
-    network = _claim(holder)
+    with claiming():
+        raise_limits()
+        network = _claim(holder)
     run("ip", "address", "add", f"{network.host_ip}/30", "dev", network.host_link)
     run("ip", "link", "set", network.host_link, "up")
     run("ip", "route", "add", network.cidr, "via", network.inner_ip)
@@ -117,10 +125,28 @@ def unsilence(network: Network, index: int) -> None:
 
 
 def close_network(octet: int) -> None:
-    """The cable goes with the namespace; this does it at once."""
-    link = f"msw{octet}"
-    if Path(f"/sys/class/net/{link}").exists():
-        run("ip", "link", "delete", link)
+    """The cable goes with the namespace, in the kernel's own time; this does it at once."""
+    link = f"{LINK}{octet}"
+    done = subprocess.run(
+        ("ip", "link", "delete", link), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0 and link in claimed_links():
+        raise RuntimeError(f"{link} can't be deleted: {done.stderr.strip()}")
+
+
+@contextmanager
+def claiming() -> Iterator[None]:
+    """Nobody begins to live on this machine meanwhile."""
+    lock = cache_folder() / "claims.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def claimed_links() -> list[str]:
+    """Of all clusters on this machine."""
+    return sorted(link.name for link in Path("/sys/class/net").glob(f"{LINK}[0-9]*"))
 
 
 def run(*words: str, stdin: str = "") -> str:

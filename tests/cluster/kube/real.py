@@ -7,6 +7,7 @@ folder, network namespace, addresses and control groups.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from cluster.kube.down import sweep, take_down
 from cluster.kube.guest import write_tools, write_values
 from cluster.kube.images import base_archive, pause_archive
 from cluster.kube.kubectl import Kubectl
+from cluster.kube.kubelet import process_name
 from cluster.kube.layout import Layout
 from cluster.kube.network import Network, open_network
 from cluster.kube.node import Node
@@ -27,6 +29,7 @@ from cluster.kube.proxy import start_proxy
 from cluster.kube.record import write_record
 from cluster.kube.reporting import say
 from cluster.kube.volumes import host_volume
+from cluster.kube.waiting import wait_for
 
 NODE_READY_SECONDS = 90.0
 ZONE = "topology.kubernetes.io/zone"
@@ -57,13 +60,12 @@ class RealCluster:
 
     def start(self) -> RealCluster:
         """Everything; takes down what orphaned clusters left before."""
+        write_record(self.layout, octet=-1, nodes=0, tied=self.settings.tied)
         for folder in sweep():
-            with say(f"an orphaned cluster in {folder} was taken down"):
-                pass
+            print(f"an orphaned cluster in {folder} was taken down", file=sys.stderr)
         for part in build.PARTS:
             if part.name not in ("helm", "kwok"):
                 build.build(part)
-        write_record(self.layout, octet=-1, nodes=0, tied=self.settings.tied)
         with say("network"):
             self._network = open_network(self._processes)
         octet, count = self._network.octet, self.settings.nodes
@@ -181,7 +183,14 @@ class RealCluster:
             start_proxy(*parts, server=api.url, node=self.nodes[0])
 
     def _wait_ready(self, name: str) -> None:
-        self.kubectl.wait_condition("node", name, "Ready", NODE_READY_SECONDS)
+        kubelet = process_name(name)
+        self._processes.must_live(kubelet)
+        wait_for(
+            f"node {name} Ready",
+            lambda: self.kubectl.condition("node", name, "Ready") == "True",
+            NODE_READY_SECONDS,
+            explain=lambda: self._processes.log_end(kubelet, 40),
+        )
 
     def _labels(self, node: Node) -> dict[str, str]:
         return {ZONE: f"z{node.index}"}
