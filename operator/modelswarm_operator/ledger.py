@@ -69,12 +69,13 @@ class Ledger:
         self.look_at(self.memory(slot).not_before)
 
     def due(self, slot: str) -> bool:
-        # A clock that was set back must not turn a wait of minutes into one of hours.
-        due = min(self.memory(slot).not_before, self.now + self.policy.backoff_limit)
-        if due <= self.now:
-            return True
-        self.look_at(due)
-        return False
+        """Whether the slot's wait is over. One that is longer than any that is given was written by another clock:
+        a clock that was set back must not turn minutes into hours."""
+        wait = self.memory(slot).not_before - self.now
+        if 0.0 < wait <= self.policy.backoff_limit:
+            self.look_at(self.memory(slot).not_before)
+            return False
+        return True
 
     def promise(self, slot: str) -> int:
         self.incarnation += 1

@@ -17,10 +17,8 @@ _CONTAINER = {
     "env": "name",
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
-    "resizePolicy": None,
 }
-MERGE_KEYS: Mapping[str, Mapping[str, str | None]] = {
-    "": {},
+MERGE_KEYS: Mapping[str, Mapping[str, str]] = {
     "metadata": {"ownerReferences": "uid"},
     "spec": {
         "containers": "name",
@@ -36,11 +34,9 @@ MERGE_KEYS: Mapping[str, Mapping[str, str | None]] = {
     "spec.containers": _CONTAINER,
     "spec.initContainers": _CONTAINER,
     "spec.ephemeralContainers": _CONTAINER,
-    "spec.containers.env.valueFrom": {},
 }
 """Path of an object -> its lists that are merged, by which key. Lists that are not here are replaced whole."""
 _PRIMITIVE = frozenset({"metadata.finalizers"})  # lists of plain values that are merged as sets
-_RETAIN = frozenset({"spec.volumes", "spec.strategy"})
 _DIRECTIVE = "$patch"
 _DELETE_VALUES = "$deleteFromPrimitiveList/"
 _ORDER = "$setElementOrder/"  # what kubectl adds for the order of a list; order means nothing here
