@@ -17,6 +17,7 @@ from cluster.kube.real import RealCluster
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "kubernetes.md"
 NAMESPACE = "modelswarm"
+CRD = "modelswarms.modelswarm.io"
 BLOCKS = ("cluster", "install", "ask", "kill", "scale", "away")
 SECONDS = 420.0
 
@@ -58,3 +59,19 @@ class Quickstart:
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+
+def remove(cluster: RealCluster) -> None:
+    """Whatever a run before left, in whatever state: the operator that would let a swarm go may be gone already."""
+    kubectl = cluster.kubectl.within(NAMESPACE)
+    if cluster.kubectl.find("crd", CRD) is not None:
+        kubectl("delete", "modelswarms", "--all", "--wait=false")
+        for found in kubectl.items("modelswarms"):
+            name, nothing = found["metadata"]["name"], '{"metadata": {"finalizers": null}}'
+            kubectl("patch", "modelswarm", name, "--type=merge", "-p", nothing)
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+    cluster.kubectl("delete", "crd", CRD, "--ignore-not-found")
+    for kind in ("clusterrole", "clusterrolebinding", "persistentvolume"):
+        mine = [each["metadata"]["name"] for each in cluster.kubectl.items(kind)]
+        for name in (name for name in mine if name.startswith(f"{NAMESPACE}-")):
+            cluster.kubectl("delete", kind, name)

@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from cluster.installed import HTTP, Carried, Installed, installed, pause_after
 from cluster.kube.real import RealCluster
-from cluster.quickstart import NAMESPACE, Quickstart
+from cluster.quickstart import NAMESPACE, Quickstart, remove
 from cluster.watches import Life
 from swarm.oracles import check_contiguous, check_tokens, check_twins
 from swarm.running import Answer, Ask, Stream
@@ -39,14 +40,14 @@ REPLACED_SECONDS = 180.0
 @pytest.fixture(scope="module")
 def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
     """Installed, with the swarm Ready: the first half of docs/kubernetes.md."""
-    cluster.kubectl("delete", "crd", "modelswarms.modelswarm.io", "--ignore-not-found")
+    remove(cluster)
     started = Quickstart(cluster)
     try:
         shown = started.run("install")
         assert "condition met" in shown
         yield started
     finally:
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--wait=false")
+        remove(cluster)
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +271,11 @@ def finish(
     place: Installed, stream: Stream, fault: float, calm: Answer, model: PreTrainedModel
 ) -> None:
     """To its end, which must be right."""
-    answer = stream.answer()
+    try:
+        answer = stream.answer()
+    except grpc.RpcError as error:
+        story = "\n".join(place.timeline.told(fault))
+        raise AssertionError(f"{error}\n{stream.count} tokens came\n{story}") from error
     pause, when = pause_after(stream, fault)
     place.timeline.add(when, f"next token, after a pause of {pause:.3f} s")
     place.timeline.add(stream.times[-1], f"the stream has ended: {len(answer.tokens)} tokens")
