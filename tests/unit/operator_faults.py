@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unit.operator_world import Node, Pod, World
+from unit.operator_world import Node, Pod, World, demo_facts
 
 from modelswarm_operator import names
 from modelswarm_operator.world import Decision, DeletePod, Observed
@@ -30,6 +30,7 @@ class Storm:
             self.node_down, self.node_up, self.node_gone, self.node_new, self.cordon, self.uncordon,
             self.scale, self.respan, self.rename, self.repatch, self.surge, self.pause, self.quota, self.poison,
             self.keep, self.unlabel, self.forget_status, self.lose_child,
+            self.remodel, self.refuse_models,
         ]  # fmt: skip
 
     def run(self, steps: Sequence[Step]) -> None:
@@ -140,6 +141,14 @@ class Storm:
             model={"source": "demo://counting", "servedName": ("counting", "other")[number % 2]}
         )
 
+    def remodel(self, number: int) -> None:
+        source = ("demo://counting", "hf://org/one", "hf://org/two")[number % 3]
+        self.world.edit(model={"source": source})
+
+    def refuse_models(self, number: int) -> None:
+        answer = (2, "it has no tokenizer") if number % 2 else (137, "")
+        self.world.inspected = lambda pod: answer
+
     def repatch(self, number: int) -> None:
         label = {"metadata": {"labels": {"team": f"t{number % 3}"}}}
         self.world.edit(pools=[{"name": "only", "podTemplate": label}])
@@ -194,7 +203,10 @@ class Storm:
                 pod.view.ready and pod.view.deleting_since is None and not pod.over and not kept
                 and not labelled_kept and node is not None and node.ready and not node.out_of_service
             ):  # fmt: skip
-                cover = found.setdefault(pod.view.annotations[names.GENERATION], [0] * 8)
+                generation = pod.view.annotations.get(names.GENERATION, "")
+                if not generation:
+                    continue  # an inspection whose label somebody changed
+                cover = found.setdefault(generation, [0] * 8)
                 first, last = pod.view.annotations[names.BLOCKS].split(":")
                 for block in range(int(first), int(last)):
                     cover[block] += 1
@@ -223,6 +235,7 @@ class Storm:
             world.nodes.setdefault(name, Node(name))
         for node in world.nodes.values():
             node.ready, node.not_ready_since, node.departing, node.room = True, None, "", 8
+        world.inspected = lambda pod: (0, demo_facts())
         world.quota, world.poison = None, lambda pod: False
         world.edit(paused=False)
         for pod in world.pods.values():

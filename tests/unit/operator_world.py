@@ -7,11 +7,14 @@ anywhere. It models what Kubernetes does, in virtual time; nothing of the operat
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
+from modelswarm.checkpoint.inspect import facts_document, inspect_model
 from modelswarm.resources import Spec
 from modelswarm_operator import names
 from modelswarm_operator.policy import Policy
@@ -94,6 +97,7 @@ class World:
     taken_by: str = ""
     sees_nodes: bool = True
     poison: Callable[[Pod], bool] = lambda pod: False
+    inspected: Callable[[Pod], tuple[int, str]] = lambda pod: (0, demo_facts())
     rejected: dict[str, str] = field(default_factory=dict)
     told: list[Tell] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -267,7 +271,9 @@ class World:
             if self.now >= view.deleting_since + SECONDS_TO_STOP:
                 self.pods.pop(view.name, None)
         elif view.node and not pod.over and self.now >= pod.scheduled_at + _seconds_to_start(view):
-            if self.poison(pod):
+            if view.labels.get(names.ROLE) == names.INSPECT:
+                self._inspect(pod)
+            elif self.poison(pod):
                 self._crash(pod)
             else:
                 running = ContainerView(
@@ -276,6 +282,13 @@ class World:
                 )  # fmt: skip
                 pod.view = replace(view, phase="Running", ready=True, container=running)
                 pod.on_quiet_node = False
+
+    def _inspect(self, pod: Pod) -> None:
+        code, words = self.inspected(pod)
+        container = ContainerView(
+            exit_code=code, exit_reason="Error" if code else "Completed", exit_message=words
+        )
+        pod.view = replace(pod.view, phase="Failed" if code else "Succeeded", container=container)
 
     def _crash(self, pod: Pod) -> None:
         container = ContainerView(
@@ -410,6 +423,13 @@ class World:
 def _seconds_to_start(pod: PodView) -> float:
     """Not the same for all, so that things come about in different orders."""
     return 1.0 + names.incarnation_of_name(pod.name) * 7 % 5
+
+
+@cache
+def demo_facts() -> str:
+    """What an inspection of a model like the demo's says."""
+    found = inspect_model("demo://counting")
+    return json.dumps(facts_document(found.facts, "c0ffee"))
 
 
 def _short(action: object) -> str:

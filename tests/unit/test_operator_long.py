@@ -135,7 +135,7 @@ def test_two_hours_of_faults_leave_nothing_behind() -> None:
     storm = Storm(World())
     started, sizes = storm.world.now, []
     while storm.world.now < started + 7200.0:
-        storm.run([(draw.randrange(30), draw.randrange(61)) for _ in range(20)])
+        storm.run([(draw.randrange(32), draw.randrange(61)) for _ in range(20)])
         sizes.append(len(json.dumps(storm.world.status)))
     assert max(sizes[len(sizes) // 2 :]) < 1.5 * max(sizes[: len(sizes) // 2]) + 1000
     storm.heal()

@@ -14,7 +14,7 @@ SEARCH = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-steps = st.lists(st.tuples(st.integers(0, 29), st.integers(0, 60)), min_size=1, max_size=60)
+steps = st.lists(st.tuples(st.integers(0, 31), st.integers(0, 60)), min_size=1, max_size=60)
 
 
 @SEARCH
