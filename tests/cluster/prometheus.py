@@ -201,6 +201,18 @@ def check_panels(
     return asked
 
 
+def summary(asked: Sequence[Asked], prometheus: Prometheus) -> str:
+    """In words, for whoever reads the test's output."""
+    seconds = prometheus.number("sum(modelswarm_gateway_recovery_seconds_sum)")
+    times = prometheus.number("sum(modelswarm_gateway_recovery_seconds_count)")
+    reroutes = prometheus.number("sum(modelswarm_gateway_reroutes_total)")
+    return (
+        f"{len(asked)} questions of {len({(a.row, a.panel) for a in asked})} panels, "
+        f"{sum(a.answered for a in asked)} answered with {sum(len(a.series) for a in asked)} series; "
+        f"{reroutes:.0f} reroutes, {times:.0f} recoveries of {seconds / max(times, 1):.2f} s on average"
+    )
+
+
 def filled(expr: str, window: str) -> str:
     """With its variables replaced."""
     for name, value in {

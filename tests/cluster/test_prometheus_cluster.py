@@ -13,7 +13,7 @@ import httpx
 import pytest
 from cluster.kube.real import RealCluster
 from cluster.plain import PODS, Plain
-from cluster.prometheus import Prometheus, check_panels, config, scraping, wait_for
+from cluster.prometheus import Prometheus, check_panels, config, scraping, summary, wait_for
 from cluster.prometheus_targets import Targets, following
 from cluster.release import Release, installed
 
@@ -101,6 +101,7 @@ def check(release: Release, prometheus: Prometheus) -> None:
     delivered: dict[str, Any] = release.kubectl.get("configmap", "modelswarm-dashboard-modelswarm")
     assert delivered["metadata"]["labels"]["grafana_dashboard"] == "1"
     asked = check_panels(json.loads(delivered["data"]["modelswarm.json"]), prometheus, window="5m")
+    print(summary(asked, prometheus))
     silent = [str(each) for each in asked if not each.answered]
     assert not silent, "\n".join(silent)
 
