@@ -3,6 +3,8 @@ to streams when pods, watches and the API server go and come back."""
 
 from __future__ import annotations
 
+import os
+import random
 import socket
 import threading
 import time
@@ -100,6 +102,10 @@ def peers(doors: Doors) -> set[str]:
 
 def sees(doors: Doors, names: set[str]) -> bool:
     return names <= peers(doors)
+
+
+def knows(doors: Doors, names: set[str]) -> bool:
+    return names == peers(doors)
 
 
 def ready(doors: Doors) -> tuple[bool, str]:
@@ -359,3 +365,49 @@ def reason(doors: Doors, part: str) -> str:
     good, said = ready(doors)
     assert not good
     return said if part in said else ""
+
+
+@pytest.mark.soak
+def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
+    own_pods: PodSwarm,
+) -> None:
+    """Minutes of pods that die, restart, go and come at random, and an API server that is killed and paused."""
+    seed = int(os.environ.get("SEED", "1"))
+    pods, api, rng = own_pods, own_pods.api, random.Random(seed)
+    spans = ("0:2", "2:4", "0:4")
+    alive = {f"s{n}-0": spans[n % 3] for n in range(6)}
+    pods.all_of(alive)
+    doors = [pods.pod_gateway(name=f"gateway-{n}", whole=6) for n in range(2)]
+    short = BODY | {"max_tokens": 1200}
+    expected = whole(doors[0], short)
+    for turn in range(25):
+        reader = Reader(rng.choice(doors), short)
+        reader.wait(10)
+        name = rng.choice(list(alive))
+        match rng.randrange(5):
+            case 0:
+                pods.kill(name)
+                pods.run(name)
+            case 1:  # replaced, as the operator does
+                blocks = alive.pop(name)
+                pods.delete(name)
+                successor = f"{name.partition('-')[0]}-{turn + 1}"
+                pods.pod(successor, blocks, incarnation=turn + 2)
+                alive[successor] = blocks
+                pods.bury(name)
+            case 2:
+                api.stop_apiserver()
+                pods.kill(name)
+                pods.launch(name)
+                api.start_apiserver()
+                pods.wait_serves(name)
+            case 3:
+                api.pause_apiserver()
+                pods.kill(name)
+                pods.launch(name)
+                wait_for("it serves again", partial(pods.serves, name))
+                api.resume_apiserver()
+        assert reader.all() == expected, f"turn {turn} of seed {seed}"
+    for door in doors:
+        wait_for("it knows whom there is", partial(knows, door, set(alive)))
+        assert whole(door, short) == expected
