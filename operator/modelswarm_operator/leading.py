@@ -40,6 +40,7 @@ class Leading:
         apply = Apply(api, self.cache, Events(api, identity), metrics, self._wake)
         self.turns = Turns(self.cache, apply, self.resync, self._decide, metrics)
         self._list_now = asyncio.Event()
+        self._listed = asyncio.Event()
         self._no_turns = asyncio.Event()
         self._no_turns.set()
 
@@ -115,6 +116,7 @@ class Leading:
                 pass  # it is time
             self._list_now.clear()
             await self._list_until_it_works()
+            self._listed.set()
             self.turns.look_again(self.cache.uids(), every * SPREAD)
 
     async def _keep_watching(self) -> None:
@@ -130,7 +132,9 @@ class Leading:
             log.warning("the watches ended and start again in %.1f s: %s", pause, why)
             self._metrics.watch_restarts.inc()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            self._listed.clear()
             self._list_now.set()
+            await self._listed.wait()  # what cannot be listed cannot be watched
 
     def _seen(self, kind: Kind, happened: str, raw: Json) -> None:
         self._metrics.watch_events.labels(kind.plural, happened or "LISTED").inc()

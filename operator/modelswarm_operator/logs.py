@@ -26,7 +26,7 @@ def set_up_logging(as_json: bool) -> None:
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonLines() if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("kopf").setLevel(logging.ERROR)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf").propagate = False  # `wake` keeps its last words and says them once
     logging.getLogger("kopf").addHandler(logging.NullHandler())
     logging.getLogger("asyncio").setLevel(logging.WARNING)

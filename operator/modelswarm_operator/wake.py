@@ -61,14 +61,18 @@ class Watch:
         """The thread's whole life."""
         with _LastWords() as last:
             try:
-                asyncio.run(self._watch(loop, lambda: end(last.words)))
+                asyncio.run(self._watch(loop, last, lambda: end(last.words)))
             except BaseException as error:  # kopf also ends by being cancelled
                 end(last.words or f"{type(error).__name__}: {error}")
             else:
                 end(last.words or "it ended by itself")
 
-    async def _watch(self, loop: asyncio.AbstractEventLoop, ending: Callable[[], None]) -> None:
+    async def _watch(
+        self, loop: asyncio.AbstractEventLoop, last: _LastWords, ending: Callable[[], None]
+    ) -> None:
         asyncio.get_running_loop().set_exception_handler(_say_nothing)
+        stop = asyncio.Event()
+        last.on_unresolved = stop.set  # else it would go on without that kind for ever
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
         kopf.on.cleanup(registry=registry)(_calling(ending))  # the watches are gone by then
@@ -82,6 +86,7 @@ class Watch:
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
+            stop_flag=stop,
         )
 
     def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
@@ -110,11 +115,16 @@ class _LastWords(logging.Handler):
     """What kopf says before it ends, instead of its tracebacks in the log."""
 
     def __init__(self) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.WARNING)
         self.words = ""
+        self.on_unresolved: Callable[[], None] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.words = " ".join(record.getMessage().split())[:WORDS]
+        unresolved = record.getMessage().startswith("Unresolved resources")
+        if unresolved or record.levelno >= logging.ERROR:
+            self.words = " ".join(record.getMessage().split())[:WORDS]
+        if unresolved:
+            self.on_unresolved()
 
     def __enter__(self) -> _LastWords:
         logging.getLogger("kopf").addHandler(self)

@@ -111,22 +111,22 @@ class FakeKubelet:
         self.lets_go: Callable[[Json], bool] = lambda pod: True  # a deleted pod ends
         self._plain = Plain(level)
         self._path = PODS.format(namespace)
-        self._nodes = nodes
+        self.nodes = nodes  # that pods are bound to, in turn
         self._bound = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
 
     def __enter__(self) -> FakeKubelet:
-        for name in self._nodes:
+        for name in self.nodes:
             make_node(self._plain, name)
-        if self._nodes:
+        if self.nodes:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._nodes:
+        if self.nodes:
             self._thread.join(10)
         self._plain.close()
 
@@ -154,7 +154,7 @@ class FakeKubelet:
             set_status(self._plain, pod, **running(fate == READY))
 
     def _bind(self, pod: Json) -> None:
-        node = self._nodes[self._bound % len(self._nodes)]
+        node = self.nodes[self._bound % len(self.nodes)]
         self._bound += 1
         name = pod["metadata"]["name"]
         target = {"apiVersion": "v1", "kind": "Node", "name": node}

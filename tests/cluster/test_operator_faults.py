@@ -371,6 +371,8 @@ def own_stage(own_api: ApiLevel, tmp_path: Path) -> Iterator[Scene]:
     ):
         made.operator.wait_ready()
         yield made
+        made.remove()
+        made.gone()
         made.operator.check_log()
 
 
@@ -393,7 +395,7 @@ def test_an_etcd_that_is_killed_and_comes_back(own_api: ApiLevel, own_stage: Sce
     own_api.stop_etcd()
     time.sleep(3)
     own_api.start_etcd()
-    own_stage.wait("the API", lambda: own_stage.plain.find("/readyz") is not None)
+    own_stage.wait("the API", lambda: own_stage.plain.find("/version") is not None)
     own_stage.edit(replicas=3)
     own_stage.settle(servers=6)
     own_stage.check()
