@@ -29,6 +29,7 @@ SWARM = "counting"
 SERVERS = "modelswarm.io/role=server"
 EVENTS = "/api/v1/namespaces/{}/events"
 WHOLE_SECONDS = 240.0
+NOTICED_SECONDS = 4.0  # until a fault has reached the stream, at the latest
 HTTP, GRPC, METRICS = 8000, 8001, 8002
 
 
@@ -224,7 +225,14 @@ def installed(cluster: RealCluster) -> Iterator[Installed]:
 
 
 def pause_after(stream: Stream, fault: float) -> tuple[float, float]:
-    """(seconds from the fault to the next token that was not on its way already, when that token came)."""
-    gaps = [(b - max(a, fault), b) for a, b in pairwise(stream.times) if b > fault]
+    """(the longest pause that began within seconds of the fault, when it ended).
+
+    A pause that the fault fell into counts from the fault.
+    """
+    gaps = [
+        (b - max(a, fault), b)
+        for a, b in pairwise(stream.times)
+        if b > fault and a < fault + NOTICED_SECONDS
+    ]
     assert gaps, "no token came after the fault"
     return max(gaps)
