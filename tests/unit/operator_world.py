@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -298,25 +299,25 @@ class World:
         pod.view = replace(pod.view, phase="Running", ready=False, container=container)
 
     def _schedule(self) -> None:
+        load = Counter(pod.view.node for pod in self.pods.values() if not pod.over)
+        usable = [
+            node
+            for node in self.nodes.values()
+            if node.ready and not node.departing and not node.out_of_service
+        ]
         for pod in self.pods.values():
             if pod.view.node or pod.over or pod.view.deleting_since is not None:
                 continue
-            free = [
-                node for node in self.nodes.values()
-                if node.ready and not node.departing and not node.out_of_service and self._load(node) < node.room
-            ]  # fmt: skip
+            free = [node for node in usable if load[node.name] < node.room]
             if free:
-                node = min(free, key=lambda node: (self._load(node), node.name))
+                node = min(free, key=lambda node: (load[node.name], node.name))
                 pod.view = replace(pod.view, node=node.name, unschedulable="")
                 pod.scheduled_at = self.now
+                load[node.name] += 1
             else:
-                message = (
-                    f"0/{len(self.nodes)} nodes are available: {len(self.nodes)} Insufficient cpu."
-                )
+                every = len(self.nodes)
+                message = f"0/{every} nodes are available: {every} Insufficient cpu."
                 pod.view = replace(pod.view, unschedulable=message)
-
-    def _load(self, node: Node) -> int:
-        return sum(pod.view.node == node.name and not pod.over for pod in self.pods.values())
 
     # --- what people and fate do -----------------------------------------------------------------------------------
 
