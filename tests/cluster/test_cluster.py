@@ -20,7 +20,7 @@ from cluster.kube.existing import ExistingCluster
 from cluster.kube.images import BASE_IMAGE
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.layout import Layout
-from cluster.kube.packages import obstacles
+from cluster.kube.packages import NO_GO, can_build, obstacles
 from cluster.kube.real import RealCluster, RealSettings
 from cluster.kube.record import Record, read_record
 from cluster.kube.volumes import site_packages
@@ -259,7 +259,7 @@ def test_what_a_killed_owner_left_is_swept_up(cluster: RealCluster) -> None:
     cluster.kubectl.wait_condition("node", "n2", "Ready", 5)
 
 
-@pytest.mark.skipif(bool(obstacles()), reason="no real nodes here")
+@pytest.mark.skipif(not can_build(), reason=NO_GO)
 def test_the_command_line_starts_and_ends_a_cluster(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     line = _command("up", "--api-only", "--state", state).stdout.strip()
@@ -272,10 +272,23 @@ def test_the_command_line_starts_and_ends_a_cluster(tmp_path: Path) -> None:
     assert leftovers(Layout(Path(state)), -1) == []
 
 
-def _command(*words: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.skipif(bool(obstacles()), reason="this is without root already")
+def test_without_root_it_says_so_and_starts_the_api_level(tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    nobody = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    up = _command("up", "--state", state, lead=nobody)
+    try:
+        assert "no real nodes: not root" in up.stderr
+        assert up.stdout.strip() == f"export KUBECONFIG={state}/kubeconfig"
+        assert Kubectl(Path(state) / "kubeconfig").items("namespaces")
+    finally:
+        assert "gone" in _command("down", "--state", state, lead=nobody).stderr
+
+
+def _command(*words: str, lead: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     ours = {key: value for key, value in os.environ.items() if key != "CLUSTER"}
     return subprocess.run(
-        (sys.executable, "-m", "cluster.kube", *words),
+        (*lead, sys.executable, "-m", "cluster.kube", *words),
         env={**ours, "PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,

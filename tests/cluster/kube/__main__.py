@@ -83,8 +83,10 @@ def _start(layout: Layout, chosen: argparse.Namespace, *, api_only: bool) -> Non
 
 def _prepare() -> None:
     """What is missing is said, not raised: the tests that need it are skipped and say it again."""
-    if packages.can_install():
+    try:
         packages.install()
+    except packages.CannotInstall as problem:
+        print(problem, file=sys.stderr)
     problems = packages.obstacles()
     for problem in problems:
         print(f"no real nodes: {problem}", file=sys.stderr)

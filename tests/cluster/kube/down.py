@@ -48,6 +48,8 @@ def take_down(layout: Layout, processes: Processes | None = None) -> str:
         GONE_SECONDS,
         explain=lambda: "\n".join(leftovers(layout, octet)),
     )
+    if not nodes:
+        return f"{len(names)} processes and their files: gone"
     return (
         f"{len(names)} processes, {contained} processes of pods,"
         f" {len(nodes)} nodes with their mounts, bridges, nft tables and control groups: gone"

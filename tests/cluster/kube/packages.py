@@ -29,6 +29,10 @@ KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # the answer of policy-rc.d that says: s
 NO_GO = "Go is not installed: the cluster's programs are built from source"
 
 
+class CannotInstall(RuntimeError):
+    """The packages can't be had here; the message says why."""
+
+
 def can_build() -> bool:
     return shutil.which("go") is not None
 
@@ -67,7 +71,7 @@ def install() -> None:
         return
     words = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
     if not can_install():
-        raise SystemExit(f"missing: {', '.join(packages)}. As root, on Debian: {' '.join(words)}")
+        raise CannotInstall(f"missing: {', '.join(packages)}. As root on Debian: {' '.join(words)}")
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -76,8 +80,9 @@ def install() -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     wait = ("-o", "DPkg::Lock::Timeout=300")
     try:
-        subprocess.run(("apt-get", *wait, "--quiet", "update"), env=environment, check=True)
-        subprocess.run((*words, *wait, "--quiet"), env=environment, check=True)
+        subprocess.run(("apt-get", *wait, "--quiet", "update"), env=environment, check=False)
+        if subprocess.run((*words, *wait, "--quiet"), env=environment, check=False).returncode != 0:
+            raise CannotInstall(f"{' '.join(words)} failed; its words are above")
     finally:
         if ours:
             policy.unlink()
