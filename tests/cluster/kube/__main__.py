@@ -85,8 +85,8 @@ def _prepare() -> None:
     """What is missing is said, not raised: the tests that need it are skipped and say it again."""
     try:
         packages.install()
-    except packages.CannotInstall as problem:
-        print(problem, file=sys.stderr)
+    except packages.CannotInstall as refusal:
+        print(refusal, file=sys.stderr)
     problems = packages.obstacles()
     for problem in problems:
         print(f"no real nodes: {problem}", file=sys.stderr)
