@@ -43,6 +43,13 @@ SECONDS_TO_STOP = 1.0
 POLICY = Policy(server_image="registry.example/server:1")
 
 
+@cache
+def demo_facts() -> str:
+    """What an inspection of a model like the demo's says."""
+    found = inspect_model("demo://counting")
+    return json.dumps(facts_document(found.facts, "c0ffee"))
+
+
 @dataclass(slots=True)
 class Node:
     name: str
@@ -424,13 +431,6 @@ class World:
 def _seconds_to_start(pod: PodView) -> float:
     """Not the same for all, so that things come about in different orders."""
     return 1.0 + names.incarnation_of_name(pod.name) * 7 % 5
-
-
-@cache
-def demo_facts() -> str:
-    """What an inspection of a model like the demo's says."""
-    found = inspect_model("demo://counting")
-    return json.dumps(facts_document(found.facts, "c0ffee"))
 
 
 def _short(action: object) -> str:
