@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo test check soak bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,9 @@ check: $(STAMP) ## format, lint, types, import rules
 
 test: check cluster-ready ## check, then every test
 	$(BIN)/pytest
+
+soak: check cluster-ready ## what takes too long for every day: long outages, many seeds
+	$(BIN)/pytest -m soak --timeout 3600
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
