@@ -98,6 +98,7 @@ def test_a_container_that_waits_in_vain_is_a_condition_and_the_pod_stays(
             "ready": False,
             "restartCount": 4,
             "state": {"waiting": waiting},
+            "lastState": {"terminated": {"exitCode": 1, "message": waiting["message"]}},
         }
         set_status(stage.plain, pod, phase="Pending", containerStatuses=[container])
     stage.wait("it", lambda: "no such thing" in str(stage.condition("Degraded")))
