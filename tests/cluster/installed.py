@@ -72,7 +72,7 @@ class Installed:
         self.plain = plain
         self.timeline = Timeline()
         self.lives = Lives(self.timeline.add)
-        self._told: dict[str, str] = {}
+        self._told: dict[str, str] = {}  # the last words of each condition, and Events by uid
         self._stack = stack
         service = self.kubectl.get("service", "modelswarm-gateway")
         self.address = str(service["spec"]["clusterIP"])
@@ -213,7 +213,9 @@ class Installed:
                 self.timeline.add(when, f"condition {words}")
 
     def _event_seen(self, when: float, kind: str, event: Json) -> None:
-        if kind == "ADDED" and event["involvedObject"]["kind"] == "ModelSwarm":
+        uid = event["metadata"]["uid"]  # a watch that begins again tells all of them again
+        if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._told:
+            self._told[uid] = kind
             self.timeline.add(when, f"Event {event['reason']}: {event['message']}")
 
 
