@@ -42,10 +42,6 @@ _ROW_OF_HASH = 8  # bytes
 _BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 
-class _Leave(BaseException):
-    """A signal came before the server was ready. Not an Exception: nobody on the way may catch it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
     model: Model
@@ -67,8 +63,6 @@ def run(arguments: Sequence[str]) -> int:
         signal.signal(number, _leave)  # until the node has its own way to stop
     try:
         _serve(parse(arguments))
-        return 0
-    except _Leave:
         return 0
     except UserError as error:
         return _refuse(f"{_flag(error.field)}: {error.message}")
@@ -165,7 +159,9 @@ def _load_hash(settings: Settings) -> Loaded:
 
 
 def _leave(number: int, frame: object) -> None:
-    raise _Leave
+    """Before the node runs there is nothing to tidy up; an exception could come up in a finaliser, which drops it."""
+    logging.shutdown()
+    os._exit(0)
 
 
 def _flag(field: str) -> str:
