@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from modelswarm.checkpoint.inspect import REFUSED
 from modelswarm_operator.fleet import Server
 from modelswarm_operator.ledger import Ledger
-from modelswarm_operator.problems import Problem, cut
+from modelswarm_operator.problems import Problem, cut, last_line
 from modelswarm_operator.world import ContainerView, NodeView, PodView
 
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -82,7 +82,7 @@ def _crashed(pod: PodView, container: ContainerView, who: str, limit: str) -> Pr
         return Problem("OutOfMemory", said, pod.name)
     if container.exit_code == 0 and not container.waiting:
         return None
-    words = cut(container.exit_message or container.exit_reason or "no message")
+    words = cut(last_line(container.exit_message) or container.exit_reason or "no message")
     if container.exit_code == REFUSED:  # the server's own refusal: its flags or its weights
         return Problem("WeightsFailed", f"{who} can't load its blocks: {words}", pod.name)
     said = f"{who} crashed with exit code {container.exit_code} ({container.restarts} restarts): {words}"

@@ -57,6 +57,11 @@ def cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
+def last_line(text: str) -> str:
+    """Of the end of a log: where a server says its last words, and Python what went wrong."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
 def node_problems(fleet: Fleet, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
     found = []
     if fleet.mass is not None and any(one.ground is Ground.SHAKY for one in fleet.servers):

@@ -64,6 +64,12 @@ def degraded_by(world: World, **changes: Any) -> dict[str, Any]:
             "Crashing",
             ["exit code 1", "3 restarts", "boom"],
         ),
+        (
+            ContainerView(exit_code=1, exit_reason="Error", restarts=1, exit_message="12:00 serves\n"
+                          + '  File "/usr/lib/python3.11/asyncio/runners.py", line 118\n' * 30 + "KeyError: 7\n"),
+            "Crashing",
+            ["(1 restarts): KeyError: 7"],
+        ),
     ],
 )  # fmt: skip
 def test_a_container_that_fails_is_told_with_its_own_words(
