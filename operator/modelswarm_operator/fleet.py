@@ -115,7 +115,9 @@ class Grounds:
             return Ground.FIRM
         node = self._nodes.get(pod.node)
         if node is None:
-            known = self._passed(pod.created + self._policy.unknown_node_grace)
+            # A pod may have waited long for a node that is so new that nobody has told of it yet.
+            placed = max(pod.created, pod.scheduled or 0.0)
+            known = self._passed(placed + self._policy.unknown_node_grace)
             return Ground.GONE if known else Ground.SHAKY
         if node.out_of_service:
             return Ground.GONE

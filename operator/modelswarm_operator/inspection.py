@@ -131,7 +131,9 @@ def _slot_of(pod: PodView) -> str:
 
 
 def _ended(pod: PodView) -> bool:
-    return pod.deleting_since is None and pod.phase in ("Succeeded", "Failed")
+    """Its own container decides: one that a mesh puts beside it never ends."""
+    over = pod.phase in ("Succeeded", "Failed") or pod.container.exit_code is not None
+    return pod.deleting_since is None and over
 
 
 def _works(pod: PodView) -> bool:
@@ -143,6 +145,6 @@ def _answer_of(spec: Spec, pod: PodView) -> ModelStatus:
     words = container.exit_message or pod.message or pod.reason or container.exit_reason
     if container.exit_code == EXIT_REFUSED and container.exit_message:
         raise UserError("model", _UNFIT + container.exit_message)
-    if pod.phase == "Failed":
+    if container.exit_code or (pod.phase == "Failed" and not container.exit_message):
         raise UserError("model", f"pod {pod.name} ended: {words or 'it said nothing'}")
     return told_model(spec.model, words)

@@ -6,6 +6,7 @@ conditions, an older API server leaves things out. Knows no client and keeps not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from modelswarm.resources import Spec
 from modelswarm.resources_problems import violations_of
 from modelswarm_operator import names
+from modelswarm_operator.manifests import CONTAINER
 from modelswarm_operator.world import ContainerView, Json, NodeView, PodView, SwarmView
 
 DEPARTURE_TAINTS = frozenset(
@@ -30,6 +32,8 @@ DEPARTURE_TAINTS = frozenset(
         "modelswarm.io/maintenance",
     }
 )
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+"""What a dying server may print of its environment: status, Events and logs are read by more people than Secrets."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
@@ -81,6 +85,7 @@ def pod_view(raw: Json) -> PodView:
         name=meta["name"],
         uid=meta["uid"],
         created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        scheduled=_scheduled(scheduled),
         labels=meta.get("labels") or {},
         annotations=_annotations(meta),
         phase=status.get("phase") or "Pending",
@@ -102,9 +107,11 @@ def _deleting_since(meta: Mapping[str, Any]) -> float | None:
 
 
 def _container_view(statuses: Any) -> ContainerView:
+    """Of our own container: the kubelet sorts them by name, so a mesh's proxy may come first."""
     if not statuses:
         return ContainerView()
-    first: Mapping[str, Any] = statuses[0]
+    ours = (one for one in statuses if one.get("name") == CONTAINER)
+    first: Mapping[str, Any] = next(ours, statuses[0])
     state = first.get("state") or {}
     waiting, running = state.get("waiting") or {}, state.get("running") or {}
     ended = state.get("terminated") or (first.get("lastState") or {}).get("terminated") or {}
@@ -116,7 +123,7 @@ def _container_view(statuses: Any) -> ContainerView:
         waiting_message=waiting.get("message") or "",
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
-        exit_message=ended.get("message") or "",
+        exit_message=_TOKEN.sub("hf_***", ended.get("message") or ""),
         running_since=seconds_of(running.get("startedAt")),
     )
 
@@ -144,6 +151,11 @@ def _departing(cordoned: bool, taints: Iterable[str]) -> str:
 
 def _by_type(conditions: Any) -> dict[str, Mapping[str, Any]]:
     return {item.get("type", ""): item for item in conditions or ()}
+
+
+def _scheduled(condition: Mapping[str, Any]) -> float | None:
+    found = condition.get("status") == "True"
+    return seconds_of(condition.get("lastTransitionTime")) if found else None
 
 
 def _message(condition: Mapping[str, Any]) -> str:

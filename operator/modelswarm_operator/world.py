@@ -62,6 +62,7 @@ class PodView:
     node: str = ""
     deleting_since: float | None = None
     ready: bool = False
+    scheduled: float | None = None  # when it was given its node
     unschedulable: str = ""  # the scheduler's message while it finds no node
     disruption: str = ""  # reason of a true DisruptionTarget condition
     container: ContainerView = ContainerView()
