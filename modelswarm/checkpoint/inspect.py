@@ -30,7 +30,8 @@ from modelswarm.errors import ModelSourceError, UserError
 MOST_BYTES = 4000  # Kubernetes keeps 4096 of a termination message
 REFUSED = 2  # exit code: the model cannot be served, and the output says why
 
-_Positive = Annotated[int, Field(ge=1)]
+_Positive = Annotated[int, Field(ge=1, le=2**53)]  # what any reader of JSON has exactly
+_Blocks = Annotated[int, Field(ge=1, le=100_000)]  # planners count block by block
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class FactsDocument(BaseModel):
     family: Annotated[str, Field(min_length=1)]
     revision: str
     dtype: Literal["float32", "bfloat16", "float16"]
-    blocks: _Positive
+    blocks: _Blocks
     context: _Positive
     vocab: _Positive
     hidden: _Positive

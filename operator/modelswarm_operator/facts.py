@@ -51,7 +51,7 @@ def told_model(model: Model, words: str) -> ModelStatus:
 def _status(address: str, tokenizer: str | None, words: str) -> ModelStatus:
     try:
         document = json.loads(words)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: brackets in brackets
         document = None
     if not isinstance(document, dict):
         raise ModelSourceError("model", f"the inspection of {address} ended without facts")
