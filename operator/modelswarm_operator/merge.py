@@ -94,7 +94,8 @@ def _named(base: list[Any], patch: Any, key: str, path: str, where: str) -> list
         raise UserError(where, "must be a list")
     if any(isinstance(item, Mapping) and item.get(_DIRECTIVE) == "replace" and key not in item
            for item in patch):  # fmt: skip
-        return [_plain(item) for item in patch if item.get(_DIRECTIVE) != "replace"]
+        return [_plain(item) for item in patch
+                if not isinstance(item, Mapping) or item.get(_DIRECTIVE) != "replace"]  # fmt: skip
     merged = [dict(item) for item in base]
     for index, item in enumerate(patch):
         at = f"{where}[{index}]"
@@ -122,6 +123,8 @@ def _retained(base: Object, patch: Object, where: str) -> Object:
 def _remove(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
     if not isinstance(values, list):
         raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of values")
+    if not isinstance(merged.get(key) or [], list):
+        raise UserError(where, f"{_DELETE_VALUES}{key}: {key} is no list")
     merged[key] = [item for item in merged.get(key) or [] if item not in values]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from modelswarm.errors import UserError
 from modelswarm.resources import Pool, Spec
 from modelswarm_operator import names
 from modelswarm_operator.manifests import CONTAINER
@@ -38,9 +39,31 @@ def patched(pod: Json, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> tupl
     for where, patch in patches:
         if patch:
             merged = merge(result, patch, where)
+            _check_shape(merged, where)
             ignored.extend(f"{where}: {field}" for field in _put_back(merged, pod))
             result = merged
     return result, ignored
+
+
+def _check_shape(pod: Json, where: str) -> None:
+    """A patch may replace anything by anything: what is read or put back here must still be there to be read."""
+    for part in ("metadata", "spec"):
+        if not isinstance(pod.get(part), dict):
+            raise UserError(f"{where}.{part}", "must be an object, and stay")
+    for part in ("labels", "annotations"):
+        if not isinstance(pod["metadata"].get(part) or {}, dict):
+            raise UserError(f"{where}.metadata.{part}", "must be an object")
+    containers = pod["spec"].get("containers")
+    _check_objects(containers, f"{where}.spec.containers")
+    for container in containers or ():
+        for part in ("env", "ports"):
+            _check_objects(container.get(part), f"{where}.spec.containers.{part}")
+
+
+def _check_objects(value: Any, where: str) -> None:
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise UserError(where, "must be a list of objects")
 
 
 def patches_of(spec: Spec, pool: Pool, cluster_wide: Mapping[str, Any]) -> list[tuple[str, Any]]:
