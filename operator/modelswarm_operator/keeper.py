@@ -103,7 +103,11 @@ class Keeper:
         ledger.forget_promise(slot)
         memory = ledger.memory(slot)
         if memory.failures:
-            since = max(winner.pod.container.running_since or 0.0, memory.not_before)
+            started = winner.pod.container.running_since or 0.0
+            # What is yet to come was told by a clock that was ahead: long ago, as far as this one knows.
+            latest = ledger.now + ledger.policy.backoff_limit
+            known = (moment for moment in (started, memory.not_before) if moment <= latest)
+            since = max(known, default=0.0)
             stable = min(since, ledger.now) + ledger.policy.stable_after
             if ledger.now >= stable:
                 ledger.slots.pop(slot)

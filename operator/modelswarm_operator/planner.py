@@ -12,7 +12,7 @@ from itertools import accumulate
 from modelswarm.resources import Spec
 from modelswarm_operator.fleet import Ground, Server
 from modelswarm_operator.keeper import Ranks
-from modelswarm_operator.ledger import Ledger
+from modelswarm_operator.ledger import REFUSED, Ledger
 from modelswarm_operator.names import SlotKey
 from modelswarm_operator.slots import SlotState
 
@@ -51,6 +51,12 @@ def _at_rest(state: SlotState) -> bool:
 def _is_waiting(state: SlotState) -> bool:
     """Its next pod finds no node."""
     return state.hope is not None and bool(state.hope.pod.unschedulable)
+
+
+def _is_refused(state: SlotState, ledger: Ledger) -> bool:
+    """Its next pod is not taken by the API server (a quota that is used up)."""
+    words = ledger.memory(str(state.key)).last_failure
+    return state.settled is None and state.hope is None and words.startswith(REFUSED)
 
 
 def _untouched(state: SlotState, ledger: Ledger) -> bool:
@@ -123,7 +129,11 @@ def retire_beside(
             for server in state.extra:
                 retirement.retire(server, floor, f"not needed beside {winner}")
     if _in_place(spec):
-        stuck = [state for state in chosen if state.outdated and _is_waiting(state)]
+        stuck = [
+            state
+            for state in chosen
+            if state.outdated and (_is_waiting(state) or _is_refused(state, ledger))
+        ]
         untouched = [state for state in chosen if _untouched(state, ledger)]
         busy = sum(not _at_rest(state) for state in chosen) - len(stuck) - len(untouched)
         for state in [*stuck, *untouched][: max(0, 1 - busy)]:
@@ -139,17 +149,29 @@ def retire_unwanted(servers: Iterable[Server], spec: Spec, retirement: Retiremen
         retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are wanted")
 
 
+def most_waiting(chosen: Iterable[Sequence[SlotState]]) -> int:
+    """Of the wanted pods of one span, how many find no node."""
+    return max((sum(_is_waiting(state) for state in states) for states in chosen), default=0)
+
+
 def retire_foreign(
-    servers: Iterable[Server], spec: Spec, retirement: Retirement, generation: str, covered: bool
+    servers: Iterable[Server],
+    spec: Spec,
+    retirement: Retirement,
+    generation: str,
+    covered: bool,
+    waiting: int,
 ) -> None:
-    """Pods of an earlier plan, when those of today's serve their blocks. Servers of another model can't stand in for
-    one another, so those wait until today's alone are enough for a route (`covered`)."""
+    """Pods of an earlier plan, when those of today's serve their blocks, or wait for room that only these can give.
+    Servers of another model can't stand in for one another, so those wait until today's alone are enough for a route
+    (`covered`)."""
+    floor = max(min(1, spec.replicas), spec.replicas - waiting)
     for server in servers:
         if server.leaving or _out_of_reach(server):
             continue
         if server.serving and server.generation != generation and not covered:
             continue
-        retirement.retire(server, spec.replicas, "of an earlier plan")
+        retirement.retire(server, floor, "of an earlier plan")
 
 
 def _out_of_reach(server: Server) -> bool:

@@ -19,6 +19,7 @@ from modelswarm_operator.manifests import Maker, drain_seconds
 from modelswarm_operator.planner import (
     Retirement,
     cover_of,
+    most_waiting,
     retire_beside,
     retire_foreign,
     retire_unwanted,
@@ -65,7 +66,8 @@ def keep_up(
         children=tuple(children),
         foreign=len(ranks.foreign),
         outdated=sum(len(state.outdated) for states in chosen for state in states),
-        surplus=sum(one.leaving for one in fleet.servers) + len(unwanted),
+        surplus=sum(one.leaving for one in fleet.servers)
+        + sum(not one.leaving for one in unwanted),
     )
 
 
@@ -110,7 +112,8 @@ def _retire(spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger, chosen: Ch
     for states in chosen:
         retire_beside(states, spec, retirement, ledger)
     retire_unwanted(unwanted, spec, retirement)
-    retire_foreign(foreign, spec, retirement, layout.generation, covered)
+    waiting = most_waiting(chosen)
+    retire_foreign(foreign, spec, retirement, layout.generation, covered, waiting)
 
 
 def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger,
@@ -127,7 +130,7 @@ def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: Fleet, ledg
     for states in chosen:
         found += _empty_slots(states, ledger, observed.rejected)
     for what, why in observed.rejected.items():
-        if "/" in what:
+        if "/" in what and what in ledger.slots:  # else it is right by now, or not wanted
             found.append(refusal(what.replace("/", " "), why))
     if ledger.budget_spent:
         found.append(_budget_problem(ledger))
