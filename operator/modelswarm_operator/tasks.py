@@ -155,7 +155,7 @@ class Turns:
             self._again(uid, sleeper, error, at_most=CONFLICT)
         except ThrottledError as error:
             result = "throttled"
-            self._again(uid, sleeper, error, at_least=error.retry_after)
+            self._again(uid, sleeper, error, at_least=min(error.retry_after, LONGEST))
             sleeper.throttled = True
         except (ApiError, TimeoutError) as error:
             self._again(uid, sleeper, error)
@@ -199,7 +199,7 @@ class Turns:
         if decision is not None and decision.wake_at is not None:
             wait = max(DEBOUNCE, decision.wake_at - time.time())
         if sleeper.busy:
-            wait = min(wait, DEBOUNCE * 2.0 ** max(0, sleeper.busy - PATIENCE))
+            wait = min(wait, DEBOUNCE * 2.0 ** min(max(0, sleeper.busy - PATIENCE), 20))
         sleeper.wake_at = now + wait
 
     def _again(
