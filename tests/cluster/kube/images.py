@@ -33,6 +33,7 @@ UNNEEDED = (
     "var/log",
 )
 BUILD_SECONDS = 1800.0
+STORE_IMAGES = 400  # every layer of every build is kept as one: some gigabytes
 STORAGE = """\
 [storage]
 driver = "overlay"
@@ -74,16 +75,25 @@ def build_image(
 ) -> Path:
     """`buildah bud` of a Dockerfile; the image as an OCI archive. `BASE` is the base image unless given."""
     arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
-    if arguments["BASE"] == BASE_IMAGE:
-        have_base()
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
     with say(f"image {tag}"):
-        _buildah(
-            *("bud", "--isolation", "chroot", "--network", "host", "--layers", *words),
-            *("-v", "/etc/ssl/certs:/etc/ssl/certs:ro"),
-            *("-v", "/etc/resolv.conf:/etc/resolv.conf:ro"),
-            *more,
-            *("-f", str(dockerfile), "-t", tag, str(context)),
+        build_with_base(
+            (
+                *(
+                    "buildah",
+                    "bud",
+                    "--isolation",
+                    "chroot",
+                    "--network",
+                    "host",
+                    "--layers",
+                    *words,
+                ),
+                *("-v", "/etc/ssl/certs:/etc/ssl/certs:ro"),
+                *("-v", "/etc/resolv.conf:/etc/resolv.conf:ro"),
+                *more,
+                *("-f", str(dockerfile), "-t", tag, str(context)),
+            )
         )
         return _pushed(tag)
 
@@ -99,7 +109,7 @@ def _pushed(tag: str) -> Path:
     return archive
 
 
-def have_base() -> None:
+def _have_base() -> None:
     """In buildah's store, from the archive."""
     archive = base_archive()
     found = _buildah("images", "--quiet", "--filter", f"reference={BASE_IMAGE}").split()
@@ -130,6 +140,16 @@ def _make_base(archive: Path) -> None:
 
 def _buildah(*words: str) -> str:
     return run_builder(("buildah", *words))
+
+
+def build_with_base(command: Sequence[str]) -> None:
+    """A build that may start from the base image; one at a time, and the store is emptied when it grew old."""
+    with locked(cache_folder() / "builds"):
+        if len(_buildah("images", "--all", "--quiet").split()) > STORE_IMAGES:
+            with say("the image store is emptied"):
+                _buildah("rmi", "--all", "--force")
+        _have_base()
+        run_builder(command)
 
 
 def run_builder(command: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from cluster.kube.build import cache_folder, locked
-from cluster.kube.images import BASE_IMAGE, have_base, run_builder
+from cluster.kube.images import BASE_IMAGE, build_with_base
 from cluster.kube.reporting import say
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,11 +35,10 @@ def project_archives() -> tuple[Path, ...]:
 
 
 def _build(folder: Path) -> None:
-    have_base()
     half = folder.with_name(f".{folder.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     tool = (sys.executable, str(ROOT / "tools" / "make_images.py"), *TARGETS)
-    run_builder((*tool, "--builder=buildah", f"--base={BASE_IMAGE}", f"--archives={half}"))
+    build_with_base((*tool, "--builder=buildah", f"--base={BASE_IMAGE}", f"--archives={half}"))
     half.rename(folder)
 
 
