@@ -142,6 +142,9 @@ class Cache:
             rejected=dict(self._rejected.get(uid, {})),
         )
 
+    def knows_nodes_of(self, uid: str) -> bool:
+        return all(not pod.node or pod.node in self._nodes for pod in self.pods.of(uid))
+
     def has_child(self, kind: Kind, uid: str, name: str) -> bool:
         return (kind.kind, name) in self._children(kind, uid)
 

@@ -56,18 +56,18 @@ class Resync:
             versions.append(version)
         self._cache.replace(kind, items, min(versions))
 
-    async def _list_nodes(self) -> None:
+    async def _list_nodes(self) -> set[str]:
         """A namespaced install may not read them: what needs nodes is left out then."""
         try:
             items, version = await self._api.list_all(NODE.path(), {})
         except RejectedError:
             self._cache.sees_nodes = False
-            return
-        self._cache.replace(NODE, items, version)
+            return set()
         self._cache.sees_nodes = True
+        return self._cache.replace(NODE, items, version)
 
     async def one(self, swarm: SwarmView) -> set[str]:
-        """The swarm and its pods as they are now. Raises ApiError."""
+        """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises ApiError."""
         try:
             raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
         except NotFoundError:
@@ -78,7 +78,11 @@ class Resync:
         changed = self._cache.feed(SWARM, False, raw)
         query = {"labelSelector": f"{OWNED}={swarm.uid}"}
         pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
-        return changed | self._cache.replace(POD, pods, version, owner=swarm.uid)
+        changed |= self._cache.replace(POD, pods, version, owner=swarm.uid)
+        # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
+        if not self._cache.sees_nodes or self._cache.knows_nodes_of(swarm.uid):
+            return changed
+        return changed | await self._list_nodes()
 
 
 def _in_words(error: ApiError) -> str:
