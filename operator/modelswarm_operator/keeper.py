@@ -77,8 +77,8 @@ def _merit(state: SlotState) -> tuple[bool, bool, bool, int]:
 
 
 class Keeper:
-    def __init__(self, ledger: Ledger, refused: Mapping[str, str], make: Make) -> None:
-        self._ledger, self._refused, self._make = ledger, refused, make
+    def __init__(self, ledger: Ledger, refused: Mapping[str, str], make: Make, pools: int) -> None:
+        self._ledger, self._refused, self._make, self._pools = ledger, refused, make, pools
 
     def keep(self, chosen: Iterable[SlotState], renew: Container[SlotKey]) -> None:
         """Fill these slots; those of `renew` although a pod of an older recipe serves there."""
@@ -86,8 +86,19 @@ class Keeper:
             self._tidy(state)
             if state.settled is not None:
                 self._rest(state, state.settled)
-            elif state.hope is None:
+            elif state.hope is None or self._give_up(state.hope):
                 self._fill(state, state.key in renew)
+
+    def _give_up(self, hope: Server) -> bool:
+        """Whether it waited long enough for a node of its pool, and another pool may have one."""
+        if self._pools < 2 or not hope.pod.unschedulable:
+            return False
+        moment = hope.pod.created + self._ledger.policy.pool_patience
+        if self._ledger.now < moment:
+            self._ledger.look_at(moment)
+            return False
+        self._ledger.delete(hope.pod, f"pool {hope.pool} has no room; another is tried")
+        return True
 
     def _tidy(self, state: SlotState) -> None:
         for server in state.failed:

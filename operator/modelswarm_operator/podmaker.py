@@ -1,6 +1,7 @@
 """Renders the pod of a slot: which pool it comes from, and the pool's patch over it.
 
-Called by `keeper` when a pod is due. Pools take turns: a new pod goes where its span has the fewest.
+Called by `keeper` when a pod is due. Pools take turns: a new pod goes where nothing of the swarm waits for
+a node, and of those pools where its span has the fewest.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ class PodMaker:
         self._used: Counter[tuple[int, str]] = Counter(
             (server.slot.span, server.pool) for server in fleet.servers if server.alive
         )
+        self._full = {
+            server.pool for server in fleet.servers if server.alive and server.pod.unschedulable
+        }
 
     def __call__(self, slot: SlotKey, incarnation: int) -> Json:
         pool = self._pool(slot)
@@ -33,7 +37,9 @@ class PodMaker:
         pools = self._layout.pools
         turn = (slot.span + slot.ordinal) % len(pools)
         order = [*pools[turn:], *pools[:turn]]
-        return min(order, key=lambda pool: self._used[slot.span, pool.name])
+        return min(
+            order, key=lambda pool: (pool.name in self._full, self._used[slot.span, pool.name])
+        )
 
 
 def reserved_fields(maker: Maker, spec: Spec, layout: Layout) -> list[str]:

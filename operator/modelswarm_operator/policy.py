@@ -37,4 +37,7 @@ class Policy:
     slow_start: float = (
         600.0  # a server that is not ready for so long, without a reason told, is told
     )
+    pool_patience: float = (
+        600.0  # a pod that finds no node for so long is made anew for another pool, if there is one
+    )
     stuck_after: float = 60.0  # a pod that outlives its grace period by this much is stuck

@@ -167,7 +167,7 @@ class _Turn:
         if names.FINALIZER not in self.swarm.finalizers:
             first.append(SetFinalizer(True))
         verdicts = verdicts_of(situation, self.stored.conditions)
-        return self._decision(outcome, tally, verdicts, [*first, *upkeep.children], [])
+        return self._decision(outcome, tally, verdicts, first, upkeep.children)
 
     def _tally(self, outcome: _Outcome) -> Tally:
         return tally_of(
@@ -190,7 +190,8 @@ class _Turn:
         actions: list[Action] = []
         if status != self.swarm.status:
             actions.append(WriteStatus(status))
-        actions += [*first, *ledger.labels, *ledger.creates, *ledger.deletes.values(), *last]
+        # Creates first: a label or a Service that some webhook does not let through must not hold up a replacement.
+        actions += [*first, *ledger.creates, *ledger.deletes.values(), *ledger.labels, *last]
         actions += [*transitions(verdicts, before), *ledger.told()]
         wake_at = ledger.wake_at
         return Decision(actions, wake_at if wake_at is not None and wake_at > self.now else None)

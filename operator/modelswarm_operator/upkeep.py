@@ -53,7 +53,7 @@ def keep_up(
     ranks = rank(fleet.servers, layout)
     chosen = _chosen(spec, layout, ranks, ledger)
     make = PodMaker(maker, spec, layout, fleet)
-    keeper = Keeper(ledger, observed.rejected, make)
+    keeper = Keeper(ledger, observed.rejected, make, len(layout.pools))
     for states, renew in [(states, to_renew(states, spec, ledger)) for states in chosen]:
         keeper.keep(states, renew)
     unwanted = _unwanted(ranks, chosen)

@@ -14,9 +14,14 @@ from modelswarm.resources import Model
 from modelswarm_operator import names
 from modelswarm_operator.facts import told_model
 from modelswarm_operator.fleet import Ground, Grounds
+from modelswarm_operator.kinds import SWARM
+from modelswarm_operator.metrics import Metrics
+from modelswarm_operator.observe import Cache
+from modelswarm_operator.resync import Resync
+from modelswarm_operator.tasks import Sleeper, Turns
 from modelswarm_operator.template import patched
 from modelswarm_operator.views import pod_view
-from modelswarm_operator.world import NodeView
+from modelswarm_operator.world import Decision, NodeView, Tell
 
 Json = dict[str, Any]
 
@@ -196,3 +201,84 @@ def test_a_token_in_a_servers_last_words_is_not_passed_on() -> None:
     ended = {"exitCode": 1, "message": f"401 for Authorization: Bearer {token}"}
     server = {"name": "server", "state": {"terminated": ended}}
     assert token not in pod_view(raw_pod(containerStatuses=[server])).container.exit_message
+
+
+def test_a_pool_without_room_is_given_up_for_one_that_has_some() -> None:
+    world = World(spec=document(spans=1, replicas=1, pools=[{"name": "a"}, {"name": "b"}]))
+    world.turn()
+    [name] = world.pods
+    full = world.pods[name].view.annotations[names.POOL]
+    world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    world.now += world.policy.pool_patience - 1.0
+    assert not [todo for todo in world.todo() if "create" in todo]
+    world.turn()
+    world.now += 1.0
+    world.turn()
+    [other] = world.pods.values()
+    assert other.name != name
+    assert other.view.annotations[names.POOL] != full
+
+
+def test_a_replacement_comes_before_what_a_webhook_may_hold_up() -> None:
+    """A turn ends at the first write that fails: labels and Services must not stand before pods."""
+    world = World()
+    world.settle()
+    first, second = world.ready(0)
+    world.set_pod(first, labels={**world.pods[first].view.labels, names.SPAN: "9"})
+    world.fail(second)
+    world.children.clear()
+    kinds = [type(action).__name__ for action in world.decide().actions]
+    assert kinds.index("CreatePod") < kinds.index("LabelPod") < kinds.index("ApplyChild")
+
+
+def test_a_turn_that_always_has_something_to_do_is_spaced_out_without_end() -> None:
+    turns, sleeper = object.__new__(Turns), Sleeper(busy=5000)
+    turns._plan_next(sleeper, Decision([Tell("Normal", "Any", "thing")], None))
+    assert sleeper.busy == 5001
+
+
+class Answers:
+    """What an API server says of one swarm, its pod and a node that is newer than any event."""
+
+    def __init__(self) -> None:
+        self.listed: list[str] = []
+        meta = {"namespace": "models", "creationTimestamp": "2026-11-21T10:00:00Z"}
+        self.swarm: Json = {
+            "metadata": {**meta, "name": "counting", "uid": "S", "resourceVersion": "5"},
+            "spec": document(),
+        }
+        owner = {"kind": "ModelSwarm", "name": "counting", "uid": "S", "controller": True}
+        owner["apiVersion"] = "modelswarm.io/v1alpha1"
+        labels = {names.SWARM_UID: "S", names.ROLE: names.SERVER}
+        self.pod: Json = {
+            "metadata": {**meta, "name": "p-1", "uid": "P", "resourceVersion": "7",
+                         "labels": labels, "ownerReferences": [owner]},
+            "spec": {"nodeName": "fresh"},
+        }  # fmt: skip
+        self.node: Json = {"metadata": {"name": "fresh", "uid": "N", "resourceVersion": "6"}}
+
+    async def get(self, path: str) -> Json:
+        return self.swarm
+
+    async def list_all(self, path: str, query: Json) -> tuple[list[Json], int]:
+        kind = path.rpartition("/")[2]
+        self.listed.append(kind)
+        return [{"pods": self.pod, "nodes": self.node}[kind]], 9
+
+
+async def test_a_node_is_looked_for_before_its_pods_are_ended_by_force() -> None:
+    """A watch of nodes that hangs while the one of pods does not: else every new node's pods would go."""
+    api: Any = Answers()
+    cache = Cache()
+    cache.sees_nodes = True
+    cache.feed(SWARM, False, api.swarm)
+    seen = cache.observed("S")
+    assert seen is not None
+    resync = Resync(api, cache, Metrics(), ())
+    await resync.one(seen.swarm)
+    assert api.listed == ["pods", "nodes"]
+    seen = cache.observed("S")
+    assert seen is not None and seen.nodes is not None
+    assert [pod.node for pod in seen.pods] == ["fresh"] and "fresh" in seen.nodes
+    await resync.one(seen.swarm)
+    assert api.listed == ["pods", "nodes", "pods"]
