@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from itertools import product
 from pathlib import Path
 
@@ -305,6 +307,29 @@ def test_the_docs_list_every_value_with_its_default() -> None:
     """After a change of values.yaml: tools/make_chart_docs.py."""
     page = (ROOT / "docs" / "install.md").read_text()
     assert with_table(page) == page
+
+
+def test_every_command_and_every_values_file_of_the_docs_is_taken(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    commands = re.findall(
+        r"^helm (?:install|upgrade) modelswarm charts/modelswarm (.*)$", page, re.MULTILINE
+    )
+    assert len(commands) >= 3
+    for command in commands:
+        words = [
+            word
+            for word in shlex.split(command)
+            if word not in ("--wait", "--reset-then-reuse-values")
+        ]
+        assert one(render(None, *words), "Deployment", "modelswarm-operator")
+    documents = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(documents) >= 2
+    for number, document in enumerate(documents):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(document)
+        template = one(render(file), "ConfigMap", "modelswarm-server-pod-template")["data"]
+        wanted = yaml.safe_load(document)["serverPodTemplate"]["spec"]
+        assert yaml.safe_load(template["server-pod-template.yaml"])["spec"] == wanted
 
 
 def test_every_value_is_described_and_in_the_schema() -> None:
