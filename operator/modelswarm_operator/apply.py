@@ -193,6 +193,9 @@ class Apply:
         body = {"metadata": {"uid": action.uid, "labels": dict(action.labels)}}
         try:
             self._learn(POD, await self._api.patch(path, body))
+        except RejectedError as error:  # one pod's labels hold up nothing else
+            name = f"{swarm.namespace}/{action.name}"
+            log.warning("pod %s: its labels cannot be put right: %s", name, error)
         except NotFoundError:
             self._wake(self._cache.lose(POD, action.uid))
         except ConflictError:

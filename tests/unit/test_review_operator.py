@@ -12,6 +12,9 @@ from unit.operator_world import World, demo_facts, document
 from modelswarm.errors import UserError
 from modelswarm.resources import Model
 from modelswarm_operator import names
+from modelswarm_operator.apply import Apply
+from modelswarm_operator.errors import RejectedError
+from modelswarm_operator.events import Events
 from modelswarm_operator.facts import told_model
 from modelswarm_operator.fleet import Ground, Grounds
 from modelswarm_operator.kinds import SWARM
@@ -21,7 +24,7 @@ from modelswarm_operator.resync import Resync
 from modelswarm_operator.tasks import Sleeper, Turns
 from modelswarm_operator.template import patched
 from modelswarm_operator.views import pod_view
-from modelswarm_operator.world import Decision, NodeView, Tell
+from modelswarm_operator.world import Decision, LabelPod, NodeView, Tell
 
 Json = dict[str, Any]
 
@@ -282,3 +285,18 @@ async def test_a_node_is_looked_for_before_its_pods_are_ended_by_force() -> None
     assert [pod.node for pod in seen.pods] == ["fresh"] and "fresh" in seen.nodes
     await resync.one(seen.swarm)
     assert api.listed == ["pods", "nodes", "pods"]
+
+
+class Refuses:
+    """An API server whose admission lets no pod's labels be changed."""
+
+    async def patch(self, path: str, body: Json) -> Json:
+        raise RejectedError(403, "Forbidden", "denied by policy")
+
+
+async def test_a_label_that_is_refused_fails_no_turn() -> None:
+    """A failing turn is repeated after up to a minute, and deaf to events until then."""
+    api: Any = Refuses()
+    apply = Apply(api, Cache(), Events(api, "me"), Metrics(), lambda uids: None)
+    label = LabelPod("p-1", "P", {names.SPAN: "0"})
+    await apply.carry_out(World().observe().swarm, [label])
