@@ -43,7 +43,9 @@ def main():
     if model is None:
         return f"no model to ask within {os.environ['TIMEOUT']} s: {why}"
     try:
-        answer = call("/v1/completions", {"model": model, "prompt": "one two three", "max_tokens": 8})
+        answer = call(
+            "/v1/completions", {"model": model, "prompt": "one two three", "max_tokens": 8}
+        )
     except urllib.error.HTTPError as error:
         return f"{model} was asked and failed: {error} {error.read().decode(errors='replace')}"
     text = answer["choices"][0]["text"]
