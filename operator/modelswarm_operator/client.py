@@ -8,6 +8,7 @@ list of pods into them blocks the loop for a second. Knows no resource.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +26,7 @@ from modelswarm_operator.world import Json
 SECONDS = 10.0  # for one request; a list gets longer
 LIST_SECONDS = 60.0
 PAGE = 500  # objects of a list in one answer
+LONG = 1 << 16  # bytes of an answer
 
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
@@ -178,7 +180,7 @@ class Api:
 
 def _document(code: int, text: bytes, retry_after: str | None) -> Json:
     try:
-        document: Any = json.loads(text) if text else {}
+        document: Any = _loads(text) if text else {}
     except ValueError:
         if code < 300:
             raise UnavailableError(code, "", "the answer is not JSON") from None
@@ -188,3 +190,14 @@ def _document(code: int, text: bytes, retry_after: str | None) -> Json:
     if not isinstance(document, dict):
         raise ApiError(code, "", "the answer is not an object")
     return document
+
+
+def _loads(text: bytes) -> Any:
+    """A long list is many objects and no cycle: looking for cycles meanwhile would take twice as long as reading it."""
+    if len(text) < LONG or not gc.isenabled():
+        return json.loads(text)
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ complete list, no watch before it either, a list at once whenever the watches ha
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -28,6 +29,7 @@ from modelswarm_operator.world import Decision, Json, Observed
 log = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # that running turns get to end
 SPREAD = 0.1  # of the resync interval, over which turns are spread after a list
+FULL = 5  # after every so many lists all swarms take a turn, not only those that a list has changed
 LONGEST_PAUSE = 15.0  # between two tries of a failing list, or two lives of the watches
 
 
@@ -93,12 +95,12 @@ class Leading:
         self._metrics.count_pods(self.cache.pods.all())
         self._metrics.count_swarms(stored.view.status for stored in self.cache.swarms.all())
 
-    async def _list_until_it_works(self) -> None:
+    async def _list_until_it_works(self) -> set[str]:
+        """The swarms that the list changed."""
         pause, told = 0.5, ""
         while True:
             try:
-                await self.resync.everything()
-                return
+                return await self.resync.everything()
             except ApiError:
                 if self.resync.problem != told:
                     told = self.resync.problem
@@ -108,16 +110,18 @@ class Leading:
 
     async def _keep_listing(self) -> None:
         every = self._settings.resync_seconds
-        while True:
+        for number in itertools.count(1):
             try:
                 async with asyncio.timeout(every * random.uniform(0.9, 1.1)):
                     await self._list_now.wait()
             except TimeoutError:
                 pass  # it is time
             self._list_now.clear()
-            await self._list_until_it_works()
+            changed = await self._list_until_it_works()
             self._listed.set()
-            self.turns.look_again(self.cache.uids(), every * SPREAD)
+            self.turns.relent()
+            chosen = self.cache.uids() if number % FULL == 0 else changed
+            self.turns.look_again(chosen, every * SPREAD)
 
     async def _keep_watching(self) -> None:
         """kopf's end is not ours: it pauses, lists what was missed, and watches again."""

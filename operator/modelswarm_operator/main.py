@@ -7,6 +7,7 @@ part of it failed: Kubernetes starts it again, and nothing depends on how it end
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_up_logging(settings.json_logs)
         if settings.parent_fd is not None:
             end_with_parent(settings.parent_fd)
+        gc.freeze()  # modules are not garbage: never look at them again
         code = asyncio.run(Process(settings).run())
     except UserError as error:
         return _refuse(f"{error.field}: {error.message}")

@@ -27,17 +27,18 @@ class Resync:
         self._metrics = metrics
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
         self.tried_at = time.monotonic()  # the heartbeat that liveness looks at
+        self._changed: set[str] = set()  # by lists of a round that has not come to its end
         self.synced = False
         self.forbidden = False  # the last try was refused: a right was taken away
         self.problem = "the first list is not complete"
 
     async def everything(self) -> set[str]:
-        """One list per kind (and namespace), of all swarms together. Raises ApiError."""
+        """One list per kind (and namespace), of all swarms together; those that differ now. Raises ApiError."""
         self.tried_at = time.monotonic()
         try:
             for kind in (SWARM, POD, SERVICE, BUDGET):
-                await self._list(kind)
-            await self._list_nodes()
+                self._changed |= await self._list(kind)
+            self._changed |= await self._list_nodes()
         except ApiError as error:
             self.problem, self.forbidden = _in_words(error), isinstance(error, RejectedError)
             self._metrics.resyncs.labels("failed").inc()
@@ -45,24 +46,25 @@ class Resync:
         self.synced, self.forbidden, self.problem = True, False, ""
         self._metrics.resyncs.labels("done").inc()
         self._metrics.last_resync.set_to_current_time()
-        return self._cache.uids()
+        changed, self._changed = self._changed, set()
+        return changed
 
-    async def _list(self, kind: Kind) -> None:
+    async def _list(self, kind: Kind) -> set[str]:
         query = {"labelSelector": kind.selector} if kind.selector else {}
         items, versions = [], []
         for namespace in self._namespaces:
             found, version = await self._api.list_all(kind.path(namespace), query)
             items += found
             versions.append(version)
-        self._cache.replace(kind, items, min(versions))
+        return self._cache.replace(kind, items, min(versions))
 
     async def _list_nodes(self) -> set[str]:
         """A namespaced install may not read them: what needs nodes is left out then."""
         try:
             items, version = await self._api.list_all(NODE.path(), {})
         except RejectedError:
-            self._cache.sees_nodes = False
-            return set()
+            had_sight, self._cache.sees_nodes = self._cache.sees_nodes, False
+            return self._cache.uids() if had_sight else set()
         self._cache.sees_nodes = True
         return self._cache.replace(NODE, items, version)
 

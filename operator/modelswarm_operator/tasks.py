@@ -82,13 +82,17 @@ class Turns:
             sleeper.event.set()
 
     def look_again(self, uids: Iterable[str], within: float) -> None:
-        """After a full list: all of them, spread over so many seconds, and failing ones without further delay."""
+        """As `wake`, spread over so many seconds."""
         loop = asyncio.get_running_loop()
         for uid in uids:
-            sleeper = self._sleepers.get(uid)
-            if sleeper is not None and not sleeper.throttled:
-                sleeper.relent.set()
             loop.call_later(random.uniform(0.0, within), self.wake, (uid,))
+
+    def relent(self) -> None:
+        """The API server answers: who waits because it did not need not wait longer."""
+        for sleeper in self._sleepers.values():
+            if sleeper.failures and not sleeper.throttled:
+                sleeper.relent.set()
+                sleeper.event.set()
 
     async def run(self) -> None:
         """Until stopped. Raises LeaseLostError; nothing else ends it."""
