@@ -189,6 +189,16 @@ class Scene:
                 assert each["lastTransitionTime"], each
         self.operator.check_log()
 
+    def rest(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
+        """Until nothing was written for so many seconds: what follows readiness (children, say) has come to its end."""
+        began = quiet_since = time.monotonic()
+        count = len(self.writes())
+        while time.monotonic() - quiet_since < seconds:
+            assert time.monotonic() - began < within, self.explain()
+            time.sleep(0.1)
+            if len(self.writes()) != count:
+                count, quiet_since = len(self.writes()), time.monotonic()
+
     def check_quiet(self, seconds: float) -> None:
         """O6: not one write while nothing happens."""
         before = len(self.proxy.calls)

@@ -132,6 +132,7 @@ def clean_end(stage: Scene, scenario: Scenario) -> Json:
     scenario.prepare(stage)
     scenario.act(stage)
     stage.wait("the end of a clean run", lambda: is_at_end(stage, scenario))
+    stage.rest()
     end = stage.end_state()
     clear(stage)
     return end
@@ -159,6 +160,7 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
         revive(stage)
     killer.disarm()
     stage.wait("the end", lambda: is_at_end(stage, scenario))
+    stage.rest()
     stage.check()
     assert len(stage.made()) - made == scenario.made
     return deaths
