@@ -159,8 +159,9 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
         kill(killer)
         revive(stage)
     killer.disarm()
+    stage.operator.wait_ready()  # the last life has seen everything ...
     stage.wait("the end", lambda: is_at_end(stage, scenario))
-    stage.rest()
+    stage.rest()  # ... and done what was left to do
     stage.check()
     assert len(stage.made()) - made == scenario.made
     return deaths
