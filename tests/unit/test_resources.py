@@ -142,8 +142,10 @@ def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
         ),
         (
             {"sessions": {"holdLimit": 30}},
-            "spec.sessions.holdLimit: 30 is not allowed; "
-            "allowed: a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h",
+            (
+                "spec.sessions.holdLimit: 30 is not allowed; "
+                "allowed: a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h"
+            ),
         ),
         (
             {"sessions": {"maxLength": 0}},
