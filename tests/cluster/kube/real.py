@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cluster.kube import build, kwok
 from cluster.kube.api_level import ApiLevel, ApiSettings
+from cluster.kube.controllers import MANAGER
 from cluster.kube.dns import start_dns
 from cluster.kube.down import sweep, take_down
 from cluster.kube.guest import write_tools, write_values
@@ -181,6 +182,17 @@ class RealCluster:
                 if self.settings.gpus:
                     self.set_gpus(name, self.settings.gpus)
             start_proxy(*parts, server=api.url, node=self.nodes[0])
+        with say("service account of the default namespace"):
+            self._wait_for_pods_to_be_allowed()
+
+    def _wait_for_pods_to_be_allowed(self) -> None:
+        """A pod is refused until the controller manager has made its namespace's account, sometimes after the nodes."""
+        wait_for(
+            "the service account default/default",
+            lambda: self.kubectl.find("serviceaccount", "default") is not None,
+            NODE_READY_SECONDS,
+            explain=lambda: self._processes.log_end(MANAGER, 40),
+        )
 
     def _wait_ready(self, name: str) -> None:
         kubelet = process_name(name)
