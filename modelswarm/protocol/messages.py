@@ -53,6 +53,7 @@ class Hello:
     total_pages: int = 0
     page_size: int = 0  # positions a page holds
     hold_ms: int = 0  # a session of this model may be held so long; 0: as the gateway sees fit
+    zone: str = ""  # failure domain; empty: not known. Repairs prefer another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ class Refusal(enum.Enum):
     TOO_LONG = "too_long"  # reserve above what this server can ever hold
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
+    OUTRANKED = "outranked"  # another gateway has the session, in a higher epoch: hands off (R20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,9 @@ class Go:
     credit: int  # tail only: tokens at positions < credit may enter the ring (R7)
     hops: int = 1
     sample: bool = True  # False: only read the log up to n (max_tokens = 0)
+    warm: bool = (
+        False  # a copy (R13): compute and keep, send nothing but Windows, one also to the gateway
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +217,10 @@ class Token:
 class Window:
     """Absolute limits (R7, R11); only ever raised within an epoch, reset by Fence, kept until Go (R10).
 
-    From a hop to its predecessor: rows below `received` have arrived, rows below `limit` may be sent.
+    From a hop to its predecessor, and to whoever copies rows to it: rows below `received` have arrived, rows below
+    `limit` may be sent.
     From the gateway to the tail: tokens at positions below `limit` may enter the ring.
+    From a warm hop to its gateway: KV for positions below `received` is there.
     """
 
     handle: Handle
@@ -262,6 +269,66 @@ class Live:
 @dataclass(frozen=True, slots=True)
 class Close:
     handle: Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """R13: stream the kept rows from `start` on, and every row that follows, to `to` on bulk, store-only.
+
+    Within the granted window of `to`; until the epoch ends, or another Copy of it names another target or None.
+    """
+
+    handle: Handle
+    epoch: Epoch
+    to: Neighbour | None
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Gateway to any server: what do you hold of this session (R20)?"""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHop:
+    first: int
+    last: int
+    kv: int
+    log: int  # entries of the log copy; 0 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to Find: the hops of the session here, none if it is not known, and who owns it."""
+
+    session: str
+    epoch: Epoch
+    owner: PeerId = ""  # the gateway
+    target: str = ""  # as the owner's Hello said: where other gateways reach its HTTP door
+    linked: bool = False  # the owner's link is up
+    gone_ms: float = 0.0  # since it went
+    hops: tuple[FoundHop, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRequest:
+    """Gateway to a server that holds a log copy: send it (R20)."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Log entries [start, start + len(tokens)) of `total`, on bulk. The first carries the turn; total 0: none here."""
+
+    session: str
+    epoch: Epoch
+    start: int
+    total: int
+    tokens: tuple[int, ...]
+    turn: Turn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +391,11 @@ Message: TypeAlias = (
     | Beat
     | ModelFileRequest
     | ModelFileChunk
+    | Copy
+    | Find
+    | Found
+    | LogRequest
+    | LogChunk
 )
 """Control: protobuf on the wire. Hello is consumed by the link itself; the cores never see it as a message."""
 
@@ -354,11 +426,15 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Beat",
     "Close",
+    "Copy",
     "Counters",
     "Create",
     "Fence",
     "Fenced",
+    "Find",
     "Finish",
+    "Found",
+    "FoundHop",
     "Go",
     "Hello",
     "Input",
@@ -367,6 +443,8 @@ __all__ = [
     "Lane",
     "Live",
     "LiveSession",
+    "LogChunk",
+    "LogRequest",
     "Message",
     "ModelFileChunk",
     "ModelFileRequest",

@@ -71,6 +71,7 @@ class _RefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal.Value
     REFUSAL_TOO_LONG: _Refusal.ValueType  # 2
     REFUSAL_WRONG_BLOCKS: _Refusal.ValueType  # 3
     REFUSAL_DRAINING: _Refusal.ValueType  # 4
+    REFUSAL_OUTRANKED: _Refusal.ValueType  # 5
 
 class Refusal(_Refusal, metaclass=_RefusalEnumTypeWrapper): ...
 
@@ -79,6 +80,7 @@ REFUSAL_NO_PAGES: Refusal.ValueType  # 1
 REFUSAL_TOO_LONG: Refusal.ValueType  # 2
 REFUSAL_WRONG_BLOCKS: Refusal.ValueType  # 3
 REFUSAL_DRAINING: Refusal.ValueType  # 4
+REFUSAL_OUTRANKED: Refusal.ValueType  # 5
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 class _Trouble:
@@ -131,6 +133,11 @@ class Envelope(_message.Message):
     BEAT_FIELD_NUMBER: _builtins.int
     MODEL_FILE_REQUEST_FIELD_NUMBER: _builtins.int
     MODEL_FILE_CHUNK_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
+    FIND_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    LOG_REQUEST_FIELD_NUMBER: _builtins.int
+    LOG_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -155,6 +162,16 @@ class Envelope(_message.Message):
     def model_file_request(self) -> Global___ModelFileRequest: ...
     @_builtins.property
     def model_file_chunk(self) -> Global___ModelFileChunk: ...
+    @_builtins.property
+    def copy(self) -> Global___Copy: ...
+    @_builtins.property
+    def find(self) -> Global___Find: ...
+    @_builtins.property
+    def found(self) -> Global___Found: ...
+    @_builtins.property
+    def log_request(self) -> Global___LogRequest: ...
+    @_builtins.property
+    def log_chunk(self) -> Global___LogChunk: ...
     def __init__(
         self,
         *,
@@ -170,12 +187,17 @@ class Envelope(_message.Message):
         beat: Global___Beat | None = ...,
         model_file_request: Global___ModelFileRequest | None = ...,
         model_file_chunk: Global___ModelFileChunk | None = ...,
+        copy: Global___Copy | None = ...,
+        find: Global___Find | None = ...,
+        found: Global___Found | None = ...,
+        log_request: Global___LogRequest | None = ...,
+        log_chunk: Global___LogChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "fence", b"fence", "fenced", b"fenced", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "copy", b"copy", "fence", b"fence", "fenced", b"fenced", "find", b"find", "found", b"found", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "fence", b"fence", "fenced", b"fenced", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "copy", b"copy", "fence", b"fence", "fenced", b"fenced", "find", b"find", "found", b"found", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "fence", "fenced", "go", "input", "window", "report", "live", "close", "beat", "model_file_request", "model_file_chunk"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "fence", "fenced", "go", "input", "window", "report", "live", "close", "beat", "model_file_request", "model_file_chunk", "copy", "find", "found", "log_request", "log_chunk"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -269,6 +291,7 @@ class Hello(_message.Message):
     TOTAL_PAGES_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
     link: _builtins.str
@@ -285,6 +308,7 @@ class Hello(_message.Message):
     total_pages: _builtins.int
     page_size: _builtins.int
     hold_ms: _builtins.int
+    zone: _builtins.str
     @_builtins.property
     def version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """major, minor"""
@@ -309,10 +333,11 @@ class Hello(_message.Message):
         total_pages: _builtins.int = ...,
         page_size: _builtins.int = ...,
         hold_ms: _builtins.int = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -593,6 +618,7 @@ class Go(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
+    WARM_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     length: _builtins.int
     start: _builtins.int
@@ -600,6 +626,7 @@ class Go(_message.Message):
     credit: _builtins.int
     hops: _builtins.int
     sample: _builtins.bool
+    warm: _builtins.bool
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -622,10 +649,11 @@ class Go(_message.Message):
         credit: _builtins.int = ...,
         hops: _builtins.int = ...,
         sample: _builtins.bool = ...,
+        warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "predecessor", b"predecessor", "ring", b"ring", "successor", b"successor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "epoch", b"epoch", "handle", b"handle", "hops", b"hops", "length", b"length", "predecessor", b"predecessor", "ring", b"ring", "sample", b"sample", "send_from", b"send_from", "start", b"start", "successor", b"successor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "epoch", b"epoch", "handle", b"handle", "hops", b"hops", "length", b"length", "predecessor", b"predecessor", "ring", b"ring", "sample", b"sample", "send_from", b"send_from", "start", b"start", "successor", b"successor", "warm", b"warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -886,3 +914,175 @@ class ModelFileChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelFileChunk: _TypeAlias = ModelFileChunk  # noqa: Y015
+
+@_typing.final
+class Copy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    start: _builtins.int
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
+    @_builtins.property
+    def to(self) -> Global___Neighbour: ...
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        epoch: Global___Epoch | None = ...,
+        to: Global___Neighbour | None = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "handle", b"handle", "start", b"start", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Copy: _TypeAlias = Copy  # noqa: Y015
+
+@_typing.final
+class Find(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Find: _TypeAlias = Find  # noqa: Y015
+
+@_typing.final
+class FoundHop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    KV_FIELD_NUMBER: _builtins.int
+    LOG_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    kv: _builtins.int
+    log: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        kv: _builtins.int = ...,
+        log: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "kv", b"kv", "last", b"last", "log", b"log"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundHop: _TypeAlias = FoundHop  # noqa: Y015
+
+@_typing.final
+class Found(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    LINKED_FIELD_NUMBER: _builtins.int
+    GONE_MS_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    owner: _builtins.str
+    target: _builtins.str
+    linked: _builtins.bool
+    gone_ms: _builtins.float
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundHop]: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        epoch: Global___Epoch | None = ...,
+        owner: _builtins.str = ...,
+        target: _builtins.str = ...,
+        linked: _builtins.bool = ...,
+        gone_ms: _builtins.float = ...,
+        hops: _abc.Iterable[Global___FoundHop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "linked", b"linked", "owner", b"owner", "session", b"session", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Found: _TypeAlias = Found  # noqa: Y015
+
+@_typing.final
+class LogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRequest: _TypeAlias = LogRequest  # noqa: Y015
+
+@_typing.final
+class LogChunk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    TURN_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    start: _builtins.int
+    total: _builtins.int
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def turn(self) -> Global___Turn: ...
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+        epoch: Global___Epoch | None = ...,
+        start: _builtins.int = ...,
+        total: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        turn: Global___Turn | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "turn", b"turn"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "start", b"start", "tokens", b"tokens", "total", b"total", "turn", b"turn"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
