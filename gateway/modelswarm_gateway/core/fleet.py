@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import Beat, Hello
+from modelswarm_gateway.core.health import WELL, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.routing import Candidate, Leg, cover
 
@@ -122,6 +123,10 @@ class Fleet:
     def beat(self, peer: PeerId, beat: Beat) -> None:
         if server := self._servers.get(peer):
             server.beat = beat
+
+    def standing(self, peer: PeerId, now: float) -> Standing:
+        """How well a server does; a server that nothing is known about does well."""
+        return WELL
 
     def pair_failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
         if not (self.linked(reporter) and self.linked(peer)):
