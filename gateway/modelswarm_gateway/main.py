@@ -14,9 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import click
-
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.command_line import exit_code
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_gateway.settings import Settings, parse
 
@@ -24,21 +22,9 @@ PROGRAM = "modelswarm-gateway"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        return _serve(parse(sys.argv[1:] if arguments is None else arguments))
-    except UserError as error:
-        return _refuse(f"{error.field}: {error.message}")
-    except ModelSwarmError as error:
-        return _refuse(str(error))
-    except click.ClickException as error:
-        return _refuse(error.format_message())
-    except click.Abort:
-        return _refuse("interrupted")
-
-
-def _refuse(sentence: str) -> int:
-    sys.stderr.write(f"{PROGRAM}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
-    return 2
+    return exit_code(
+        PROGRAM, lambda: _serve(parse(sys.argv[1:] if arguments is None else arguments))
+    )
 
 
 def _serve(settings: Settings) -> int:

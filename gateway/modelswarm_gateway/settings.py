@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
 
 
@@ -79,17 +80,13 @@ _OPTIONS: list[click.Parameter] = [
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
     command = click.Command(
         "modelswarm-gateway",
         params=_OPTIONS,
         callback=_settings,
         help="Answer OpenAI and gRPC clients from the servers of a swarm.",
     )
-    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
-    if not isinstance(settings, Settings):
-        raise SystemExit(settings)
-    return settings
+    return read_flags(command, Settings, arguments)
 
 
 def _settings(incarnation: int | None, **values: Any) -> Settings:
@@ -103,11 +100,3 @@ def _settings(incarnation: int | None, **values: Any) -> Settings:
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
     return Settings(incarnation=incarnation or 0, **values)
-
-
-def split_target(field: str, target: str) -> tuple[str, int]:
-    """("127.0.0.1", 8000) of "127.0.0.1:8000"; an IPv6 host is written in brackets."""
-    host, _, port = target.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UserError(field, f"{target!r} is not HOST:PORT, like 127.0.0.1:8000")
-    return host.removeprefix("[").removesuffix("]"), int(port)

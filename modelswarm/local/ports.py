@@ -5,26 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
+from modelswarm.command_line import split_target
 from modelswarm.errors import UserError
-
-MAX_PORT = 65535
-
-
-def split_address(address: str, field: str) -> tuple[str, int]:
-    """`127.0.0.1:8000` in two. `field` is what an error calls it."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isascii() and port.isdecimal() and int(port) <= MAX_PORT):
-        raise UserError(
-            field, f"{address!r} is not HOST:PORT; allowed: e.g. 127.0.0.1:8000, port 0 for any"
-        )
-    return host.strip("[]"), int(port)
 
 
 def check_free(addresses: Mapping[str, str]) -> None:
     """UserError for the first field whose address is not ours to listen on, or that another field names too."""
     taken: dict[tuple[str, int], str] = {}
     for field, address in addresses.items():
-        host, port = split_address(address, field)
+        host, port = split_target(field, address, like="127.0.0.1:8000, port 0 for any")
         if port and (host, port) in taken:
             raise UserError(field, f"{address} is also {taken[host, port]}; allowed: another port")
         taken[host, port] = field

@@ -18,9 +18,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
-import click
-
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.command_line import exit_code
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_operator.client import Api, load_configuration
 from modelswarm_operator.errors import ApiError
@@ -38,27 +36,17 @@ ASK_SECONDS = 10.0  # between two looks at rights that are missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        settings = parse(sys.argv[1:] if arguments is None else arguments)
-        set_up_logging(settings.json_logs)
-        if settings.parent_fd is not None:
-            end_with_parent(settings.parent_fd)
-        gc.freeze()  # modules are not garbage: never look at them again
-        code = asyncio.run(Process(settings).run())
-    except UserError as error:
-        return _refuse(f"{error.field}: {error.message}")
-    except ModelSwarmError as error:
-        return _refuse(str(error))
-    except click.ClickException as error:
-        return _refuse(error.format_message())
-    except click.Abort:
-        return _refuse("interrupted")
-    return code
+    return exit_code(
+        PROGRAM, lambda: _operate(parse(sys.argv[1:] if arguments is None else arguments))
+    )
 
 
-def _refuse(sentence: str) -> int:
-    sys.stderr.write(f"{PROGRAM}: {sentence}\n")
-    return 2
+def _operate(settings: Settings) -> int:
+    set_up_logging(settings.json_logs)
+    if settings.parent_fd is not None:
+        end_with_parent(settings.parent_fd)
+    gc.freeze()  # modules are not garbage: never look at them again
+    return asyncio.run(Process(settings).run())
 
 
 class Process:

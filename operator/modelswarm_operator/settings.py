@@ -14,6 +14,7 @@ from typing import Any
 import click
 import yaml
 
+from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
 from modelswarm_operator.policy import Policy
 
@@ -66,17 +67,13 @@ _OPTIONS: list[click.Parameter] = [
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
     command = click.Command(
         "modelswarm-operator",
         params=_OPTIONS,
         callback=_settings,
         help="Turn ModelSwarm resources into block servers, and keep them so.",
     )
-    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
-    if not isinstance(settings, Settings):
-        raise SystemExit(settings)
-    return settings
+    return read_flags(command, Settings, arguments)
 
 
 def _settings(
@@ -89,7 +86,7 @@ def _settings(
     for namespace in values["namespaces"]:
         _check_name("--namespace", namespace)
     _check_name("--lease-name", values["lease_name"])
-    health = _target("--health", values.pop("health"))
+    health = split_target("--health", values.pop("health"), like="0.0.0.0:8080")
     if gateway_url and not re.match(r"https?://[^\s]+$", gateway_url):
         raise UserError("--gateway-url", f"{gateway_url!r} is not a URL, like http://gateway:8000")
     policy = Policy(
@@ -131,10 +128,3 @@ def _template(file: Path) -> dict[str, Any]:
     if not isinstance(patch, dict):
         raise UserError("--pod-template", f"{file} holds no mapping; allowed: a part of a pod")
     return patch
-
-
-def _target(field: str, target: str) -> tuple[str, int]:
-    host, _, port = target.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UserError(field, f"{target!r} is not HOST:PORT, like 0.0.0.0:8080")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Never
 
-import click
-
 from modelswarm.checkpoint.facts import read_outline
 from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.command_line import exit_code
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_serving.files import ModelFiles, files_of
@@ -61,20 +60,10 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code. Whatever is not expected leaves as an exception, with its traceback."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)  # until the node has its own way to stop
-    try:
-        _serve(parse(arguments))
-        return 0
-    except UserError as error:
-        return _refuse(f"{_flag(error.field)}: {error.message}")
-    except ModelSwarmError as error:
-        return _refuse(str(error))
-    except click.ClickException as error:
-        return _refuse(error.format_message())
-    except click.Abort:
-        return _refuse("interrupted")
+    return exit_code(PROGRAM, lambda: _serve(parse(arguments)), flag=_flag)
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings) -> int:
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
@@ -92,6 +81,7 @@ def _serve(settings: Settings) -> None:
     gc.freeze()
     node = Node(settings, loaded.model, loaded.files, loaded.revision, health, page)
     asyncio.run(node.run())
+    return 0
 
 
 def open_page(settings: Settings, health: Health) -> Page | None:
@@ -166,11 +156,6 @@ def _leave(number: int, frame: object) -> None:
 
 def _flag(field: str) -> str:
     return field if field.startswith("--") else f"--{field.replace('_', '-')}"
-
-
-def _refuse(sentence: str) -> int:
-    sys.stderr.write(f"{PROGRAM}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
-    return 2
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from modelswarm.checkpoint.facts import DTYPES
+from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of
 
@@ -93,17 +94,13 @@ _OPTIONS: list[click.Parameter] = [
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Raises UserError or click's own errors; both are one sentence. `--help` prints and exits."""
     command = click.Command(
         "modelswarm-server",
         params=_OPTIONS,
         callback=_settings,
         help="Hold some blocks of a model and serve them to a swarm.",
     )
-    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
-    if not isinstance(settings, Settings):
-        raise SystemExit(settings)
-    return settings
+    return read_flags(command, Settings, arguments)
 
 
 def _settings(
@@ -122,7 +119,7 @@ def _settings(
         raise UserError("--pages", "give either --pages or --memory, not both")
     for name in ("listen", "metrics"):
         if values[name] is not None:
-            _check_target(f"--{name}", values[name])
+            split_target(f"--{name}", values[name], like="127.0.0.1:8100")
     return Settings(
         first=first,
         last=last,
@@ -145,14 +142,8 @@ def _advertised(listen: str, advertise: str | None) -> str:
         if listen.rpartition(":")[0] in _ANY_HOST:
             raise UserError("--advertise", f"is needed: nobody can dial {listen}")
         return ""
-    _check_target("--advertise", advertise)
-    host, _, port = advertise.rpartition(":")
-    if not _HOST.fullmatch(host) or host in _ANY_HOST or int(port) == 0:
+    _, port = split_target("--advertise", advertise, like="10.0.0.7:7000")
+    host = advertise.rpartition(":")[0]  # with its brackets
+    if not _HOST.fullmatch(host) or host in _ANY_HOST or port == 0:
         raise UserError("--advertise", f"nobody can dial {advertise!r}; like 10.0.0.7:7000")
     return f"[{host}]:{port}" if ":" in host.strip("[]") and host[0] != "[" else advertise
-
-
-def _check_target(field: str, target: str) -> None:
-    host, _, port = target.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UserError(field, f"{target!r} is not HOST:PORT, like 127.0.0.1:8100")

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from modelswarm.command_line import split_target
 from modelswarm.errors import UserError
-from modelswarm_gateway.settings import split_target
 
 SEND_BUFFER = 64 << 10  # bytes the kernel may hold for a client that does not read (R7)
 START_SECONDS = 10.0

@@ -1,0 +1,64 @@
+"""What the command lines of server, gateway and operator have in common.
+
+Flags become one settings object, HOST:PORT comes apart, and whatever a user can mend ends as one sentence on stderr
+with exit code 2. Used by the `settings` and `main` of each process, and by the local runtime. Knows no process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+from modelswarm.errors import ModelSwarmError, UserError
+
+MAX_PORT = 65535
+REFUSED = 2  # exit code: the same command would be refused again
+
+Settings = TypeVar("Settings")
+
+
+def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:
+    """What the command's callback makes of the flags, a `kind`.
+
+    Raises UserError or click's own errors; both are one sentence. `--help` prints and exits.
+    """
+    settings: Settings | int = command.main(list(arguments), standalone_mode=False)
+    if not isinstance(settings, kind):
+        raise SystemExit(settings)
+    return settings
+
+
+def split_target(field: str, target: str, like: str = "127.0.0.1:8000") -> tuple[str, int]:
+    """("127.0.0.1", 8000) of "127.0.0.1:8000"; an IPv6 host is written in brackets.
+
+    `field` is what an error calls it, `like` what would have been allowed.
+    """
+    host, _, port = target.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
+        raise UserError(field, f"{target!r} is not HOST:PORT, like {like}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def exit_code(program: str, job: Callable[[], int], flag: Callable[[str], str] = str) -> int:
+    """The job's own, or REFUSED with a sentence as the last line on stderr: Kubernetes shows that line.
+
+    `flag`: what the field of a UserError is called. What is not expected leaves as an exception.
+    """
+    try:
+        return job()
+    except UserError as error:
+        return _refuse(program, f"{flag(error.field)}: {error.message}")
+    except ModelSwarmError as error:
+        return _refuse(program, str(error))
+    except click.ClickException as error:
+        return _refuse(program, error.format_message())
+    except click.Abort:
+        return _refuse(program, "interrupted")
+
+
+def _refuse(program: str, sentence: str) -> int:
+    sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
+    return REFUSED
