@@ -74,4 +74,4 @@ def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> 
     answer(core, "ax/1/0", asked["ax/1/0"], Refusal.NO_PAGES)
     core.close("s", 0.0)
     assert not core._recovery.replies
-    assert not core._recovery._leaving
+    assert not core._recovery.hops.leaving

@@ -85,7 +85,7 @@ class GatewayCore:
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._fleet.leave(peer)
-        self._recovery.lost_link(peer)
+        self._recovery.hops.lost_link(peer)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "link_down", peer, now)

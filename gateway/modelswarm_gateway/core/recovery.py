@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
+from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import (
-    Close,
     Create,
     Fence,
     Fenced,
@@ -24,6 +23,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
 from modelswarm_gateway.core.fleet import Fleet, failing
+from modelswarm_gateway.core.hops import Hops
 from modelswarm_gateway.core.kinds import Kind
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
@@ -34,7 +34,7 @@ MOST_DETOURS = (
 
 
 class Recovery:
-    """The loop over a fleet. Owns the table of reply handles; sessions are given with each call."""
+    """The loop over a fleet and its hops; sessions are given with each call."""
 
     def __init__(
         self,
@@ -46,13 +46,10 @@ class Recovery:
     ) -> None:
         self._settings = settings
         self._fleet = fleet
-        self._draw = draw
         self._emit = emit
         self._forget = forget  # drops a broken session from the core's table
-        self.replies: dict[Handle, tuple[Session, Hop]] = {}
-        self._leaving: dict[
-            Handle, Hop
-        ] = {}  # left before the server told its handle: closed when it does
+        self.hops = Hops(fleet, draw, emit)
+        self.replies = self.hops.replies
 
     # ---- entering the loop
 
@@ -153,71 +150,27 @@ class Recovery:
                 )
                 if legs is None:
                     return None
-                route += [self._hop(session, leg.peer, leg.first, leg.last) for leg in legs]
+                route += [self.hops.find(session, leg.peer, leg.first, leg.last) for leg in legs]
             if hop is not None:
                 route.append(hop)
                 edge = hop.last
         return route
 
-    def _hop(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
-        """The hop for these blocks there: one that the session has or is leaving, else a new one."""
-        mine = [hop for hop in session.hops if hop.peer == peer and hop.blocks == (first, last)]
-        mine += [
-            hop
-            for reply, hop in self._leaving.items()
-            if self.replies[reply][0] is session
-            and hop.peer == peer
-            and hop.blocks == (first, last)
-        ]
-        if mine:
-            return mine[0]
-        server = self._fleet.get(peer)
-        assert server is not None, "a route leads over linked servers only"
-        reply = NO_HANDLE
-        while reply == NO_HANDLE or reply in self.replies:
-            reply = self._draw()
-        return Hop(server.address, first, last, reply)
-
     def _replace(self, session: Session, route: list[Hop]) -> None:
+        """What the new route does not use, copies included, is left."""
         kept = {hop.reply for hop in route}
-        for hop in session.hops:
+        for hop in [*session.hops, *session.spare]:
             if hop.reply not in kept:
-                self._leave(hop)
-        known = {hop.reply for hop in session.hops}
+                self.hops.leave(hop)
         for hop in route:
-            if hop.reply not in known:
-                self._fleet.hops[hop.peer] += 1
-            self._leaving.pop(hop.reply, None)
-            self.replies[hop.reply] = (session, hop)
-        session.hops = route
-
-    def _leave(self, hop: Hop) -> None:
-        self._fleet.hops[hop.peer] -= 1
-        if not self._fleet.linked(hop.peer):
-            self.replies.pop(hop.reply, None)  # Live frees it there when the link returns
-        elif hop.own != NO_HANDLE:
-            self._send(hop, Close(hop.own))
-            self.replies.pop(hop.reply, None)
-        elif hop.asked is None:
-            self.replies.pop(hop.reply, None)  # refused, or given up by the server
-        else:
-            self._leaving[hop.reply] = hop
+            self.hops.take(session, hop)
+        session.hops, session.spare = route, []
 
     def release(self, session: Session) -> None:
         """Close every hop: pages go back to all servers that can be told."""
-        for hop in session.hops:
-            self._leave(hop)
-        session.hops = []
-
-    def lost_link(self, peer: PeerId) -> None:
-        """Nothing more will be answered over a lost link."""
-        for _, hop in self.replies.values():
-            if hop.peer == peer:
-                hop.asked = None
-        for reply, hop in list(self._leaving.items()):
-            if hop.peer == peer:
-                del self._leaving[reply]
-                self.replies.pop(reply, None)
+        for hop in [*session.hops, *session.spare]:
+            self.hops.leave(hop)
+        session.hops, session.spare = [], []
 
     # ---- fences and answers
 
@@ -248,14 +201,7 @@ class Recovery:
         if found is None or found[1].peer != peer:
             return
         session, hop = found
-        if answer.epoch < hop.named:
-            return  # said before the server lost this hop: of a handle that is gone
-        if answer.own != NO_HANDLE:
-            hop.own, hop.named = answer.own, answer.epoch
-        if answer.epoch == hop.asked:
-            hop.asked = None
-        if hop.reply in self._leaving:
-            self._close_left(hop, answer)
+        if not self.hops.answered(hop, answer):
             return
         if answer.epoch != session.epoch or hop.answered:
             return
@@ -271,15 +217,6 @@ class Recovery:
                 hop.turn = session.turn_number
                 self._maybe_go(session)
 
-    def _close_left(self, hop: Hop, answer: Fenced) -> None:
-        """The answer of a hop that was left while its create was under way."""
-        if answer.own != NO_HANDLE:
-            self._send(hop, Close(answer.own))
-        elif hop.asked is not None:
-            return  # an earlier create was refused, the last one may yet be granted
-        del self._leaving[hop.reply]
-        self.replies.pop(hop.reply, None)
-
     def _unknown(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
         if session.state is State.FENCING:
@@ -293,7 +230,8 @@ class Recovery:
         too_long = answer.refused is Refusal.TOO_LONG
         session.refusal = Why.TOO_LONG if too_long else Why.NO_ROOM
         if hop.own == NO_HANDLE:
-            self._gone(session, hop)
+            session.hops.remove(hop)
+            self.hops.never_was(hop)
         before = {h.reply for h in session.hops}
         if not self._complete(session, now):
             return
@@ -302,12 +240,6 @@ class Recovery:
                 new.answered = False
                 self._fence(session, new)
         self._maybe_go(session)
-
-    def _gone(self, session: Session, hop: Hop) -> None:
-        """A hop that the server did not open: nothing is there to close."""
-        session.hops.remove(hop)
-        self._fleet.hops[hop.peer] -= 1
-        self.replies.pop(hop.reply, None)
 
     # ---- Go
 

@@ -72,6 +72,7 @@ class Session:
     log: list[int] = field(default_factory=list)
     state: State = State.PARKED
     hops: list[Hop] = field(default_factory=list)
+    spare: list[Hop] = field(default_factory=list)  # that a part of the route is being copied to
 
     turn: Turn = field(default_factory=lambda: Turn(reserve=1, end=1))
     turn_number: int = 0
@@ -108,7 +109,7 @@ class Session:
 
     def cut_hops(self, kept: int) -> None:
         """The log's first `kept` entries stand; what a hop holds beyond them is stale (R3)."""
-        for hop in self.hops:
+        for hop in [*self.hops, *self.spare]:
             hop.cut(min(kept, self.length - 1), min(kept, self.length))
 
     def replace_log(self, tokens: Sequence[int]) -> None:

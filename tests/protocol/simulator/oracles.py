@@ -72,7 +72,7 @@ def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPr
         if gateway.core.sessions():
             raise Violation(f"{gateway.name} still has {gateway.core.sessions()}")
         recovery = gateway.core._recovery
-        if recovery.replies or recovery._leaving or gateway.core._fleet.hops.total():
+        if recovery.replies or recovery.hops.leaving or gateway.core._fleet.hops.total():
             raise Violation(f"{gateway.name} forgot to forget {recovery.replies}")
     for server in servers:
         if not server.alive:
