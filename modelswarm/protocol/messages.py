@@ -343,6 +343,7 @@ class Beat:
     sessions: int = 0
     rows: int = 0  # total rows run so far
     draining: bool = False
+    running: int = 0  # of its sessions, in a turn now: what a router takes as load
 
 
 @dataclass(frozen=True, slots=True)

@@ -837,6 +837,7 @@ class Beat(_message.Message):
     SESSIONS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     oldest_ready_ms: _builtins.float
     step_ms: _builtins.float
@@ -845,6 +846,7 @@ class Beat(_message.Message):
     sessions: _builtins.int
     rows: _builtins.int
     draining: _builtins.bool
+    running: _builtins.int
     def __init__(
         self,
         *,
@@ -856,10 +858,11 @@ class Beat(_message.Message):
         sessions: _builtins.int = ...,
         rows: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        running: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

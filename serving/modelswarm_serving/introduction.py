@@ -43,6 +43,7 @@ class Introduction:
             total_pages=shape.total_pages,
             page_size=shape.page_size,
             hold_ms=round(1000 * (settings.hold_seconds or 0)),
+            zone=settings.zone,
         )
 
     def member(self, target: str, metrics: str) -> Member:

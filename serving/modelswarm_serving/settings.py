@@ -44,6 +44,7 @@ class Settings:
     token_budget: int  # rows
     lease_seconds: float
     hold_seconds: float | None  # told to gateways; None: they decide
+    zone: str  # failure domain; "": not known
     hash_model: bool
     hash_blocks: int
     hash_vocab: int
@@ -86,6 +87,8 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds a session outlives its gateway's link."),
     click.Option(["--hold", "hold_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
+    click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
+                 "repair a session in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
     click.Option(["--hash-blocks"], type=_POSITIVE, default=8, help="Its blocks, without --model."),
     click.Option(["--hash-vocab"], type=click.IntRange(min=2), default=256,

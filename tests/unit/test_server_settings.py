@@ -23,6 +23,8 @@ def test_defaults_are_what_the_contract_says() -> None:
     assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
     assert settings.served_name == "counting"
     assert (settings.tokenizer, settings.chat_template, settings.hold_seconds) == (None, None, None)
+    assert settings.zone == ""
+    assert parse([*GOOD, "--zone", "eu-1a"]).zone == "eu-1a"
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,11 @@ class ServerCore:
             sessions=len(self._life.hops),
             rows=self._steps.rows,
             draining=self._life.draining,
+            running=self._running(),
         )
+
+    def _running(self) -> int:
+        return sum(hop.phase is Phase.RUNNING for hop in self._life.hops)
 
     def _oldest_seconds(self) -> float:
         oldest = self._schedule.oldest()
@@ -274,7 +278,7 @@ class ServerCore:
         pool = admission.pool
         return ServerStats(
             sessions=len(self._life.hops),
-            running=sum(hop.phase is Phase.RUNNING for hop in self._life.hops),
+            running=self._running(),
             ready=self._schedule.waiting,
             free_pages=pool.free,
             total_pages=pool.total,
