@@ -336,13 +336,17 @@ class Beat:
     """Status of a process (R21); from a gateway it renews the leases of its sessions (R19)."""
 
     steps: int = 0
-    oldest_ready_ms: float = 0.0  # age of the oldest row that waits for a step
+    oldest_ready_ms: float = (
+        0.0  # age of the oldest row that waits for a step or is in the one that runs
+    )
     step_ms: float = 0.0  # running mean
     free_pages: int = 0
     total_pages: int = 0
     sessions: int = 0
     rows: int = 0  # total rows run so far
     draining: bool = False
+    stepping_ms: float = 0.0  # how long the step that runs has run; 0: none runs
+    step_p99_ms: float = 0.0  # of the last hundred steps or so
     running: int = 0  # of its sessions, in a turn now: what a router takes as load
 
 

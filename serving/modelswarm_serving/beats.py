@@ -1,11 +1,11 @@
-"""When which gateway is due a Beat (R21): every 5 s, and every 100 ms while sessions run here.
+"""When which gateway is due a Beat (R21): every 5 s, and every 100 ms while sessions of its run here.
 
 Used by `node.py`. Anything else that was sent to a gateway counts as a beat. Pure: time comes in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from modelswarm.protocol.identity import PeerId
 
@@ -29,10 +29,17 @@ class BeatTimer:
         if peer in self._said:
             self._said[peer] = now
 
-    def due(self, now: float, busy: bool) -> list[PeerId]:
-        """Who is to be sent a beat now; counts as sent."""
-        pause = BUSY_SECONDS if busy else IDLE_SECONDS * (0.75 + 0.25 * self._jitter())
-        found = [peer for peer, said in self._said.items() if now - said >= pause]
+    def due(self, now: float, busy: Collection[PeerId]) -> list[PeerId]:
+        """Who is to be sent a beat now; counts as sent. `busy`: the gateways with sessions that run here.
+
+        Asked every BUSY_SECONDS: who heard something more than half of that ago would hear nothing for longer.
+        """
+        idle = IDLE_SECONDS * (0.75 + 0.25 * self._jitter())
+        found = [
+            peer
+            for peer, said in self._said.items()
+            if now - said >= (BUSY_SECONDS / 2 if peer in busy else idle)
+        ]
         for peer in found:
             self._said[peer] = now
         return found

@@ -193,7 +193,7 @@ class Node:
             self._settle()
             stats = self._core.stats
             self._metrics.show(stats)
-            due = self._beats.due(now, busy=stats.running > 0)
+            due = self._beats.due(now, self._core.busy_gateways)
             if due:
                 beat = self._core.beat()
                 self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])

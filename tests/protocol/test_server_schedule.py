@@ -107,6 +107,19 @@ def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
     server.retire(pump.now + 0.25)
     beat = server.core.beat()
     assert (beat.steps, beat.rows, beat.step_ms, beat.oldest_ready_ms) == (1, 3, 250.0, 0.0)
+    assert (beat.stepping_ms, beat.step_p99_ms) == (0.0, 250.0)
+
+
+def test_a_server_that_is_stuck_in_one_step_shows_it_in_its_beats() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3])
+    (server,) = pump.servers.values()
+    client.start(2)
+    to_servers(pump)
+    server.plan(pump.now)
+    pump.tick(7.0)
+    beat = server.core.beat()
+    assert (beat.steps, beat.stepping_ms, beat.oldest_ready_ms) == (0, 7000.0, 7000.0)
 
 
 def test_the_successor_need_not_be_told_of_every_token() -> None:

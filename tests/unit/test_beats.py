@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm_serving.beats import BeatTimer
+from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
 
 
 def timer() -> BeatTimer:
@@ -12,22 +12,22 @@ def timer() -> BeatTimer:
 def test_the_first_beat_is_due_at_once() -> None:
     beats = timer()
     beats.join("g")
-    assert beats.due(0.0, busy=False) == ["g"]
-    assert beats.due(0.0, busy=False) == []
+    assert beats.due(0.0, busy=()) == ["g"]
+    assert beats.due(0.0, busy=()) == []
 
 
 def test_idle_beats_come_before_five_seconds_are_over() -> None:
     beats = timer()
     beats.join("g")
-    beats.due(0.0, busy=False)
-    assert beats.due(4.0, busy=False) == []
-    assert beats.due(5.0, busy=False) == ["g"]
+    beats.due(0.0, busy=())
+    assert beats.due(4.0, busy=()) == []
+    assert beats.due(5.0, busy=()) == ["g"]
 
 
 def test_busy_beats_come_every_tenth_of_a_second() -> None:
     beats = timer()
     beats.join("g")
-    times = [t / 100 for t in range(100) if beats.due(t / 100, busy=True)]
+    times = [tick for tick in range(10) if beats.due(tick * BUSY_SECONDS, busy=("g",))]
     assert len(times) == 10
 
 
@@ -35,9 +35,9 @@ def test_data_counts_as_a_beat() -> None:
     beats = timer()
     beats.join("g")
     beats.join("h")
-    beats.due(0.0, busy=True)
+    beats.due(0.0, busy=())
     beats.sent("g", 0.09)
-    assert beats.due(0.1, busy=True) == ["h"]
+    assert beats.due(0.1, busy=("g", "h")) == ["h"]
 
 
 def test_a_gateway_that_left_is_due_nothing() -> None:
@@ -45,4 +45,19 @@ def test_a_gateway_that_left_is_due_nothing() -> None:
     beats.join("g")
     beats.leave("g")
     beats.sent("g", 1.0)
-    assert beats.due(9.0, busy=True) == []
+    assert beats.due(9.0, busy=("g",)) == []
+
+
+def test_what_was_said_between_two_looks_makes_no_silence_of_two() -> None:
+    beats = timer()
+    beats.join("g")
+    beats.sent("g", 0.04)
+    assert beats.due(BUSY_SECONDS, busy=("g",)) == ["g"]
+
+
+def test_only_gateways_whose_sessions_run_hear_often() -> None:
+    beats = timer()
+    beats.join("g")
+    beats.join("h")
+    beats.due(0.0, busy=())
+    assert beats.due(1.0, busy=("h",)) == ["h"]

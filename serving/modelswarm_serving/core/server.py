@@ -257,6 +257,8 @@ class ServerCore:
             sessions=len(self._life.hops),
             rows=self._steps.rows,
             draining=self._life.draining,
+            stepping_ms=1000 * self._steps.running_for(self._now),
+            step_p99_ms=1000 * self._steps.p99_seconds,
             running=self._running(),
         )
 
@@ -265,7 +267,13 @@ class ServerCore:
 
     def _oldest_seconds(self) -> float:
         oldest = self._schedule.oldest()
-        return 0.0 if oldest is None else max(0.0, self._now - oldest)
+        waits = 0.0 if oldest is None else max(0.0, self._now - oldest)
+        return max(waits, self._steps.running_for(self._now))
+
+    @property
+    def busy_gateways(self) -> set[PeerId]:
+        """Those with a session that runs here; they hear often (R21)."""
+        return {hop.gateway for hop in self._life.hops if hop.phase is Phase.RUNNING}
 
     @property
     def longest_session(self) -> int:

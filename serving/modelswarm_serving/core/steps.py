@@ -5,6 +5,8 @@ Used by `server.py`. Between `plan` and `finish` the hops of the step are busy: 
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Trouble
@@ -16,6 +18,7 @@ from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
 
 MEAN_WEIGHT = 0.1  # of the newest step in the running mean
+RECENT_STEPS = 128  # of which the p99 is told
 
 
 class Steps:
@@ -36,6 +39,16 @@ class Steps:
         self._began = 0.0
         self.rows = 0
         self.mean_seconds = 0.0
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+
+    def running_for(self, now: float) -> float:
+        """Seconds since the step that is out began; 0 when none is."""
+        return max(0.0, now - self._began) if self._running else 0.0
+
+    @property
+    def p99_seconds(self) -> float:
+        recent = sorted(self._recent)
+        return recent[math.ceil(0.99 * len(recent)) - 1] if recent else 0.0
 
     def plan(self, now: float) -> tuple[Work, ...]:
         if self._running or not self._schedule.waiting:
@@ -72,6 +85,7 @@ class Steps:
             wrong = Result(error=f"{len(results)} results for {len(running)} works")
             results = [wrong] * len(running)
         took = now - self._began
+        self._recent.append(took)
         weight = MEAN_WEIGHT if self._life.steps else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
         self._life.steps += 1
