@@ -55,7 +55,8 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
     def story(hash_seed: str) -> str:
         command = [sys.executable, "-m", "protocol.simulator", "--seed", "3", "--trace"]
-        env = {**os.environ, "PYTHONPATH": "tests", "PYTHONHASHSEED": hash_seed}
+        paths = os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=True
         )
