@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modelswarm.local.announcement import announce, withdraw
 from modelswarm.protocol.identity import peer_id
-from modelswarm_gateway.announce import announce, withdraw
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.directory import Source
 from modelswarm_gateway.doors.grpc import GrpcDoor
@@ -71,7 +71,7 @@ class Process:
         tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
         targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
         if settings.announce is not None:
-            announce(settings.announce, {**targets, "pid": os.getpid(), "peer": node.peer})
+            announce(settings.announce, {**targets, "peer": node.peer})
         log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
         try:
             await self._stopping.wait()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import secrets
@@ -16,9 +15,9 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 
 from modelswarm.command_line import exit_code
+from modelswarm.local.announcement import announce, withdraw
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_operator.client import Api, load_configuration
 from modelswarm_operator.errors import ApiError
@@ -68,11 +67,13 @@ class Process:
         probes = Probes(self._metrics.registry, self._live, self._ready, self._count)
         port = await probes.start(*settings.health)
         if settings.announce is not None:
-            _announce(settings.announce, port)
+            announce(settings.announce, {"health": port})
         api = Api(settings.kubeconfig, configuration, self._metrics.api_call)
         try:
             return await self._work(api)
         finally:
+            if settings.announce is not None:
+                withdraw(settings.announce)
             await probes.stop()
             await api.close()
 
@@ -171,12 +172,6 @@ class Process:
     def _count(self) -> None:
         if self._leading is not None:
             self._leading.count()
-
-
-def _announce(file: Path, port: int) -> None:
-    partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps({"health": port, "pid": os.getpid()}), encoding="utf-8")
-    partial.replace(file)
 
 
 if __name__ == "__main__":

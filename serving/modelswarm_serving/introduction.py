@@ -5,7 +5,6 @@ Used by `node.py`. Both say the same in two forms; nothing here changes while th
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import PeerId
@@ -59,5 +58,4 @@ class Introduction:
             last=shape.last,
             n_blocks=shape.n_blocks,
             metrics=metrics,
-            pid=os.getpid(),
         )

@@ -1,15 +1,11 @@
-"""The file by which gateways on this machine find a server that serves.
+"""What a server that serves says of itself to gateways on this machine, in its file in the members folder.
 
-Written by `node.py` when everything is ready, removed when it stops; whoever kills a server cleans up
-after it. Appears and changes atomically.
+Made by `introduction.py`, written by `node.py` when everything is ready and removed when it stops.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +19,3 @@ class Member:
     last: int
     n_blocks: int
     metrics: str
-    pid: int
-
-
-def announce(folder: Path, member: Member) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f".{member.name}.{member.pid}.tmp"
-    partial.write_text(json.dumps(asdict(member)), encoding="utf-8")
-    partial.replace(folder / f"{member.name}.json")
-
-
-def withdraw(folder: Path, name: str) -> None:
-    """Only our own file: a successor may have written its own already."""
-    path = folder / f"{name}.json"
-    try:
-        if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
-            path.unlink(missing_ok=True)
-    except (OSError, ValueError, KeyError):
-        return  # gone, or not ours

@@ -15,8 +15,10 @@ import random
 import secrets
 import signal
 from collections.abc import Callable
+from dataclasses import asdict
 
 from modelswarm.errors import UserError
+from modelswarm.local.announcement import announce, withdraw
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.link import Links
 from modelswarm.protocol.messages import (
@@ -35,7 +37,6 @@ from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.health import Health
 from modelswarm_serving.introduction import Introduction
-from modelswarm_serving.membership import announce, withdraw
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import Model
 from modelswarm_serving.page import Page
@@ -109,7 +110,7 @@ class Node:
         """Nobody new is to come. Moving the sessions away before the links close (R13) has its place here."""
         self._health.leaves()
         if self._settings.members is not None:
-            withdraw(self._settings.members, self._settings.name)
+            withdraw(self._settings.members / f"{self._settings.name}.json")
         self._core.refuse_new()
 
     # What links bring (LinkHandler)
@@ -233,7 +234,8 @@ class Node:
             return
         page = "" if self._page is None else self._page.target
         try:
-            announce(folder, self._introduction.member(target, page))
+            member = self._introduction.member(target, page)
+            announce(folder / f"{member.name}.json", asdict(member))
         except OSError as error:
             raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
 

@@ -1,4 +1,7 @@
-"""The file by which others on this machine find a running gateway. Written and removed by `main.py`."""
+"""A small file by which a running process is found by others on this machine: it appears whole, and goes with it.
+
+Written and removed by server, gateway and operator; `members` reads them. Whoever kills a process cleans up after it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from pathlib import Path
 
 
 def announce(path: Path, said: Mapping[str, str | int]) -> None:
-    """Appears at once and whole."""
+    """With our pid, so that `withdraw` knows it again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(said), encoding="utf-8")
+    partial.write_text(json.dumps({**said, "pid": os.getpid()}), encoding="utf-8")
     partial.replace(path)
 
 
