@@ -14,6 +14,7 @@ NAMES = (
     "hop",
     "gap_after_kill",
     "metrics_cost",
+    "protocol_faults",
     "operator_converge",
     "operator_idle",
     "pod_replacement",

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from protocol.simulator.faults import routable
+from protocol.simulator.coverage import routable
 from protocol.simulator.switches import SWITCHES, draw
 from protocol.simulator.world import World, simulate
 
-SEEDS = 60
-CHUNK = 20
+SEEDS = 45
+CHUNK = 15
 ROOT = Path(__file__).parents[2]
 
 REGRESSIONS = [

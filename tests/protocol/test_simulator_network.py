@@ -20,6 +20,7 @@ class Recorder:
     def __init__(self, name: str, boot: int = 0, *, dialable: bool = True) -> None:
         self.name = name
         self.alive = True
+        self.wakes_at = 0.0
         self.address = Address(f"{name}/1/{boot}", f"{name}:1" if dialable else "")
         self.heard: list[int] = []
         self.links: list[str] = []

@@ -123,7 +123,7 @@ class Client:
         self._moved()
         self.gateway.pump()
         if close == length:
-            self._tools.clock.after(rng.uniform(0, 0.05), self._close_in, self._serial)
+            self.gateway.later(rng.uniform(0, 0.05), self._close_in, self._serial)
 
     def _close_in(self, serial: int) -> None:
         if serial == self._serial and not self.done:
@@ -156,7 +156,7 @@ class Client:
         self._reading = self._read < len(self.log)
         if self._reading:
             pause = self._rng.expovariate(1 / self._load.read_pause)
-            self._tools.clock.after(pause, self._read_on, self._serial)
+            self.gateway.later(pause, self._read_on, self._serial)
 
     # -- what it sees ----------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Client:
         self._reading = False
         think = self._load.think
         pause = self._rng.expovariate(1 / think) if think else 0.0
-        self._tools.clock.after(pause, self._next_turn)
+        self.gateway.later(pause, self._next_turn)
 
     def _sees_refusal(self, effect: Refused) -> None:
         """429: try the same turn again later."""
@@ -246,7 +246,7 @@ class Client:
         if self._rng.random() < self._load.quit_chance:
             self.close()
             return
-        self._tools.clock.after(
+        self.gateway.later(
             effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
         )
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from protocol.simulator.coverage import Coverage, Span
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.processes import ServerProcess, Tools
 
 from modelswarm.protocol.identity import PeerId
-
-Span = tuple[int, int]
 
 
 class Faults:
@@ -34,13 +33,20 @@ class Faults:
         self._gateways = gateways
         self._start_gateway = start_gateway  # name, incarnation
         self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
-        self._lasting = {name: server.span for name, server in servers.items()}
-        self._parted: set[frozenset[str]] = set()
+        self._coverage = Coverage(
+            {name: server.span for name, server in servers.items()},
+            tools.scenario.layout.n_blocks,
+            lambda: gateways,
+        )
         self._kinds = {
             "drop": self._drop,
             "kill": self._kill,
             "freeze": self._freeze,
+            "stop": self._stop,
+            "stop_gateway": self._stop_gateway,
+            "hush": self._hush,
             "partition": self._partition,
+            "cut_off": self._cut_off,
             "drain": self._drain,
             "gateway": self._kill_gateway,
             "extinction": self._extinguish,
@@ -89,22 +95,28 @@ class Faults:
         self._tools.network.died(server.address.peer)
         clock, rng = self._tools.clock, self._rng
         clock.after(rng.uniform(0.0, 0.5), self._forget, server.address.peer)
-        if rng.random() < self._plan.never_back_chance and self._spare(server.name):
-            self._lasting.pop(server.name, None)
-        else:
+        if not (rng.random() < self._plan.never_back_chance and self._coverage.lose(server.name)):
             back = rng.expovariate(1 / self._plan.restart)
             clock.after(back, self._restart, server)
 
     def _restart(self, server: ServerProcess) -> None:
-        if server.name in self._lasting:
-            self._boot(server.name, server.span, server.boot + 1)
+        span = self._coverage.spans.get(server.name)
+        if span is None:
+            return
+        if self._rng.random() < self._plan.reshape_chance:
+            blocks = self._tools.scenario.layout.n_blocks
+            first = self._rng.randrange(blocks)
+            other = first, self._rng.randint(first + 1, blocks)
+            if self._coverage.reshape(server.name, other):
+                span = other
+        self._boot(server.name, span, server.boot + 1)
 
     def _extinguish(self) -> bool:
         """All servers of a block die and stay dead."""
         block = self._rng.randrange(self._tools.scenario.layout.n_blocks)
         for server in list(self._servers.values()):
             if server.span[0] <= block < server.span[1]:
-                self._lasting.pop(server.name, None)
+                self._coverage.spans.pop(server.name, None)
                 self._end(server)
         return True
 
@@ -130,10 +142,6 @@ class Faults:
         self._start_gateway(gateway.name, gateway.incarnation + 1)
         return True
 
-    def _spare(self, name: str) -> bool:
-        rest = {each: span for each, span in self._lasting.items() if each != name}
-        return routable(rest, self._tools.scenario.layout.n_blocks, self._parted)
-
     def _freeze(self) -> bool:
         living = [server for server in self._servers.values() if server.alive]
         if not living:
@@ -144,15 +152,49 @@ class Faults:
         server.freeze(seconds)
         return True
 
+    def _stop(self) -> bool:
+        """SIGSTOP: links stay up, and nothing is read or said."""
+        living = [server for server in self._servers.values() if server.alive]
+        if not living:
+            return False
+        server = self._rng.choice(living)
+        seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
+        self._note("stops", f"{server.name} for {seconds:.3f}")
+        server.stop(seconds)
+        return True
+
+    def _stop_gateway(self) -> bool:
+        gateway = self._rng.choice(list(self._gateways.values()))
+        seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
+        self._note("stops", f"{gateway.name} for {seconds:.3f}")
+        gateway.stop(seconds)
+        return True
+
+    def _hush(self) -> bool:
+        """One direction of a pair delivers nothing for a while."""
+        pairs = self._tools.network.pairs()
+        if not pairs:
+            return False
+        deaf, mute = self._rng.sample(self._rng.choice(pairs), 2)
+        seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
+        self._note("hushes", f"{deaf} hears nothing of {mute} for {seconds:.3f}")
+        self._tools.network.hush(deaf, mute, seconds)
+        return True
+
     def _partition(self) -> bool:
         names = list(self._servers)
-        if len(names) < 2:
+        return len(names) > 1 and self._part(*self._rng.sample(names, 2))
+
+    def _cut_off(self) -> bool:
+        """A gateway and a server."""
+        gateway = self._rng.choice(list(self._gateways))
+        return self._part(gateway, self._rng.choice(list(self._servers)))
+
+    def _part(self, one: str, other: str) -> bool:
+        """For good: no link of the two will ever be up again."""
+        pair = frozenset((one, other))
+        if not self._coverage.part(pair):
             return False
-        pair = frozenset(self._rng.sample(names, 2))
-        parted = self._parted | {pair}
-        if not routable(self._lasting, self._tools.scenario.layout.n_blocks, parted):
-            return False
-        self._parted = parted
         deaf, mute = self._rng.sample(sorted(pair), 2)
         self._note("parts", f"{deaf} hears nothing of {mute}")
         self._tools.network.part(deaf, mute, self._rng.choice((0.0, 0.05, 0.5)))
@@ -160,28 +202,3 @@ class Faults:
 
     def _note(self, what: str, text: str) -> None:
         self._tools.trace.note(self._tools.clock.now, "fault", what, text)
-
-
-def routable(servers: Mapping[str, Span], n_blocks: int, parted: set[frozenset[str]]) -> bool:
-    """Is there a ring over all blocks (a chain whose tail reaches its head) without a parted pair?"""
-    return any(_closes(head, servers, n_blocks, parted) for head in servers)
-
-
-def _closes(
-    head: str, servers: Mapping[str, Span], n_blocks: int, parted: set[frozenset[str]]
-) -> bool:
-    first, last = servers[head]
-    front = [(last, head)] if first == 0 else []
-    reached = set(front)
-    while front:
-        edge, before = front.pop()
-        if edge == n_blocks and frozenset((before, head)) not in parted:
-            return True
-        for name, (first, last) in servers.items():
-            step = (last, name)
-            if not first <= edge < last or frozenset((before, name)) in parted:
-                continue
-            if step not in reached:
-                reached.add(step)
-                front.append(step)
-    return False

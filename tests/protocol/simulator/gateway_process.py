@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from protocol.simulator.network import Endpoint
 from protocol.simulator.processes import ServerProcess, Tools
@@ -16,7 +17,7 @@ from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
 from modelswarm_gateway.core.effects import Effect, GatewaySettings
 
 TICK = 0.05
-BEAT = 5.0
+BEAT = 1.0
 
 
 class GatewayProcess:
@@ -33,6 +34,7 @@ class GatewayProcess:
         self._deliver = deliver
         self.name = name
         self.alive = True
+        self.wakes_at = 0.0
         self.incarnation = incarnation
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
@@ -51,6 +53,23 @@ class GatewayProcess:
         )
 
     # -- the directory ---------------------------------------------------------------------
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long."""
+        self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
+
+    def later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
+        """What happens in this process, or is asked of it, happens when it is not stopped."""
+        self._at(self._tools.clock.now + delay, action, *args)
+
+    def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:
+        self._tools.clock.at(time, self._awake, action, *args)
+
+    def _awake(self, action: Callable[..., None], *args: Any) -> None:
+        if self._tools.clock.now < self.wakes_at:
+            self._at(self.wakes_at, action, *args)
+        else:
+            action(*args)
 
     def learn(self, address: Address) -> None:
         self._known[address.peer] = address
@@ -72,7 +91,7 @@ class GatewayProcess:
 
     def unlinked(self, peer: PeerId) -> None:
         self.core.disconnected(peer, self._tools.clock.now)
-        self._tools.clock.after(self._rng.uniform(0.005, 0.1), self._dial, peer)
+        self.later(self._rng.uniform(0.005, 0.1), self._dial, peer)
         self.pump()
 
     def received(self, peer: PeerId, item: Item) -> None:
@@ -94,7 +113,7 @@ class GatewayProcess:
             return
         self.core.tick(self._tools.clock.now)
         self.pump()
-        self._tools.clock.after(TICK, self.tick)
+        self.later(TICK, self.tick)
 
     def beat(self) -> None:
         if not self.alive:
@@ -103,4 +122,4 @@ class GatewayProcess:
             self._tools.network.send(
                 self.address.peer, Send(reply_address(peer), Lane.LIVE, Beat())
             )
-        self._tools.clock.after(BEAT, self.beat)
+        self.later(BEAT, self.beat)

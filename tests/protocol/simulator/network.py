@@ -8,7 +8,8 @@ go and each side hears it once, in its own time. What is in flight on a broken l
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.scenario import Weather
@@ -31,6 +32,8 @@ class Endpoint(Protocol):
     def address(self) -> Address: ...
     @property
     def alive(self) -> bool: ...
+    @property
+    def wakes_at(self) -> float: ...  # until then it is stopped: it neither reads nor writes
     def linked(self, other: Endpoint) -> None: ...
     def unlinked(self, peer: PeerId) -> None: ...
     def received(self, peer: PeerId, item: Item) -> None: ...
@@ -137,6 +140,14 @@ class Network:
                     channel.limit = channel.delivered
         self.clock.after(silence, self.drop, deaf, mute)
 
+    def hush(self, deaf: str, mute: str, seconds: float) -> None:
+        """For so long nothing new that `mute` says arrives at `deaf`; nothing is lost, and no link breaks."""
+        until = self.clock.now + seconds
+        for link in self._links:
+            for channel in link.channels.values():
+                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):
+                    channel.clear = max(channel.clear, until)
+
     # -- sending ---------------------------------------------------------------------------
 
     def send(self, peer: PeerId, send: Send) -> None:
@@ -179,6 +190,8 @@ class Network:
 
     def _deliver(self, link: Link, channel: Channel, number: int, item: Item) -> None:
         receiver = channel.receiver
+        if self._asleep(receiver, self._deliver, link, channel, number, item):
+            return
         if number > channel.limit or receiver.peer not in link.open_at:
             self.lost += 1
             return
@@ -188,6 +201,8 @@ class Network:
         receiver.endpoint.received(channel.sender.peer, item)
 
     def _repeat(self, link: Link, channel: Channel, item: Item) -> None:
+        if self._asleep(channel.receiver, self._repeat, link, channel, item):
+            return
         if channel.limit == _UNLIMITED and channel.receiver.peer in link.open_at:
             self.repeated += 1
             if self.trace.enabled:
@@ -211,6 +226,8 @@ class Network:
         if acceptor is None or not acceptor.endpoint.alive or acceptor.peer != to.peer:
             self.clock.after(self._notice(), self._refused, port, to.peer)
             return
+        if self._asleep(acceptor, self._arrive, port, to):
+            return
         if frozenset((port.endpoint.name, acceptor.endpoint.name)) in self._parted:
             self.clock.after(self._rng.uniform(0, DIAL_SECONDS), self._refused, port, to.peer)
             return
@@ -223,7 +240,7 @@ class Network:
         self._open(acceptor, link)
 
     def _answered(self, port: Port, link: Link) -> None:
-        if not self._here(port):
+        if not self._here(port) or self._asleep(port, self._answered, port, link):
             return
         if link.broken:
             self._refused(port, link.acceptor.peer)
@@ -245,7 +262,7 @@ class Network:
             port.endpoint.linked(far.endpoint)
 
     def _refused(self, port: Port, peer: PeerId) -> None:
-        if not self._here(port):
+        if not self._here(port) or self._asleep(port, self._refused, port, peer):
             return
         for send in port.dialing.pop(peer, ()):
             self._lose(port, send)
@@ -265,6 +282,8 @@ class Network:
         self.clock.after(self._notice(), self._hear, link.acceptor, link)
 
     def _hear(self, port: Port, link: Link) -> None:
+        if self._asleep(port, self._hear, port, link):
+            return
         peer = link.far_end(port).peer
         if self._here(port) and link in port.links.get(peer, ()):
             self._close(port, peer)
@@ -292,6 +311,14 @@ class Network:
         if self._rng.random() < self.weather.late_notice_chance:
             delay += self._rng.uniform(0, self.weather.late_notice)
         return delay
+
+    def _asleep(self, port: Port, action: Callable[..., None], *args: Any) -> bool:
+        """Whether the process is stopped; then this happens when it wakes, in the order in which it came."""
+        wakes_at = port.endpoint.wakes_at
+        if self.clock.now >= wakes_at:
+            return False
+        self.clock.at(wakes_at, action, *args)
+        return True
 
     def _here(self, port: Port) -> bool:
         return self._ports.get(port.peer) is port

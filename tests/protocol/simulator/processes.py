@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.network import Endpoint, Network
-from protocol.simulator.scenario import NEVER, Scenario
+from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Trace
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id
@@ -26,13 +26,13 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Work
 from modelswarm_serving.model.hash import HashModel
 
 MODEL = "hash"
 ROW_BYTES = 8
-TICK = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class ServerProcess:
         self.span = span
         self.boot = boot
         self.alive = True
+        self.wakes_at = 0.0
         nonce = f"boot{boot}" if tools.cores.nonce else "none"
         self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
         layout = tools.scenario.layout
@@ -88,9 +89,9 @@ class ServerProcess:
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
         self.rows = 0
-        self._gateways: dict[PeerId, None] = {}
         self._work: Sequence[Work] = ()
         self._frozen_until = 0.0
+        self._beats = BeatTimer(lambda: self._rng.random())
         self._rng = random.Random(f"server/{tools.scenario.seed}/{name}/{boot}")
 
     @property
@@ -120,12 +121,11 @@ class ServerProcess:
         role = Role.SERVER if other.address.target else Role.GATEWAY
         self.core.connected(other.address.peer, role, self._tools.clock.now)
         if role is Role.GATEWAY:
-            self._gateways[other.address.peer] = None
-            self.beat()
+            self._beats.join(other.address.peer)
         self._pump()
 
     def unlinked(self, peer: PeerId) -> None:
-        self._gateways.pop(peer, None)
+        self._beats.leave(peer)
         self.core.disconnected(peer, self._tools.clock.now)
         self._pump()
 
@@ -140,32 +140,45 @@ class ServerProcess:
         self._frozen_until = self._tools.clock.now + seconds
 
     def retire(self) -> None:
-        """A graceful stop begins: no new hops, and everyone is told."""
+        """A graceful stop begins: no new hops."""
         self.core.refuse_new()
-        self.beat()
 
-    def beat(self) -> None:
-        if self.alive and self._gateways:
-            for peer in self._gateways:
-                send = Send(reply_address(peer), Lane.LIVE, self.core.beat())
-                self._tools.network.send(self.address.peer, send)
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long."""
+        self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
 
     def tick(self) -> None:
-        """Only where something may expire: nothing else may need it."""
-        layout = self._tools.scenario.layout
-        if self.alive and min(layout.grant_seconds, layout.lease_seconds) < NEVER:
-            self.core.tick(self._tools.clock.now)
-            self._pump()
-            self._tools.clock.after(TICK, self.tick)
+        """As the node does."""
+        clock = self._tools.clock
+        if not self.alive:
+            return
+        if clock.now < self.wakes_at:
+            clock.at(self.wakes_at, self.tick)
+            return
+        self.core.tick(clock.now)
+        self._pump()
+        self._beat()
+        clock.after(BUSY_SECONDS, self.tick)
+
+    def _beat(self) -> None:
+        due = self._beats.due(self._tools.clock.now, self.core.busy_gateways)
+        if due:
+            beat = self.core.beat()
+            for peer in due:
+                self._send(Send(reply_address(peer), Lane.LIVE, beat))
+
+    def _send(self, send: Send) -> None:
+        self._tools.network.send(self.address.peer, send)
 
     def _pump(self) -> None:
-        core, now, network = self.core, self._tools.clock.now, self._tools.network
+        core, now = self.core, self._tools.clock.now
         if not self._work:
             self._work = core.plan_step(now)
             if self._work:
                 self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
         for send in core.drain():
-            network.send(self.address.peer, send)
+            self._beats.sent(send.to.peer, now)
+            self._send(send)
 
     def _step_time(self) -> float:
         weather = self._tools.scenario.weather
@@ -174,10 +187,14 @@ class ServerProcess:
         return weather.step * (0.5 + self._rng.random())
 
     def _finish(self) -> None:
+        clock = self._tools.clock
         if not self.alive:
             return
+        if clock.now < self.wakes_at:
+            clock.at(self.wakes_at, self._finish)
+            return
         work, self._work = self._work, ()
-        now = self._tools.clock.now
+        now = clock.now
         chance = self._tools.scenario.weather.failed_step_chance
         if chance and now < self._tools.scenario.faults.until and self._rng.random() < chance:
             self._fail(work, now)

@@ -59,6 +59,7 @@ class Faults:
     weights: dict[str, float] = field(default_factory=dict)  # by name, see faults.py
     restart: float = 0.05  # mean seconds until a killed server is back
     never_back_chance: float = 0.0  # of a killed server with a living twin staying dead
+    reshape_chance: float = 0.0  # of a killed server coming back with other blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +93,12 @@ class Scenario:
     hold_seconds: float = NEVER  # ... and with a lack of servers or room; then a session may break
     patience: float = 12.0  # a session without progress for so long after the last fault is stuck
     vocab: int = 4093
+
+    @property
+    def silent_faults(self) -> bool:
+        """Whether there are troubles that nobody is told of: only a deadline ends what they hold up."""
+        quiet = {"freeze", "stop", "stop_gateway", "hush", "partition", "cut_off"}
+        weather = self.weather
+        return bool(
+            quiet & set(self.faults.weights) or weather.slow_step_chance or weather.spike_chance
+        )

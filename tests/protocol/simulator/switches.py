@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from protocol.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
@@ -22,8 +22,10 @@ def draw(seed: int, switch: str = "mixed") -> Scenario:
     return _concentrate(scenario, rng)
 
 
-def _draw_layout(rng: random.Random, ragged: bool | None = None) -> Layout:
-    hops = rng.choice((1, 2, 2, 3, 3, 4))
+def _draw_layout(
+    rng: random.Random, ragged: bool | None = None, lengths: Sequence[int] = (1, 2, 2, 3, 3, 4)
+) -> Layout:
+    hops = rng.choice(lengths)
     n_blocks = rng.randint(hops, hops + 3)
     cuts = [0, *sorted(rng.sample(range(1, n_blocks), hops - 1)), n_blocks]
     spans: list[tuple[int, int]] = []
@@ -280,6 +282,64 @@ def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, load=load, faults=faults, hold_seconds=rng.choice((0.3, 2.0)))
 
 
+def _long(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Routes of four and five hops."""
+    return replace(scenario, layout=_draw_layout(rng, ragged=rng.random() < 0.3, lengths=(4, 5, 5)))
+
+
+def _reshaped(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Killed servers come back with other blocks: boundaries change under the sessions."""
+    layout = _draw_layout(rng, ragged=True, lengths=(1, 2, 3, 4, 5))
+    faults = replace(
+        scenario.faults, weights={"kill": 1.0, "drop": 0.5}, reshape_chance=0.7, gap=0.05
+    )
+    return replace(scenario, layout=layout, faults=faults)
+
+
+def _cut_off(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways and servers, and pairs of servers, that can never talk again."""
+    layout = scenario.layout
+    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
+    layout = replace(layout, spans=spans, gateways=rng.choice((1, 2)))
+    weights = {"drop": 0.5, "kill": 0.2, "cut_off": 1.0, "partition": 0.5}
+    if layout.lease_seconds == NEVER:  # what a gateway left where it can never go again
+        layout = replace(layout, lease_seconds=rng.choice((0.3, 1.0)))
+    return replace(
+        scenario, layout=layout, faults=replace(scenario.faults, weights=weights), patience=30.0
+    )
+
+
+def _stops(scenario: Scenario, rng: random.Random) -> Scenario:
+    """SIGSTOP of servers and of the gateway, and links that hold everything back for a while."""
+    weights = {"stop": 1.0, "stop_gateway": 0.3, "hush": 1.0, "drop": 0.3, "kill": 0.2}
+    return replace(
+        scenario, faults=replace(scenario.faults, gap=0.1, weights=weights), patience=20.0
+    )
+
+
+def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Everything at once, on routes of any length."""
+    layout = _draw_layout(rng, lengths=(1, 2, 3, 4, 5))
+    layout = replace(
+        layout,
+        spans=layout.spans + tuple(dict.fromkeys(layout.spans)),
+        total_pages=rng.choice((160, 400, 4096)) // layout.page_size + 1,
+        lease_seconds=rng.choice((0.5, 2.0)),
+        gateways=rng.choice((1, 1, 2)),
+    )
+    weights = dict.fromkeys(("drop", "kill", "freeze", "stop", "stop_gateway", "hush"), 1.0)
+    weights |= {"partition": 0.3, "cut_off": 0.3, "drain": 0.5}
+    faults = replace(
+        scenario.faults,
+        weights=weights,
+        reshape_chance=rng.choice((0.0, 0.5)),
+        gap=0.03,
+        burst_chance=0.5,
+    )
+    load = replace(scenario.load, rewind_chance=0.4, to_the_end_chance=0.0, max_tokens=(0, 16))
+    return replace(scenario, layout=layout, faults=faults, load=load, patience=40.0)
+
+
 SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "mixed": _mixed,
     "calm": _calm,
@@ -303,4 +363,9 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "drains": _drains,
     "gateways": _gateways,
     "extinction": _extinction,
+    "long": _long,
+    "reshaped": _reshaped,
+    "cut_off": _cut_off,
+    "stops": _stops,
+    "storm": _storm,
 }

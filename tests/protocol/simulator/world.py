@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from protocol.simulator.client import Client
 from protocol.simulator.clock import Clock
-from protocol.simulator.faults import Faults, Span
+from protocol.simulator.coverage import Span
+from protocol.simulator.faults import Faults
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.network import Network
 from protocol.simulator.oracles import check_at_rest, check_pages
@@ -26,6 +27,7 @@ from modelswarm_gateway.core.effects import Effect, Refused, Rerouted
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
 WATCH = 0.05
+DEADLINES = ("overdue", "silent")  # causes of a reroute that nobody reported
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Outcome:
     repeated: int = 0
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)  # of reroutes
 
     def add(self, other: Outcome) -> None:
         self.sessions += other.sessions
@@ -56,6 +59,7 @@ class Outcome:
         self.repeated += other.repeated
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.faults.update(other.faults)
+        self.causes.update(other.causes)
 
 
 class World:
@@ -112,12 +116,12 @@ class World:
         gateway.tick()
         gateway.beat()
         for server in self.servers.values():
-            self.clock.after(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
+            gateway.later(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
         load = self.scenario.load
         for number in range(len(self.clients), len(self.clients) + load.sessions):
             client = Client(self._tools, gateway, f"c{number}")
             self.clients[client.name] = client
-            self.clock.after(self._rng.uniform(0.01, load.spread), client.start)
+            gateway.later(self._rng.uniform(0.01, load.spread), client.start)
 
     def _step(self) -> None:
         self.clock.step()
@@ -146,7 +150,7 @@ class World:
 
     def _announce(self, server: ServerProcess) -> None:
         for gateway in self.gateways.values():
-            gateway.learn(server.address)
+            gateway.later(0.0, gateway.learn, server.address)
 
     def _deliver(self, effects: list[Effect]) -> None:
         """Give each client its effects, as the gateway's doors would."""
@@ -158,13 +162,20 @@ class World:
                 self.trace.note(self.clock.now, "gateway", "=>", effect)
             if isinstance(effect, Rerouted):
                 self.outcome.reroutes += 1
+                self._check_cause(effect)
             elif isinstance(effect, Refused):
                 self.outcome.refused += 1
         for session, each in by_session.items():
             self.clients[session].sees(each)
 
+    def _check_cause(self, effect: Rerouted) -> None:
+        """The second oracle: what everybody is told of needs no deadline."""
+        self.outcome.causes[effect.cause] += 1
+        if effect.cause in DEADLINES and not self.scenario.silent_faults:
+            raise Violation(f"only a deadline helped: {effect}", effect.session)
+
     def _watch(self) -> None:
-        """The second oracle: with every server back, no session may stand still."""
+        """With every server back, no session may stand still."""
         now = self.clock.now
         for server in self.servers.values():
             if server.alive:
