@@ -32,7 +32,7 @@ WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER = "other"
-CAUSES = (*(trouble.value for trouble in Trouble), "silent")
+CAUSES = (*(trouble.value for trouble in Trouble), "silent", "slow", "late")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
 

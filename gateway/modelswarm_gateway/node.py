@@ -24,6 +24,7 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
+from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.effects import (
     Broken,
     Emitted,
@@ -70,15 +71,20 @@ class Node:
         )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
-        self._linked: set[PeerId] = set()
+        self._beats = BeatTimer()
         self.faults = Faults()
 
     # ---- time
 
     def tick(self) -> None:
-        """Every 50 ms."""
-        self._core.tick(self._clock())
+        """Every 50 ms. Beats also renew the leases of our sessions (R19)."""
+        now = self._clock()
+        self._core.tick(now)
         self._flush()
+        due = self._beats.due(now, self._core.live)
+        if due:
+            beat = Beat(sessions=len(self._streams))
+            self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
 
     def look_around(self) -> None:
         """Every 200 ms."""
@@ -89,11 +95,6 @@ class Node:
     def settled(self) -> bool:
         """Whether all servers that are known have been tried, and what they serve can be asked for."""
         return self._directory.settled() and self._library.settled()
-
-    def beat(self) -> None:
-        """Every second: renews the leases of our sessions (R19)."""
-        beat = Beat(sessions=len(self._streams))
-        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._linked])
 
     async def shut_down(self) -> None:
         """Ends every session, so that servers need not wait for the lease, then the links."""
@@ -112,7 +113,7 @@ class Node:
             log.error("%s cannot serve what it says of itself: %s", peer, hello)
             return
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
-        self._linked.add(peer)
+        self._beats.join(peer, self._clock())
         self._directory.linked(peer)
         self._core.connected(hello, self._clock())
         self._library.linked(hello)
@@ -120,7 +121,7 @@ class Node:
         self._flush()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        self._linked.discard(peer)
+        self._beats.leave(peer)
         self._core.disconnected(peer, self._clock())
         self._library.unlinked(peer)
         self._directory.unlinked(peer, reason)
@@ -131,6 +132,7 @@ class Node:
         now = self._clock()
         for item in items:
             if isinstance(item, ModelFileChunk):
+                self._core.heard(peer, now)
                 self._library.received(peer, item)
             else:
                 self._core.receive(peer, item, now)
@@ -208,6 +210,9 @@ class Node:
                     self.faults.resumed(session, self._streams.get(session), seconds)
         if sends:
             self._links.send(sends)
+            now = self._clock()
+            for send in sends:
+                self._beats.sent(send.to.peer, now)
 
     def _emitted(self, effect: Emitted) -> None:
         stream = self._streams.get(effect.session)

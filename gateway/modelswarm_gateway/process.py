@@ -107,7 +107,6 @@ class Process:
         jobs = [
             _every(0.05, node.tick),
             _every(0.2, node.look_around),
-            _every(1.0, node.beat),
             _every(1.0, service.book.sweep),
         ]
         if cluster is not None:

@@ -839,6 +839,7 @@ class Beat(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     STEPPING_MS_FIELD_NUMBER: _builtins.int
     STEP_P99_MS_FIELD_NUMBER: _builtins.int
+    BUSY_MS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     oldest_ready_ms: _builtins.float
@@ -850,6 +851,7 @@ class Beat(_message.Message):
     draining: _builtins.bool
     stepping_ms: _builtins.float
     step_p99_ms: _builtins.float
+    busy_ms: _builtins.float
     running: _builtins.int
     def __init__(
         self,
@@ -864,11 +866,12 @@ class Beat(_message.Message):
         draining: _builtins.bool = ...,
         stepping_ms: _builtins.float = ...,
         step_p99_ms: _builtins.float = ...,
+        busy_ms: _builtins.float = ...,
         running: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,7 @@ class Server:
     core: ServerCore
     model: HashModel
     broken: bool = False  # every step fails
+    frozen: bool = False  # it does nothing and says nothing, and what it is sent waits
 
     @property
     def peer(self) -> PeerId:
@@ -69,6 +70,7 @@ class Swarm:
         draws = random.Random("gateway")
         self.core = GatewayCore(self.settings, GATEWAY, 1, lambda: draws.getrandbits(64))
         self._queue: deque[tuple[PeerId, PeerId, Item]] = deque()
+        self._frozen: list[tuple[PeerId, PeerId, Item]] = []
         self._made = 0
 
     def serve(
@@ -138,6 +140,18 @@ class Swarm:
             other.core.disconnected(server.peer, self.now)
         self.run()
 
+    def freeze(self, server: Server) -> None:
+        """As SIGSTOP does: its links stay up."""
+        server.frozen = True
+
+    def thaw(self, server: Server) -> None:
+        """As SIGCONT: it goes on with what it has been sent meanwhile."""
+        server.frozen = False
+        waited, self._frozen = self._frozen, []
+        for sender, to, item in waited:
+            (self._queue if to == server.peer else self._frozen).append((sender, to, item))
+        self.run()
+
     def run(self) -> None:
         """Until nothing moves."""
         while True:
@@ -146,19 +160,23 @@ class Swarm:
                 sender, to, item = self._queue.popleft()
                 if to == GATEWAY:
                     self.core.receive(sender, item, self.now)
+                elif to in self.servers and self.servers[to].frozen:
+                    self._frozen.append((sender, to, item))
                 elif to in self.servers:
                     self.servers[to].core.receive(sender, item, self.now)
             else:
-                stepped = [server.step(self.now) for server in self.servers.values()]
+                stepped = [s.step(self.now) for s in self.servers.values() if not s.frozen]
                 if not any(stepped):
                     return
 
     def wait(self, seconds: float, tick: float = 0.1) -> None:
         for _ in range(round(seconds / tick)):
             self.now += tick
-            self.core.tick(self.now)
             for server in self.servers.values():
                 server.core.tick(self.now)
+                if not server.frozen:
+                    self.core.receive(server.peer, server.core.beat(), self.now)
+            self.core.tick(self.now)
             self.run()
 
     def _collect(self) -> None:

@@ -68,7 +68,7 @@ MESSAGES: list[Message] = [
     Live((LiveSession("s", HANDLE, EPOCH), LiveSession("t", 1, EPOCH))),
     Live(()),
     Close(HANDLE),
-    Beat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, running=8),
+    Beat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, running=8),
     Beat(),
     ModelFileRequest("tokenizer.json"),
     ModelFileChunk("tokenizer.json", 256, 1000, bytes(range(256)), False),

@@ -18,9 +18,10 @@ class GatewaySettings:
     hold_seconds: float = (
         60.0  # a session that cannot run waits so long for servers or room, then breaks
     )
-    fenced_seconds: float = (
-        5.0  # a hop that does not answer a Fence in this time is left out of the plan
-    )
+    silent_seconds: float = 0.3  # silence of a server on a live route that is never suspicious
+    answer_seconds: float = 0.3  # ... and its longest step: a hop's answer to a Fence is due
+    fenced_seconds: float = 5.0  # it is waited for so long if there is no way around it
+    lease_seconds: float = 30.0  # the servers' (R19): half of it asleep, and all is fenced anew
     retry_seconds: float = 0.1  # first pause of a held session; doubles up to retry_limit_seconds
     retry_limit_seconds: float = 2.0
     pair_seconds: float = (

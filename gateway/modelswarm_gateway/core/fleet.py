@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import Beat, Hello
-from modelswarm_gateway.core.health import WELL, Standing
+from modelswarm_gateway.core.health import Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
+from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.routing import Candidate, Leg, cover
 
 FAILED_LOAD = 1000.0  # hops that a server whose steps fail seems to carry: the last resort
@@ -54,7 +55,9 @@ class Fleet:
         self._holds: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
         self._failed: dict[PeerId, float] = {}  # linked servers whose steps failed, and when
         self._pairs: dict[frozenset[PeerId], Pair] = {}
+        self._health = Health()
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
+        self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
 
     def join(self, hello: Hello) -> bool:
         """False: it cannot be planned with, and is as if it were not there."""
@@ -68,6 +71,7 @@ class Fleet:
 
     def leave(self, peer: PeerId) -> None:
         self._failed.pop(peer, None)
+        self._health.leave(peer)
         server = self._servers.pop(peer, None)
         if server is not None:
             self._lead(server.hello.model)
@@ -103,6 +107,7 @@ class Fleet:
         """A step failed there: its sessions may do better elsewhere."""
         if self.linked(peer):
             self._failed[peer] = now
+            self.blame(peer, now)
 
     def linked(self, peer: PeerId) -> bool:
         return peer in self._servers
@@ -120,13 +125,30 @@ class Fleet:
             if server.hello.model == model and kind_of(server.hello) == kind
         ]
 
-    def beat(self, peer: PeerId, beat: Beat) -> None:
+    def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         if server := self._servers.get(peer):
             server.beat = beat
+            self._health.beat(peer, beat, now)
+
+    # ---- health
 
     def standing(self, peer: PeerId, now: float) -> Standing:
         """How well a server does; a server that nothing is known about does well."""
-        return WELL
+        standing = self._health.standing(peer, now, self.hops[peer])
+        return replace(standing, ejected=True) if peer in self.suspected else standing
+
+    def blame(self, peer: PeerId, now: float) -> None:
+        """It was at fault: left out of new routes for a while, and then tried with one session."""
+        if self.linked(peer):
+            self._health.strike(peer, now)
+
+    def served(self, peers: Iterable[PeerId], now: float) -> None:
+        """A session on these has a new token."""
+        for peer in self._health.on_trial.intersection(peers):
+            self._health.served(peer, now)
+
+    def pace(self, peer: PeerId) -> Pace:
+        return self._health.pace(peer)
 
     def pair_failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
         if not (self.linked(reporter) and self.linked(peer)):
@@ -181,7 +203,8 @@ class Fleet:
     def _candidate(self, server: Server, now: float) -> Candidate:
         hello = server.hello
         load = float(self.hops[hello.peer])
-        if now - self._failed.get(hello.peer, -math.inf) <= self._pair_seconds:
+        failed = now - self._failed.get(hello.peer, -math.inf) <= self._pair_seconds
+        if failed or self.standing(hello.peer, now).ejected:
             load += FAILED_LOAD
         return Candidate(hello.peer, hello.first, hello.last, load)
 

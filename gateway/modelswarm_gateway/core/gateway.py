@@ -6,7 +6,7 @@ Sans-I/O: the node feeds it and executes `drain()`; the simulator does the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
@@ -26,6 +26,7 @@ from modelswarm.protocol.messages import (
     Window,
     reply_address,
 )
+from modelswarm_gateway.core.detection import Detection
 from modelswarm_gateway.core.effects import (
     CoreError,
     Effect,
@@ -59,6 +60,7 @@ class GatewayCore:
         self._sessions: dict[str, Session] = {}
         self._fleet = Fleet(settings.pair_seconds, draw)
         self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
+        self._detection = Detection(settings, peer, self._fleet, self._recovery)
 
     def drain(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -70,8 +72,10 @@ class GatewayCore:
 
     def connected(self, hello: Hello, now: float) -> None:
         """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
+        self._wake(now)
         if not self._fleet.join(hello):
             return
+        self._detection.joined(hello.peer, now)
         owned = tuple(
             LiveSession(session.name, hop.own, session.epoch)
             for session in self._sessions.values()
@@ -84,13 +88,21 @@ class GatewayCore:
                 self._recovery.enter(session, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
+        self._wake(now)
         self._fleet.leave(peer)
+        self._detection.left(peer)
         self._recovery.hops.lost_link(peer)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "link_down", peer, now)
 
+    def heard(self, peer: PeerId, now: float) -> None:
+        """A server said something; whatever it was, it is alive."""
+        self._wake(now)
+        self._detection.heard(peer, now)
+
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        self.heard(peer, now)
         if isinstance(item, Token):
             self._token(peer, item, now)
         elif isinstance(item, Fenced):
@@ -98,7 +110,7 @@ class GatewayCore:
         elif isinstance(item, Report):
             self._report(peer, item, now)
         elif isinstance(item, Beat):
-            self._fleet.beat(peer, item)
+            self._fleet.beat(peer, item, now)
 
     # ---- what the doors ask for
 
@@ -175,15 +187,21 @@ class GatewayCore:
                 other.retry_at = min(other.retry_at, now)  # room may have come
 
     def tick(self, now: float) -> None:
-        """Ends the pauses of held sessions and the waits for silent hops. Call every 50 ms or so."""
-        for session in list(self._sessions.values()):
+        """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
+        self._wake(now)
+        sessions = list(self._sessions.values())
+        self._detection.look(sessions, now)
+        for session in sessions:
             if session.state is State.HELD and now >= session.retry_at:
                 self._recovery.enter(session, now)
-            elif (
-                session.state is State.FENCING
-                and now - session.fenced_at >= self._settings.fenced_seconds
-            ):
-                self._recovery.silent(session, now)
+
+    def _wake(self, now: float) -> None:
+        self._detection.wake(self._sessions.values(), now)
+
+    @property
+    def live(self) -> Collection[PeerId]:
+        """Servers that carry routes which run: they are to hear of us often (R21)."""
+        return self._detection.live
 
     # ---- what servers say
 
@@ -209,6 +227,7 @@ class GatewayCore:
         since = s.progressed()
         if since is not None:
             self._effects.append(Resumed(s.name, now - since))
+        self._fleet.served((hop.peer for hop in s.hops), now)
         if token.finish is not Finish.NONE:
             s.state = State.PARKED
         self._effects.append(

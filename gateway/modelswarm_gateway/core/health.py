@@ -1,11 +1,24 @@
 """How well each server does, against others like it: one score, and whether it is ejected.
 
-Pure. Used by `fleet.py`, whose `standing` the routing asks for; knows nothing of sessions or routes.
+Pure; used by `fleet.py`. A server that was at fault, or is much slower than its like, is ejected for a short time, for
+twice as long when it happens again, and comes back by carrying one session, the canary. Knows no sessions or routes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Beat
+from modelswarm_gateway.core.pace import Pace
+
+LEAST_SCORE = 0.05
+ERROR_HALF_LIFE = 30.0  # seconds
+EJECTION = 1.0  # seconds, the first time
+LONGEST_EJECTION = 60.0
+FORGIVEN = 300.0  # seconds without a fault, after which an ejection is the first again
+FULL = 0.1  # share of free KV pages below which a server counts as under pressure
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,3 +28,79 @@ class Standing:
 
 
 WELL = Standing()
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one server."""
+
+    pace: Pace = field(default_factory=Pace)
+    errors: float = 0.0  # faults, each half forgotten after a while
+    struck_at: float = 0.0
+    strikes: int = 0
+    until: float = 0.0  # ejected so long
+    trial: bool = False  # until it has carried a canary
+    slowness: float = 1.0  # its block time over that of its like
+    free: float = 1.0  # share of its KV pages
+
+    def decayed(self, now: float) -> float:
+        return self.errors * math.exp2(-max(0.0, now - self.struck_at) / ERROR_HALF_LIFE)
+
+
+class Health:
+    def __init__(self) -> None:
+        self._records: dict[PeerId, Record] = {}
+        self.on_trial: set[PeerId] = set()
+
+    def leave(self, peer: PeerId) -> None:
+        self._records.pop(peer, None)
+        self.on_trial.discard(peer)
+
+    def pace(self, peer: PeerId) -> Pace:
+        return self._of(peer).pace
+
+    def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
+        record = self._of(peer)
+        record.pace.beat(beat, now)
+        if beat.total_pages:
+            record.free = beat.free_pages / beat.total_pages
+
+    def strike(self, peer: PeerId, now: float) -> None:
+        """It was at fault: ejected, each time for twice as long."""
+        record = self._of(peer)
+        if record.strikes and now - record.struck_at > FORGIVEN:
+            record.strikes = 0
+        record.errors = record.decayed(now) + 1.0
+        record.struck_at = now
+        if now >= record.until:  # faults of one outage count as one
+            record.strikes += 1
+        pause = EJECTION * 2 ** min(record.strikes - 1, 16)
+        record.until = now + min(pause, LONGEST_EJECTION)
+        record.trial = True
+        record.pace.restart()
+        self.on_trial.add(peer)
+
+    def served(self, peer: PeerId, now: float) -> None:
+        """A session that runs there has a new token: the canary lives."""
+        record = self._of(peer)
+        if record.trial and now >= record.until:
+            record.trial = False
+            self.on_trial.discard(peer)
+
+    def compared(self, peer: PeerId, slowness: float) -> None:
+        """Its block time, as a multiple of that of its like."""
+        self._of(peer).slowness = slowness
+
+    def standing(self, peer: PeerId, now: float, hops: int) -> Standing:
+        """`hops`: how many it carries for us. On trial it is given one session and no more."""
+        record = self._records.get(peer)
+        if record is None:
+            return WELL
+        ejected = record.trial and (now < record.until or hops > 0)
+        slow = 1.0 if record.slowness <= 1.5 else 1.5 / record.slowness
+        pressed = 1.0 if record.free >= FULL else 0.5 + 0.5 * record.free / FULL
+        score = slow * pressed / (1.0 + record.decayed(now))
+        return Standing(max(LEAST_SCORE, score), ejected)
+
+    def _of(self, peer: PeerId) -> Record:
+        return self._records.setdefault(peer, Record())

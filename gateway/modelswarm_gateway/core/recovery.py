@@ -24,7 +24,6 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
 from modelswarm_gateway.core.fleet import Fleet, failing
 from modelswarm_gateway.core.hops import Hops
-from modelswarm_gateway.core.kinds import Kind
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 
@@ -93,24 +92,28 @@ class Recovery:
 
     def _complete(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
-        route = None if session.kind is None else self._plan(session, session.kind, now)
+        route = self._plan(session, self._fleet.suspected, now)
+        if route is None and self._fleet.suspected:  # the last resort: they may yet speak
+            route = self._plan(session, frozenset(), now)
         if route is None:
             self._no_way(session, now)
             return False
         self._replace(session, route)
         return True
 
-    def _plan(self, session: Session, kind: Kind, now: float) -> list[Hop] | None:
+    def _plan(self, session: Session, silent: frozenset[PeerId], now: float) -> list[Hop] | None:
         """The kept hops and what they lack, around pairs that keep failing (R5), or through those that failed least.
 
         Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
         """
+        if session.kind is None:
+            return None
         best: list[Hop] | None = None
         fewest = 0
         bad_pairs = self._fleet.bad_pairs(now)
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
-            route = self._fill(session, kind, left_out | session.shunned, bad_pairs, now)
+            route = self._fill(session, left_out | session.shunned | silent, bad_pairs, now)
             if route is None:
                 continue
             bad = failing([hop.peer for hop in route], bad_pairs)
@@ -126,12 +129,13 @@ class Recovery:
     def _fill(
         self,
         session: Session,
-        kind: Kind,
         without: frozenset[PeerId],
         bad_pairs: Collection[frozenset[PeerId]],
         now: float,
     ) -> list[Hop] | None:
         """The session's hops that can stay, and cheapest servers for the blocks between them."""
+        kind = session.kind
+        assert kind is not None, "a route is planned for a kind of servers"
         route: list[Hop] = []
         kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
         edge = 0
@@ -232,9 +236,24 @@ class Recovery:
         if hop.own == NO_HANDLE:
             session.hops.remove(hop)
             self.hops.never_was(hop)
+        self._replan(session, now)
+
+    def go_around(self, session: Session, silent: set[PeerId], now: float) -> bool:
+        """Plan without hops that do not answer, in the same epoch (R5); False if there is no way without them."""
+        without = self._fleet.suspected | silent
+        if self._plan(session, without, now) is None:
+            return False
+        session.shunned |= silent
+        if session.fault_at is None and session.admitted:
+            session.fault_at = now
+        self._replan(session, now)
+        return True
+
+    def _replan(self, session: Session, now: float) -> None:
         before = {h.reply for h in session.hops}
         if not self._complete(session, now):
             return
+        session.fenced_at = now
         for new in session.hops:
             if new.reply not in before:
                 new.answered = False

@@ -259,6 +259,7 @@ class ServerCore:
             draining=self._life.draining,
             stepping_ms=1000 * self._steps.running_for(self._now),
             step_p99_ms=1000 * self._steps.p99_seconds,
+            busy_ms=1000 * self._steps.busy_seconds,
             running=self._running(),
         )
 

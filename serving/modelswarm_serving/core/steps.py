@@ -39,6 +39,7 @@ class Steps:
         self._began = 0.0
         self.rows = 0
         self.mean_seconds = 0.0
+        self.busy_seconds = 0.0  # so far
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def running_for(self, now: float) -> float:
@@ -86,6 +87,7 @@ class Steps:
             results = [wrong] * len(running)
         took = now - self._began
         self._recent.append(took)
+        self.busy_seconds += took
         weight = MEAN_WEIGHT if self._life.steps else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
         self._life.steps += 1

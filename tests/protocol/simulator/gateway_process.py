@@ -48,6 +48,8 @@ class GatewayProcess:
         return GatewaySettings(
             hold_seconds=scenario.hold_seconds,
             fenced_seconds=scenario.fenced_seconds,
+            answer_seconds=scenario.answer_seconds,
+            silent_seconds=scenario.silent_seconds,
             input_tokens=scenario.layout.input_tokens,
             short_input=scenario.layout.short_input,
         )

@@ -90,6 +90,8 @@ class Scenario:
     faults: Faults
     load: Load
     fenced_seconds: float = NEVER  # the gateway core's patience with a silent hop
+    answer_seconds: float = NEVER  # ... when there is a way around it
+    silent_seconds: float = NEVER  # ... and with a server on a live route that says nothing
     hold_seconds: float = NEVER  # ... and with a lack of servers or room; then a session may break
     patience: float = 12.0  # a session without progress for so long after the last fault is stuck
     vocab: int = 4093

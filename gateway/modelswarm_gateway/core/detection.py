@@ -1,0 +1,99 @@
+"""Who is at fault when nobody says so: silent servers, hops that do not answer a Fence, our own lateness (R19, R21).
+
+The core tells it what was heard and lets it look around at every tick; it puts sessions into the loop. What a server
+says of itself, links that break and gaps are not its business: those are faults that somebody reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.awake import AwakeClock
+from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.recovery import Recovery
+from modelswarm_gateway.core.session import Hop, Session, State
+from modelswarm_gateway.core.suspicion import Suspicion
+
+ALIVE_SECONDS = 2.0  # a server that says other things may take so long over a Fence
+
+
+class Detection:
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, fleet: Fleet, recovery: Recovery
+    ) -> None:
+        """`peer` is this gateway."""
+        self._settings = settings
+        self._peer = peer
+        self._fleet = fleet
+        self._recovery = recovery
+        self._clock = AwakeClock()
+        self._suspicion = Suspicion(settings.silent_seconds)
+        self.live: set[PeerId] = set()  # servers that carry routes which run
+
+    def joined(self, peer: PeerId, now: float) -> None:
+        self._suspicion.join(peer, self._clock.read(now))
+
+    def left(self, peer: PeerId) -> None:
+        self._suspicion.leave(peer)
+        self._fleet.suspected = self._suspicion.suspected
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """Anything is a sign of life."""
+        if self._suspicion.heard(peer, self._clock.read(now)):
+            self._fleet.suspected = self._suspicion.suspected
+
+    def look(self, sessions: Collection[Session], now: float) -> None:
+        """At every tick."""
+        stood_still = self._clock.tick(now)
+        for session in sessions if stood_still else ():
+            session.fenced_at = min(now, session.fenced_at + stood_still)
+        self.live = {hop.peer for s in sessions if s.state is State.RUNNING for hop in s.hops}
+        time = self._clock.read(now)
+        self._suspicion.expect(self.live, time)
+        for peer in self._suspicion.find(time):
+            self._suspect(peer, sessions, now)
+        for session in sessions:
+            if session.state is State.FENCING:
+                self._look_at_answers(session, now)
+
+    def wake(self, sessions: Collection[Session], now: float) -> None:
+        """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken
+        sessions for theirs; nothing goes on without a Fence (R19)."""
+        if self._clock.late(now) <= self._settings.lease_seconds / 2:
+            return
+        self._clock.tick(now)
+        for session in sessions:
+            if session.state is not State.HELD:
+                self._recovery.fault(session, "late", self._peer, now)
+
+    def _suspect(self, peer: PeerId, sessions: Collection[Session], now: float) -> None:
+        """Every session on it looks for another route, those that wait for its answers too."""
+        self._fleet.suspected = self._suspicion.suspected
+        self._fleet.blame(peer, now)
+        for session in sessions:
+            if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
+                self._recovery.fault(session, "silent", peer, now)
+
+    # ---- answers to a Fence
+
+    def _look_at_answers(self, session: Session, now: float) -> None:
+        waited = now - session.fenced_at
+        if waited >= self._settings.fenced_seconds:
+            self._recovery.silent(session, now)
+            return
+        missing = {
+            h.peer for h in session.hops if not h.answered and self._overdue(h, session, now)
+        }
+        if missing and self._recovery.go_around(session, missing, now):
+            for peer in missing:
+                self._fleet.blame(peer, now)
+
+    def _overdue(self, hop: Hop, session: Session, now: float) -> bool:
+        """Whether an answer should have come. Who says other things meanwhile has a step to finish first."""
+        patience = self._settings.answer_seconds + self._fleet.pace(hop.peer).step
+        asked = self._clock.read(now) - (now - session.fenced_at)
+        if self._suspicion.said_since(hop.peer, asked):
+            patience = max(patience, ALIVE_SECONDS)
+        return now - session.fenced_at >= patience

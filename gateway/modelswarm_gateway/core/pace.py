@@ -1,0 +1,75 @@
+"""How fast a server steps, as its beats say: seconds per step by the rows of a step, and how it compares with others.
+
+Pure; used by `health.py` and `deadlines.py`. Steps of one row and of hundreds are never compared with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+
+from modelswarm.protocol.messages import Beat
+
+WEIGHT = 0.2  # of the newest beat in the means
+EVIDENCE = 5  # steps of a size before its time is compared
+STALE = 60.0  # seconds without such steps, after which their time says nothing
+UNKNOWN_ROW = 0.05  # seconds per row of a server that has not said
+PREFILL_ROWS = 8  # a step of so many rows and more is one of prefill
+
+
+class Pace:
+    def __init__(self) -> None:
+        self._last: Beat | None = None
+        self._sizes: dict[int, tuple[float, int, float]] = {}  # log2 rows -> seconds, steps, when
+        self._row: float | None = None  # seconds per row of large steps
+        self.step = 0.0  # seconds; of the last steps the longest, as far as it is known
+        self.queue = 0.0  # seconds that the oldest row waits
+
+    def restart(self) -> None:
+        """What was measured counts no longer against it."""
+        self._sizes.clear()
+
+    def beat(self, beat: Beat, now: float) -> None:
+        before, self._last = self._last, beat
+        self.step = max(beat.step_ms, beat.step_p99_ms) / 1000
+        self.queue = max(0.0, beat.oldest_ready_ms) / 1000
+        if before is None:
+            return
+        steps, rows = beat.steps - before.steps, beat.rows - before.rows
+        busy = (beat.busy_ms - before.busy_ms) / 1000
+        if steps <= 0 or rows <= 0 or busy <= 0:
+            return
+        size = round(math.log2(max(1.0, rows / steps)))
+        seconds, seen, _ = self._sizes.get(size, (busy / steps, 0, now))
+        seconds += WEIGHT * (busy / steps - seconds)
+        self._sizes[size] = (seconds, min(seen + steps, 1 << 30), now)
+        if rows / steps >= PREFILL_ROWS:
+            row = busy / rows
+            self._row = row if self._row is None else self._row + WEIGHT * (row - self._row)
+
+    @property
+    def row(self) -> float:
+        """Seconds per row of a prompt; generous while unknown."""
+        if self._row is not None:
+            return self._row
+        return min(UNKNOWN_ROW, self.step) if self.step else UNKNOWN_ROW
+
+    def times(self, blocks: int, now: float) -> dict[int, float]:
+        """Seconds per block of a step, by its size, as far as there is fresh evidence."""
+        return {
+            size: seconds / blocks
+            for size, (seconds, steps, when) in self._sizes.items()
+            if steps >= EVIDENCE and now - when <= STALE
+        }
+
+
+def slowness(own: dict[int, float], others: Iterable[dict[int, float]]) -> float | None:
+    """Own time over the median of others, in the middle of all sizes that can be compared; None if none can be."""
+    theirs = list(others)
+    ratios = []
+    for size, seconds in own.items():
+        known = [times[size] for times in theirs if size in times]
+        if known and (typical := median(known)) > 0:
+            ratios.append(seconds / typical)
+    return median(ratios) if ratios else None
