@@ -24,11 +24,12 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from modelswarm import resources_rules as rules
+from modelswarm.labels import DOMAIN
 from modelswarm.resources_rules import seconds_of as seconds_of
 from modelswarm.resources_rules import wrong
 from modelswarm.resources_template import POD_TEMPLATE
 
-API_VERSION = "modelswarm.io/v1alpha1"
+API_VERSION = f"{DOMAIN}/v1alpha1"
 KIND = "ModelSwarm"
 MAX_SPANS = 256  # rules over a longer list cost more than the API server allows
 MAX_NAME = (

@@ -14,16 +14,13 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from modelswarm.labels import INCARNATION, LINKS, LINKS_PORT, ROLE, SERVED_NAME, SERVER
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm_gateway.directory import Place
 
 log = logging.getLogger(__name__)
 
-SELECTOR = "modelswarm.io/role=server"
-INCARNATION = "modelswarm.io/incarnation"  # a label
-SERVED_NAME = "modelswarm.io/served-name"  # an annotation
-LINKS_PORT = "links"  # the name of the container port for links
-DEFAULT_PORT = 7000
+SELECTOR = f"{ROLE}={SERVER}"
 
 
 class _Part(BaseModel):
@@ -110,7 +107,7 @@ def read_pod(content: object) -> Pod:
     incarnation = found.metadata.labels.get(INCARNATION, "")
     if not (incarnation.isascii() and incarnation.isdigit()):
         raise ValueError(f"its label {INCARNATION} is {incarnation!r}, not a number")
-    ports = [port for c in found.spec.containers for port in c.ports if port.name == LINKS_PORT]
+    ports = [port for c in found.spec.containers for port in c.ports if port.name == LINKS]
     status, lives = found.status, found.status.containerStatuses
     return Pod(
         namespace=found.metadata.namespace,
@@ -119,7 +116,7 @@ def read_pod(content: object) -> Pod:
         incarnation=int(incarnation),
         model=found.metadata.annotations.get(SERVED_NAME, ""),
         ip=status.podIP,
-        port=ports[0].containerPort if ports else DEFAULT_PORT,
+        port=ports[0].containerPort if ports else LINKS_PORT,
         phase=status.phase,
         leaving=found.metadata.deletionTimestamp is not None,
         news=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in lives),

@@ -13,6 +13,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from modelswarm_operator import names
 from modelswarm_operator.client import Api
 from modelswarm_operator.errors import ConflictError, NotFoundError, RejectedError
 from modelswarm_operator.events import Events
@@ -43,7 +44,6 @@ from modelswarm_operator.world import (
 )
 
 log = logging.getLogger(__name__)
-FINALIZER = "modelswarm.io/drain"
 AT_ONCE = 16  # writes of all swarms together
 TRIES = 5  # of a status write that others keep overtaking
 _TOGETHER = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
@@ -127,8 +127,8 @@ class Apply:
         """On what the cache has now: a status write of this turn has raised the version."""
         stored = self._cache.swarms.get(swarm.uid)
         now = stored.view if stored is not None else swarm
-        others = [name for name in now.finalizers if name != FINALIZER]
-        wanted = [*others, FINALIZER] if present else others
+        others = [name for name in now.finalizers if name != names.FINALIZER]
+        wanted = [*others, names.FINALIZER] if present else others
         meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
         path = SWARM.path(swarm.namespace, swarm.name)
         answer = await self._api.patch(path, {"metadata": meta})
@@ -253,9 +253,10 @@ def _steps(actions: Sequence[Action]) -> Iterator[list[Action]]:
 
 
 def _is_the_same(pod: Json, manifest: Json, swarm: SwarmView) -> bool:
-    label = "modelswarm.io/incarnation"
     have, want = pod["metadata"].get("labels") or {}, manifest["metadata"].get("labels") or {}
-    return controller_uid(pod) == swarm.uid and have.get(label) == want.get(label)
+    return controller_uid(pod) == swarm.uid and have.get(names.INCARNATION) == want.get(
+        names.INCARNATION
+    )
 
 
 def _gone_at_once(pod: Json) -> bool:
@@ -265,5 +266,5 @@ def _gone_at_once(pod: Json) -> bool:
 
 
 def _role(labels: object) -> str:
-    role = labels.get("modelswarm.io/role") if isinstance(labels, dict) else None
-    return role if role in ("server", "inspect") else "other"
+    role = labels.get(names.ROLE) if isinstance(labels, dict) else None
+    return role if role in (names.SERVER, names.INSPECT) else "other"

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from modelswarm_operator import names
 from modelswarm_operator.client import Api
 from modelswarm_operator.errors import ApiError
 from modelswarm_operator.kinds import EVENT, MANAGER, SWARM
@@ -87,6 +88,6 @@ class Events:
             "action": event.reason,
             "note": event.message.encode()[:NOTE_BYTES].decode(errors="ignore"),
             "regarding": regarding,
-            "reportingController": f"modelswarm.io/{MANAGER}",
+            "reportingController": f"{names.DOMAIN}/{MANAGER}",
             "reportingInstance": self._instance,
         }

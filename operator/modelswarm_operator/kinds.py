@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-GROUP = "modelswarm.io"
-OWNED = "modelswarm.io/swarm-uid"  # the label that all pods of all swarms carry
+from modelswarm.resources import API_VERSION, KIND
+from modelswarm_operator import names
+
 MANAGED = "app.kubernetes.io/managed-by=modelswarm-operator"
 MANAGER = "modelswarm-operator"  # our field manager and reporting controller
 
@@ -35,8 +36,8 @@ class Kind:
         return f"{root}{where}/{self.plural}{rest}"
 
 
-SWARM = Kind(GROUP, "v1alpha1", "modelswarms", "ModelSwarm")
-POD = Kind("", "v1", "pods", "Pod", selector=OWNED)
+SWARM = Kind(names.DOMAIN, API_VERSION.partition("/")[2], "modelswarms", KIND)
+POD = Kind("", "v1", "pods", "Pod", selector=names.SWARM_UID)
 NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
 SERVICE = Kind("", "v1", "services", "Service", selector=MANAGED)
 BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", selector=MANAGED)

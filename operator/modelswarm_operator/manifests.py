@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlparse
 
+from modelswarm.labels import LINKS, LINKS_PORT
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.resources import API_VERSION, KIND, Model, Pool, Spec, seconds_of
 from modelswarm_operator import names
@@ -19,7 +20,7 @@ from modelswarm_operator.names import SlotKey
 from modelswarm_operator.policy import Policy
 from modelswarm_operator.world import Json, SwarmView
 
-LINKS, METRICS = 7000, 7001
+METRICS = 7001
 USER = 65532
 HUB_CACHE = "/var/cache/huggingface"
 CLAIMS = "/mnt/modelswarm"
@@ -131,8 +132,8 @@ def _server_container(
         "--model": layout.source,
         "--served-name": layout.served_name,
         "--blocks": f"{span.first}:{span.last}",
-        "--listen": f"0.0.0.0:{LINKS}",
-        "--advertise": f"$(POD_IP):{LINKS}",
+        "--listen": f"0.0.0.0:{LINKS_PORT}",
+        "--advertise": f"$(POD_IP):{LINKS_PORT}",
         "--name": name,
         "--incarnation": incarnation,
         "--dtype": layout.dtype,
@@ -148,7 +149,7 @@ def _server_container(
         "command": ["modelswarm-server"],
         "args": [text for flag, value in arguments.items() for text in (flag, str(value))],
         "ports": [
-            {"name": "links", "containerPort": LINKS, "protocol": "TCP"},
+            {"name": LINKS, "containerPort": LINKS_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
         ],
         # Loading may take long (a hub, a slow disk): until the first /live, only the start is watched.
@@ -284,7 +285,7 @@ def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation
 def service(maker: Maker) -> Json:
     """Headless, with servers that are not ready too: they find each other before they serve."""
     ports: list[dict[str, Any]] = [
-        {"name": "links", "port": LINKS, "targetPort": "links", "protocol": "TCP"},
+        {"name": LINKS, "port": LINKS_PORT, "targetPort": LINKS, "protocol": "TCP"},
         {"name": "metrics", "port": METRICS, "targetPort": "metrics", "protocol": "TCP"},
     ]
     return {

@@ -1,6 +1,6 @@
 """Names, labels and annotations of everything the operator makes.
 
-The one place that knows them; `manifests` writes them, `fleet` reads them back, the gateway selects by them.
+`manifests` writes them, `fleet` reads them back. Those that the gateway reads too are in `modelswarm.labels`.
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-DOMAIN = "modelswarm.io"
+from modelswarm.labels import DOMAIN as DOMAIN
+from modelswarm.labels import INCARNATION as INCARNATION
+from modelswarm.labels import ROLE as ROLE
+from modelswarm.labels import SERVED_NAME as SERVED_NAME
+from modelswarm.labels import SERVER as SERVER
+
 FINALIZER = f"{DOMAIN}/drain"
 
 SWARM = f"{DOMAIN}/swarm"
 SWARM_UID = f"{DOMAIN}/swarm-uid"
-ROLE = f"{DOMAIN}/role"
 SPAN = f"{DOMAIN}/span"
 SLOT = f"{DOMAIN}/slot"
-INCARNATION = f"{DOMAIN}/incarnation"
 
 BLOCKS = f"{DOMAIN}/blocks"
 PLAN = f"{DOMAIN}/plan"
 POOL = f"{DOMAIN}/pool"
 GENERATION = f"{DOMAIN}/generation"
-SERVED_NAME = f"{DOMAIN}/served-name"
 CHAT_TEMPLATE = f"{DOMAIN}/chat-template"
 
 KEEP = f"{DOMAIN}/keep"
 PROTECT = f"{DOMAIN}/protect"
 RECONCILE_AT = f"{DOMAIN}/reconcile-at"
 
-SERVER = "server"  # roles
-INSPECT = "inspect"
+INSPECT = "inspect"  # roles beside SERVER
 KEPT = "kept"  # taken out of service to be looked at
 
 INSPECT_SLOT = "inspect"

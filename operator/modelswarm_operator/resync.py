@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Sequence
 
+from modelswarm_operator import names
 from modelswarm_operator.client import Api
 from modelswarm_operator.errors import ApiError, NotFoundError, RejectedError
-from modelswarm_operator.kinds import BUDGET, NODE, OWNED, POD, SERVICE, SWARM, Kind
+from modelswarm_operator.kinds import BUDGET, NODE, POD, SERVICE, SWARM, Kind
 from modelswarm_operator.metrics import Metrics
 from modelswarm_operator.observe import Cache
 from modelswarm_operator.world import SwarmView
@@ -78,7 +79,7 @@ class Resync:
             gone = self._cache.lose(SWARM, swarm.uid)
             return gone | self._cache.feed(SWARM, False, raw)
         changed = self._cache.feed(SWARM, False, raw)
-        query = {"labelSelector": f"{OWNED}={swarm.uid}"}
+        query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
         pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
         changed |= self._cache.replace(POD, pods, version, owner=swarm.uid)
         # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
@@ -89,5 +90,5 @@ class Resync:
 
 def _in_words(error: ApiError) -> str:
     if isinstance(error, NotFoundError):
-        return "the CustomResourceDefinition modelswarms.modelswarm.io is not installed"
+        return f"the CustomResourceDefinition {SWARM.plural}.{SWARM.group} is not installed"
     return str(error)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modelswarm.errors import UserError
+from modelswarm.labels import LINKS
 from modelswarm.resources import Pool, Spec
 from modelswarm_operator import names
 from modelswarm_operator.manifests import CONTAINER
@@ -28,7 +29,7 @@ _SPEC = (
 )
 _CONTAINER = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
 _ENV = ("POD_IP",)
-_PORTS = ("links", "metrics")
+_PORTS = (LINKS, "metrics")
 _OURS = (f"{names.DOMAIN}/", "app.kubernetes.io/")
 
 

@@ -29,7 +29,7 @@ DEPARTURE_TAINTS = frozenset(
         "aws-node-termination-handler/scheduled-maintenance",
         "aws-node-termination-handler/rebalance-recommendation",
         "node.cloudprovider.kubernetes.io/shutdown",
-        "modelswarm.io/maintenance",
+        f"{names.DOMAIN}/maintenance",
     }
 )
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")

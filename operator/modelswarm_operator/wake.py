@@ -17,6 +17,7 @@ from typing import Any
 
 import kopf
 
+from modelswarm_operator import names
 from modelswarm_operator.client import load_configuration
 from modelswarm_operator.kinds import Kind
 from modelswarm_operator.world import Json
@@ -163,7 +164,7 @@ def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.networking.error_backoffs = (0.2, 0.5, 1, 2)
     settings.queueing.worker_limit = None
     settings.queueing.idle_timeout = 1
-    settings.persistence.finalizer = "modelswarm.io/kopf-never-sets-this"
+    settings.persistence.finalizer = f"{names.DOMAIN}/kopf-never-sets-this"
     settings.posting.enabled = False
     settings.scanning.disabled = True  # no rights on CRDs and namespaces are needed
     settings.process.ultimate_exiting_timeout = None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelswarm.resources import KIND, MAX_NAME, ModelSwarm, Spec
+from modelswarm.resources import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
 from modelswarm.resources_rules import NAME, SERVED_NAME_STAYS, Cel
 from modelswarm.resources_status import Status
 from tools.crd.schema import VALIDATIONS, Schema, structural, undescribed
 
-GROUP, VERSION, PLURAL = "modelswarm.io", "v1alpha1", "modelswarms"
+GROUP, VERSION = API_VERSION.split("/")
+PLURAL = "modelswarms"
 
 _NAME_FITS = Cel(
     NAME.cel.replace("self", "self.metadata.name") + f" && size(self.metadata.name) <= {MAX_NAME}",
