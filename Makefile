@@ -1,4 +1,4 @@
-# The five verbs people and CI share. `make help` lists them.
+# The verbs people and CI share. `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
 # Set this to a CPU-only package index to install torch from there (the default index brings the CUDA build).
@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check soak bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo test check soak chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,12 @@ soak: check cluster-ready ## what takes too long for every day: long outages, ma
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
+
+# STREAMS, SPANS and EVERY (seconds between two faults) change the swarm, FAULTS="kill one-way" what is done to it.
+chaos: $(STAMP) ## disturb a real local swarm and judge its answers: make chaos SECONDS=60 SEED=7 (MODEL=hash, torch)
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) \
+	  --model $(or $(MODEL),both) --streams $(or $(STREAMS),8) --spans $(or $(SPANS),2) \
+	  --every $(or $(EVERY),1.5) $(if $(FAULTS),--faults $(FAULTS))
 
 # REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
 images: ## build the container images with docker, podman or buildah, whatever is there

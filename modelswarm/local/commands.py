@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from modelswarm.local.rundir import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 
+GATEWAY = "gateway"  # its name among the processes
 GATEWAY_DRAIN_SECONDS = 2.0  # running answers get this long when a person stops the swarm
 
 
@@ -31,6 +33,9 @@ class LocalSettings:
     start_timeout: float = 180.0  # seconds for all to get ready
     publish: bool = True  # let `status`, `chat` and `generate` find it
     run_name: str | None = None  # of its folder, unique on this machine; None: the swarm's name
+    flags: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of a slot's server, or of `gateway`: these come last, so they win
 
 
 def server_command(
@@ -67,7 +72,8 @@ def server_command(
     if settings.token_budget is not None:
         flags["--token-budget"] = str(settings.token_budget)
     switches = ["--hash-model"] if settings.hash_model else []
-    return [*_python("modelswarm_serving.main"), *_flat(flags), *switches]
+    further = settings.flags.get(slot.name, ())
+    return [*_python("modelswarm_serving.main"), *_flat(flags), *switches, *further]
 
 
 def gateway_command(
@@ -78,13 +84,14 @@ def gateway_command(
         "--http": settings.http,
         "--grpc": settings.grpc,
         "--metrics": settings.metrics,
-        "--name": "gateway",
+        "--name": GATEWAY,
         "--announce": str(folder.announce),
         "--hold": str(plan.hold_seconds),
         "--drain": str(GATEWAY_DRAIN_SECONDS),
         "--parent-fd": str(lifeline),
     }
-    return [*_python("modelswarm_gateway.main"), *_flat(flags)]
+    further = settings.flags.get(GATEWAY, ())
+    return [*_python("modelswarm_gateway.main"), *_flat(flags), *further]
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -11,12 +11,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from modelswarm.errors import UserError
 from modelswarm.local.backoff import Backoff
 from modelswarm.local.commands import (
+    GATEWAY,
     LocalSettings,
     child_environment,
     gateway_command,
@@ -39,7 +41,6 @@ from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, coverage, slots_of
 
-GATEWAY = "gateway"
 GATEWAY_RANK, SERVER_RANK = 0, 1  # the gateway stops first: it can still tell its clients
 
 
@@ -120,6 +121,13 @@ class LocalSwarm:
     @property
     def metrics(self) -> str:
         return self._announced.metrics
+
+    @property
+    def logs(self) -> Path:
+        """Where every process writes its log, as `NAME-INCARNATION.log`."""
+        if self._folder is None:
+            raise RuntimeError("the swarm has not been started")
+        return self._folder.logs
 
     @property
     def servers(self) -> tuple[LocalServer, ...]:

@@ -136,19 +136,25 @@ class Stream:
 
     def answer(self) -> Answer:
         """All of it; raises the grpc.RpcError that ended it."""
+        heard, error = self.heard()
+        if error is not None:
+            raise error
+        return heard
+
+    def heard(self) -> tuple[Answer, grpc.RpcError | None]:
+        """What came until it ended, and the error that ended it, if one did."""
         self._thread.join()
-        if self._error is not None:
-            raise self._error
         parts = self._parts
-        return Answer(
+        answer = Answer(
             ask=self.ask,
             tokens=tuple(token for part in parts for token in part.token_ids),
             positions=tuple(
                 part.position + index for part in parts for index in range(len(part.token_ids))
             ),
             text="".join(part.text for part in parts),
-            finish=parts[-1].finish_reason,
+            finish=parts[-1].finish_reason if parts else "",
         )
+        return answer, self._error
 
 
 @dataclass(frozen=True, slots=True)

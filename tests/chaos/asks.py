@@ -1,0 +1,72 @@
+"""What clients ask while the swarm is disturbed: greedy, sampled, penalties, stop strings, turns of one session.
+
+A script is the turns of one conversation, in order; most have one. Every ask has a twin: its answer when nothing is
+disturbed, taken before the first fault. Used by `streams.py` (which plays scripts) and `judge.py` (which compares).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from swarm.kills import prompt_of
+from swarm.models import VOCAB
+from swarm.running import Answer, Ask, Running
+
+from modelswarm.protocol.messages import Sampling
+
+GREEDY = Sampling()
+PENALISED = Sampling(repetition_penalty=1.3)
+SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=1234)
+MIN_P = Sampling(temperature=1.3, min_p=0.05, seed=6)
+WARM = Sampling(temperature=0.7, seed=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The asks have no session's name: who plays a script of several gives it one."""
+
+    asks: tuple[Ask, ...]
+    twins: tuple[Answer, ...]
+
+
+def scripts_of(running: Running, seed: int, new: int) -> list[Script]:
+    """Asked of an undisturbed swarm; answers run to about `new` tokens."""
+    rng = random.Random(seed)
+    kinds = (GREEDY, PENALISED, SAMPLED, MIN_P, WARM)
+    lengths = (1, 40, 90, 200, 400)
+    plain = [
+        Ask(prompt_of(length, rng.randrange(1 << 30), VOCAB), new + rng.randrange(new), sampling)
+        for sampling, length in zip(kinds, rng.sample(lengths, len(lengths)), strict=True)
+    ]
+    made = [_one(running, ask) for ask in plain]
+    stops = [(script.asks[0], _stop_in(script.twins[0].text)) for script in made]
+    made += [_one(running, replace(ask, stop=(stop,))) for ask, stop in stops[1:] if stop][:2]
+    return [*made, _talk(running, rng, new, SAMPLED), _talk(running, rng, new, PENALISED)]
+
+
+def _one(running: Running, ask: Ask) -> Script:
+    return Script((ask,), (running.calm(ask),))
+
+
+def _stop_in(text: str) -> str:
+    """A character that comes first when a good part of the text has come; "" if there is none."""
+    late = range(len(text) // 3, len(text))
+    found = (text[i] for i in late if text[i] not in text[:i])
+    return next((char for char in found if char.isascii() and char.isprintable()), "")
+
+
+def _talk(running: Running, rng: random.Random, new: int, sampling: Sampling) -> Script:
+    """A turn, one that adds to it, and one that goes back and says something else."""
+    first = Ask(prompt_of(rng.randrange(20, 80), rng.randrange(1 << 30), VOCAB), new // 2, sampling)
+    one = running.calm(first)
+    second = replace(first, prompt=(*one.log, *_more(rng)))
+    two = running.calm(second)
+    back = two.log[: rng.randrange(10, len(one.log))]
+    third = replace(first, prompt=(*back, *_more(rng)))
+    return Script((first, second, third), (one, two, running.calm(third)))
+
+
+def _more(rng: random.Random) -> Sequence[int]:
+    return prompt_of(rng.randrange(5, 30), rng.randrange(1 << 30), VOCAB)

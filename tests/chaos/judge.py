@@ -1,0 +1,135 @@
+"""Says what was wrong: of every answer as it ends, and of the swarm when all is over.
+
+The oracles of PROTOCOL section 4 and the invariants, as far as a client and the metrics can see them:
+what was delivered is the twin's answer or its beginning (1, 3), or what the whole model picks (2); every token once
+and in order (I2, I3); an end that is no finish names its error, and for a reason that there was (I8); no wait beyond
+its bound; no page held when nobody holds a session (I5); no process left.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from chaos.streams import Heard
+from swarm.running import Answer
+
+GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
+REFUSALS = ("no_capacity", "no_servers")
+AROUND_A_KILL = (
+    15.0  # seconds in which calls may fail because the gateway was killed and starts again
+)
+
+
+class Wrong(Exception):
+    """An answer that must not be; the message says how."""
+
+
+@dataclass(slots=True)
+class Tally:
+    answers: int = 0  # that ended well
+    begun: int = 0  # that ended with an error after their first token
+    refused: int = 0
+    left: int = 0
+    tokens: int = 0
+    near_ties: int = 0  # answers that part from their twin where rounding may decide
+    waits: list[float] = field(default_factory=list)  # the longest of each answer
+    codes: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Judge:
+    """`settle` judges an answer that differs from its twin, on a model whose arithmetic rounds."""
+
+    longest_wait: float  # seconds that anybody may wait for the next token
+    gateway_kills: Sequence[float]  # time.monotonic; grows
+    settle: Callable[[Answer, Answer], None] | None
+    tally: Tally = field(default_factory=Tally)
+    wrong: list[str] = field(default_factory=list)
+    differing: list[tuple[Answer, Answer]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def hear(self, heard: Heard) -> None:
+        with self._lock:
+            self._count(heard)
+            try:
+                self._judge(heard)
+            except Wrong as wrong:
+                self.blame(f"{heard.who}: {wrong} [{describe(heard)}]")
+
+    def blame(self, words: str) -> None:
+        self.wrong.append(words)
+
+    def finish(self) -> None:
+        """What takes long: once the streams are over."""
+        assert self.settle is not None or not self.differing
+        for twin, answer in self.differing:
+            assert self.settle is not None
+            try:
+                self.settle(twin, answer)
+            except AssertionError as problem:
+                self.blame(f"{problem} [{len(answer.ask.prompt)} + {answer.ask.new}]")
+            else:
+                self.tally.near_ties += 1
+
+    def _count(self, heard: Heard) -> None:
+        tally = self.tally
+        tally.tokens += len(heard.answer.tokens)
+        tally.answers += bool(heard.answer.finish)
+        tally.left += heard.left
+        if heard.code:
+            tally.codes[heard.code] += 1
+            if heard.answer.tokens:
+                tally.begun += 1
+            else:
+                tally.refused += 1
+        if heard.answer.tokens:
+            tally.waits.append(heard.longest_wait)
+
+    def _judge(self, heard: Heard) -> None:
+        answer, twin = heard.answer, heard.twin
+        first = len(answer.ask.prompt)
+        if answer.positions != tuple(range(first, first + len(answer.tokens))):
+            raise Wrong(f"positions {answer.positions} after a prompt of {first}")
+        if heard.longest_wait > self.longest_wait:
+            raise Wrong(f"it waited for {heard.longest_wait:.1f} s")
+        self._judge_end(heard)
+        whole = bool(answer.finish)
+        same = answer.tokens == twin.tokens[: len(answer.tokens)]
+        if same and whole and (answer.text, answer.finish, answer.tokens) != (
+            twin.text, twin.finish, twin.tokens
+        ):  # fmt: skip
+            raise Wrong(f"it ends after {len(answer.tokens)} tokens with {answer.finish!r}")
+        if not same:
+            self._part(replace(answer, ask=replace(answer.ask, session="")), twin)
+
+    def _part(self, answer: Answer, twin: Answer) -> None:
+        """On the hash model equality is exact; elsewhere a near tie may have fallen the other way."""
+        if self.settle is not None:
+            self.differing.append((twin, answer))
+            return
+        both = zip(answer.tokens, twin.tokens, strict=False)
+        parted = next((i for i, (a, b) in enumerate(both) if a != b), len(twin.tokens))
+        raise Wrong(f"token {parted} of {len(answer.tokens)} is another than without faults")
+
+    def _judge_end(self, heard: Heard) -> None:
+        if heard.left or heard.answer.finish:
+            return
+        if heard.code in REFUSALS and not heard.answer.tokens:
+            return
+        if heard.code in GATEWAY_GONE and any(
+            heard.began - AROUND_A_KILL <= kill <= heard.ended for kill in self.gateway_kills
+        ):
+            return
+        raise Wrong(f"it ended with {heard.code!r}: {heard.details}")
+
+
+def describe(heard: Heard) -> str:
+    ask = heard.answer.ask
+    return (
+        f"prompt {len(ask.prompt)}, {len(heard.answer.tokens)} of {len(heard.twin.tokens)} tokens, "
+        f"session {ask.session!r}, from {heard.began:.3f} to {heard.ended:.3f} of {time.monotonic():.3f}"
+    )

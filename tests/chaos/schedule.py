@@ -1,0 +1,133 @@
+"""What happens to a swarm and when: a pure function of the seed, the length of the run and the names of the servers.
+
+Made by `__main__.py`, carried out by `faults.py`. Knows no processes and no clock: a failing seed gives the same
+schedule again.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass
+
+GATEWAY = "gateway"
+FIRST_AT = 1.0  # seconds; the streams have begun by then
+QUIET = 0.15  # of the run, at its end: what was done comes to an end while the streams still run
+LONGEST_QUIET = 5.0
+BOTH_LOST = 0.12  # of kills: every server of the span dies at once, so that its sessions are held
+
+
+class Fault(enum.StrEnum):
+    KILL = "kill"  # SIGKILL; another one is started in its place
+    FREEZE = "freeze"  # SIGSTOP, later SIGCONT
+    SLOW_DISK = (
+        "slow-disk"  # stands still again and again for a moment, as who waits for a disk does
+    )
+    ONE_WAY = "one-way"  # nothing that one says arrives at the other, whose words still come
+    CUT_OFF = "cut-off"  # nothing goes either way
+    DELAY = "delay"  # every byte comes so much later
+    SLOW_LINK = "slow-link"  # few bytes per second
+    TRUNCATE = "truncate"  # a frame ends in its middle, and the connection with it
+    DOUBLE = "double"  # frames come twice
+    FULL = "full"  # others ask for more KV than there is
+    GATEWAY_KILL = "gateway-kill"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at: float  # seconds since the start
+    fault: Fault
+    targets: tuple[str, ...]  # servers; of links: who speaks, and who is spoken to
+    seconds: float = 0.0  # until it is made good again
+    amount: float = 0.0  # seconds of delay, bytes per second, share of frames, requests
+
+    def __str__(self) -> str:
+        lasts = f" for {self.seconds:.2f} s" if self.seconds else ""
+        amount = f" ({self.amount:g})" if self.amount else ""
+        return f"@{self.at:6.2f} {self.fault} {' > '.join(self.targets)}{lasts}{amount}"
+
+
+_WEIGHTS = {
+    Fault.KILL: 5,
+    Fault.FREEZE: 3,
+    Fault.SLOW_DISK: 2,
+    Fault.ONE_WAY: 3,
+    Fault.CUT_OFF: 3,
+    Fault.DELAY: 2,
+    Fault.SLOW_LINK: 2,
+    Fault.TRUNCATE: 3,
+    Fault.DOUBLE: 3,
+    Fault.FULL: 1,
+    Fault.GATEWAY_KILL: 1,
+}
+_SECONDS = {  # shortest and longest
+    Fault.FREEZE: (0.5, 4.0),
+    Fault.SLOW_DISK: (1.0, 3.0),
+    Fault.ONE_WAY: (0.5, 6.0),
+    Fault.CUT_OFF: (0.5, 6.0),
+    Fault.DELAY: (1.0, 4.0),
+    Fault.SLOW_LINK: (1.0, 4.0),
+    Fault.DOUBLE: (2.0, 5.0),
+    Fault.FULL: (1.0, 3.0),
+}
+_AMOUNTS: dict[Fault, tuple[float, ...]] = {
+    Fault.DELAY: (0.02, 0.1, 0.3),
+    Fault.SLOW_LINK: (20_000, 100_000),
+    Fault.DOUBLE: (0.5, 1.0),
+    Fault.FULL: (4, 8),
+}
+
+
+def schedule(
+    seed: int,
+    seconds: float,
+    spans: tuple[tuple[str, ...], ...],
+    *,
+    every: float = 1.5,
+    faults: frozenset[Fault] = frozenset(Fault),
+) -> tuple[Event, ...]:
+    """Events in order. `spans`: the servers of each span, head first; `every`: seconds between two, on average."""
+    rng = random.Random(f"{seed}/{seconds:g}/{spans}")
+    last = seconds - min(LONGEST_QUIET, QUIET * seconds)
+    kinds = [fault for fault in Fault if fault in faults]
+    weights = [_WEIGHTS[fault] for fault in kinds]
+    made: list[Event] = []
+    at = FIRST_AT
+    while at < last:
+        fault = rng.choices(kinds, weights)[0]
+        made.append(_event(rng, at, fault, spans, last - at))
+        at += rng.expovariate(1 / every)
+    return tuple(made)
+
+
+def _event(
+    rng: random.Random, at: float, fault: Fault, spans: tuple[tuple[str, ...], ...], left: float
+) -> Event:
+    shortest, longest = _SECONDS.get(fault, (0.0, 0.0))
+    lasts = min(rng.uniform(shortest, longest), left)
+    amount = rng.choice(_AMOUNTS.get(fault, (0.0,)))
+    return Event(round(at, 3), fault, _targets(rng, fault, spans), round(lasts, 3), amount)
+
+
+def _targets(
+    rng: random.Random, fault: Fault, spans: tuple[tuple[str, ...], ...]
+) -> tuple[str, ...]:
+    match fault:
+        case Fault.GATEWAY_KILL | Fault.FULL:
+            return (GATEWAY,)
+        case Fault.KILL:
+            span = rng.choice(spans)
+            return span if rng.random() < BOTH_LOST else (rng.choice(span),)
+        case Fault.FREEZE | Fault.SLOW_DISK:
+            return (rng.choice(rng.choice(spans)),)
+        case _:
+            return _link(rng, spans)
+
+
+def _link(rng: random.Random, spans: tuple[tuple[str, ...], ...]) -> tuple[str, str]:
+    """Two that talk to each other, in either order: the gateway and a server, or servers that follow each other."""
+    place = rng.randrange(len(spans))
+    here, other = rng.choice(spans[place]), GATEWAY
+    if len(spans) > 1 and rng.random() < 0.5:
+        other = rng.choice(spans[(place + 1) % len(spans)])  # the head follows the tail: the ring
+    return (here, other) if rng.random() < 0.5 else (other, here)

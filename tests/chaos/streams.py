@@ -1,0 +1,120 @@
+"""Clients that keep a swarm busy: each plays one script after the other until it is told to stop.
+
+A client does what a good one does: a refusal before the first token is tried again, an answer that ended with an error
+is given up, and now and then it loses interest in the middle. Everything it hears goes to the judge.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import grpc
+from chaos.asks import Script
+from swarm.running import Answer, Running, Stream
+
+LOSES_INTEREST = 0.08  # of asks
+PAUSE = 0.1  # seconds after a refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One request to its end."""
+
+    who: str
+    answer: Answer  # as much as came
+    twin: Answer
+    began: float  # time.monotonic, as `ended`
+    ended: float
+    code: str = ""  # `error-code` of what ended it, else gRPC's own; empty: it ended well
+    details: str = ""
+    left: bool = False  # the client itself broke it off
+    longest_wait: float = 0.0  # seconds between two tokens, or before the first
+
+
+@dataclass(slots=True)
+class Client:
+    name: str
+    running: Running
+    scripts: Sequence[Script]
+    hear: Callable[[Heard], None]
+    stopping: threading.Event
+    seed: int
+    _talks: int = 0
+    _thread: threading.Thread | None = None
+    failure: BaseException | None = None
+    doing: str = ""
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def start(self) -> None:
+        self._rng.seed(f"{self.seed}/{self.name}")
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> bool:
+        """Whether it has come to its end."""
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._play(self._rng.choice(self.scripts))
+        except BaseException as failure:
+            self.failure = failure
+
+    def _play(self, script: Script) -> None:
+        session = ""
+        if len(script.asks) > 1:
+            self._talks += 1
+            session = f"{self.name}-{self._talks}"
+        for ask, twin in zip(script.asks, script.twins, strict=True):
+            heard = self._ask(replace(twin, ask=replace(ask, session=session)))
+            if heard is None or heard.code or heard.left:
+                return
+
+    def _ask(self, twin: Answer) -> Heard | None:
+        """Until it is taken; None if that does not happen before everything ends."""
+        while True:
+            heard = self._once(twin)
+            self.hear(heard)
+            if not heard.code or heard.answer.tokens:
+                return heard
+            if self.stopping.wait(PAUSE):
+                return None
+
+    def _once(self, twin: Answer) -> Heard:
+        began, clock = time.monotonic(), time.perf_counter()
+        self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session}"
+        stream = self.running.start(twin.ask)
+        left = self._rng.random() < LOSES_INTEREST and self._leave(stream, len(twin.tokens))
+        answer, error = stream.heard()
+        if answer.finish:
+            left = False  # it was too late to leave
+        ended = time.monotonic()
+        times = [clock, *stream.times, time.perf_counter()]
+        code, details = ("", "") if error is None or left else code_of(error)
+        self.doing = ""
+        waits = (b - a for a, b in pairwise(times))
+        return Heard(self.name, answer, twin, began, ended, code, details, left, max(waits))
+
+    def _leave(self, stream: Stream, length: int) -> bool:
+        """In the middle of the answer, if it gets there."""
+        wanted = self._rng.randrange(1, max(2, length))
+        while not stream.done and stream.count < wanted:
+            time.sleep(0.02)
+        if stream.done:
+            return False
+        stream.cancel()
+        return True
+
+
+def code_of(error: grpc.RpcError) -> tuple[str, str]:
+    call: grpc.Call = error  # type: ignore[assignment]  # every error of a call is one
+    trailing = dict(call.trailing_metadata() or ())
+    return str(trailing.get("error-code", call.code().name)), call.details() or ""

@@ -1,0 +1,141 @@
+"""The proxy between two real links: what it does to one direction, and that it does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from chaos.frames import PREFACE, FrameCutter, message_of
+from chaos.proxy import Network, Weather
+from swarm.peers import Node, nodes
+
+from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.messages import Input, Lane, Token
+
+EPOCH = Epoch(1, 1)
+
+
+@contextlib.asynccontextmanager
+async def through_a_proxy() -> AsyncIterator[tuple[Network, Node, Node, Address]]:
+    """a has dialled b through a proxy; both speak once."""
+    network = Network(seed=1)
+    try:
+        async with nodes("a", "b") as (a, b):
+            port = int(b.target.rpartition(":")[2])
+            way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
+            a.links.dial(way)
+            await a.heard.until(lambda: bool(a.heard.up))
+            await b.heard.until(lambda: bool(b.heard.up))
+            yield network, a, b, way
+    finally:
+        await asyncio.to_thread(network.close)
+
+
+def tokens(node: Node) -> list[int]:
+    return [item.position for item in node.heard.items if isinstance(item, Token)]
+
+
+def say(source: Node, to: Node, position: int) -> None:
+    source.send(Address(to.peer, ""), [Token(1, EPOCH, position, 5)])
+
+
+async def test_both_directions_and_both_lanes_pass() -> None:
+    async with through_a_proxy() as (_, a, b, way):
+        say(a, b, 1)
+        say(b, a, 2)
+        a.send(way, [Input(1, EPOCH, 0, tuple(range(50_000)))], Lane.BULK)
+        await b.heard.until(lambda: len(b.heard.items) >= 5)
+        await a.heard.until(lambda: bool(a.heard.items))
+        assert (tokens(a), tokens(b)) == ([2], [1])
+        inputs = [item for item in b.heard.items if isinstance(item, Input)]
+        assert sum(len(part.tokens) for part in inputs) == 50_000
+
+
+async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
+    async with through_a_proxy() as (network, a, b, _):
+        heal = network.disturb(Weather("a", "b", blocked=True))
+        say(a, b, 1)
+        say(b, a, 2)
+        await a.heard.until(lambda: tokens(a) == [2])
+        await asyncio.sleep(0.1)
+        assert tokens(b) == []
+        heal()
+        await b.heard.until(lambda: tokens(b) == [1])
+        assert not a.heard.down
+        assert not b.heard.down
+
+
+async def test_what_is_delayed_comes_later_and_in_order() -> None:
+    async with through_a_proxy() as (network, a, b, _):
+        network.disturb(Weather("b", "a", delay=0.3))
+        began = time.monotonic()
+        for position in range(20):
+            say(b, a, position)
+        await a.heard.until(lambda: len(tokens(a)) == 20)
+        assert time.monotonic() - began >= 0.3
+        assert tokens(a) == list(range(20))
+
+
+async def test_a_frame_that_is_doubled_brings_its_items_twice_and_the_link_lives() -> None:
+    async with through_a_proxy() as (network, a, b, _):
+        network.disturb(Weather("b", "a", doubled=1.0))
+        for position in range(5):
+            say(b, a, position)
+            await a.heard.until(lambda p=position: tokens(a)[-2:] == [p, p])  # type: ignore[misc]
+        assert not a.heard.down
+        assert network.doubled >= 5
+
+
+async def test_a_frame_that_is_truncated_ends_the_link_at_both_ends() -> None:
+    async with through_a_proxy() as (network, a, b, _):
+        network.truncate("a", "b")
+        say(a, b, 1)
+        await a.heard.until(lambda: bool(a.heard.down))
+        await b.heard.until(lambda: bool(b.heard.down))
+        assert tokens(b) == []
+        assert network.truncated == 1
+
+
+async def test_who_is_dialled_while_cut_off_is_not_linked() -> None:
+    network = Network(seed=1)
+    try:
+        async with nodes("a", "b") as (a, b):
+            port = int(b.target.rpartition(":")[2])
+            way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
+            heal = network.disturb(Weather("a", "b", blocked=True), Weather("b", "a", blocked=True))
+            a.links.dial(way)
+            await a.heard.until(lambda: bool(a.heard.down))
+            heal()
+            a.links.dial(way)
+            await a.heard.until(lambda: bool(a.heard.up))
+    finally:
+        await asyncio.to_thread(network.close)
+
+
+def frame(kind: int, payload: bytes, flags: int = 0) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + bytes(4) + payload
+
+
+def data(message: bytes) -> bytes:
+    return frame(0, b"\0" + len(message).to_bytes(4, "big") + message)
+
+
+@pytest.mark.parametrize("step", (1, 7, 1000))
+def test_bytes_become_frames_however_they_come(step: int) -> None:
+    frames = [PREFACE, frame(4, b""), frame(1, b"head"), data(b"m" * 300), data(b"")]
+    cutter, found = FrameCutter(), list[bytes]()
+    stream = b"".join(frames)
+    for at in range(0, len(stream), step):
+        found += cutter.feed(stream[at : at + step])
+    assert found == frames
+
+
+def test_only_a_frame_with_one_whole_message_has_a_message() -> None:
+    assert message_of(data(b"hello")) == b"hello"
+    assert message_of(frame(0, data(b"hello")[9:-1])) is None
+    assert message_of(frame(0, data(b"hello")[9:], flags=1)) is None
+    assert message_of(frame(6, bytes(8))) is None
+    assert message_of(PREFACE) is None

@@ -1,0 +1,59 @@
+"""Schedules: the same seed gives the same one, and each is one that can be carried out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from chaos.schedule import GATEWAY, Fault, schedule
+
+SPANS = (("s0-r0", "s0-r1"), ("s1-r0", "s1-r1"))
+SERVERS = {name for span in SPANS for name in span}
+LINKS = {
+    Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE,
+}  # fmt: skip
+
+
+def test_a_seed_gives_the_same_schedule_again_and_another_seed_another() -> None:
+    assert schedule(7, 60, SPANS) == schedule(7, 60, SPANS)
+    assert schedule(7, 60, SPANS) != schedule(8, 60, SPANS)
+
+
+def test_everything_begins_in_order_and_is_over_before_the_end() -> None:
+    for seed in range(200):
+        events = schedule(seed, 30, SPANS)
+        assert [event.at for event in events] == sorted(event.at for event in events)
+        assert all(1.0 <= event.at < event.at + event.seconds + 0.001 < 30 for event in events)
+
+
+def test_every_kind_of_fault_comes_about_as_often_as_its_weight() -> None:
+    counts = Counter(event.fault for seed in range(200) for event in schedule(seed, 60, SPANS))
+    assert set(counts) == set(Fault)
+    assert counts[Fault.KILL] > 3 * counts[Fault.GATEWAY_KILL]
+    assert 200 * 60 / 1.5 * 0.7 < counts.total() < 200 * 60 / 1.5
+
+
+def test_targets_are_what_the_fault_can_be_done_to() -> None:
+    for seed in range(100):
+        for event in schedule(seed, 60, SPANS):
+            if event.fault in LINKS:
+                assert len(set(event.targets)) == 2
+                assert set(event.targets) <= SERVERS | {GATEWAY}
+                assert not any(set(event.targets) == set(span) for span in SPANS), "never talk"
+            elif event.fault is Fault.KILL:
+                assert event.targets in SPANS or set(event.targets) < SERVERS
+            elif event.fault in (Fault.FREEZE, Fault.SLOW_DISK):
+                assert len(event.targets) == 1
+                assert set(event.targets) < SERVERS
+            else:
+                assert event.targets == (GATEWAY,)
+
+
+def test_only_the_faults_that_are_wanted_come() -> None:
+    wanted = frozenset((Fault.FREEZE, Fault.FULL))
+    assert {event.fault for event in schedule(1, 120, SPANS, faults=wanted)} == wanted
+
+
+def test_a_single_span_has_links_with_the_gateway_only() -> None:
+    events = schedule(3, 300, (("a", "b"),), faults=frozenset(LINKS))
+    assert events
+    assert all(GATEWAY in event.targets for event in events)

@@ -1,0 +1,135 @@
+"""The swarm that is disturbed: real processes, as `modelswarm up` runs them, with a proxy in front of every server.
+
+Used by `__main__.py` and by the sample in `make test`. All that `faults.py` and `judge.py` need to reach is here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from chaos.proxy import HOST, Network
+from swarm.running import Running, local_settings, wait_until
+from swarm.toy import TOY_LENGTH
+
+from modelswarm.local.commands import GATEWAY, LocalSettings
+from modelswarm.local.planning import plan_document
+from modelswarm.local.supervisor import Change
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.placement.plan import SwarmPlan
+from modelswarm.placement.slots import Slot, slots_of
+from modelswarm.resources_load import parse_document
+
+READY_SECONDS = 180.0
+LEASE_SECONDS = 4.0  # a killed gateway's sessions are freed after two of them at most
+IDLE_SECONDS = 4.0  # explicit sessions that nobody uses are closed
+_PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What swarm, and how full it is."""
+
+    model: str  # "hash" or "torch"
+    seed: int
+    spans: int = 2
+    replicas: int = 2
+    sessions: int = 8  # of full length that each server has pages for
+    hold_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class World:
+    plan: Plan
+    running: Running
+    network: Network
+    pids: set[int]  # of every process there ever was
+
+    @property
+    def spans(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the servers of each span."""
+        slots = self.running.local.slots
+        return tuple(
+            tuple(slot.name for slot in slots if slot.span_index == index)
+            for index in range(self.plan.spans)
+        )
+
+
+@contextmanager
+def world(folder: Path, plan: Plan) -> Iterator[World]:
+    """It serves when this begins; no process of it is left when this ends."""
+    name = f"chaos-{plan.model}"
+    swarm_plan = _plan_of(folder, name, plan)
+    slots = slots_of(name, swarm_plan.spans, swarm_plan.replicas)
+    network = Network(plan.seed)
+    pids: set[int] = set()
+    lock = threading.Lock()
+
+    def changed(change: Change) -> None:
+        with lock:
+            pids.add(change.job.pid)
+
+    try:
+        settings = _settings(name, plan, network, slots)
+        with LocalSwarm(swarm_plan, settings, changed) as local:
+            running = Running(local)
+            try:
+                wait_until(
+                    lambda: any(model.ready for model in running.view.snapshot().models),
+                    READY_SECONDS,
+                    "the model did not become ready",
+                )
+                running.wait_whole()
+                yield World(plan, running, network, pids)
+            finally:
+                running.close()
+            local.check()
+    finally:
+        network.close()
+
+
+def _plan_of(folder: Path, name: str, plan: Plan) -> SwarmPlan:
+    document = f"""
+apiVersion: modelswarm.io/v1alpha1
+kind: ModelSwarm
+metadata: {{name: {name}}}
+spec:
+  model: {{source: "file://{folder}", servedName: toy}}
+  spans: {{count: {plan.spans}}}
+  replicas: {plan.replicas}
+  sessions: {{maxLength: {TOY_LENGTH}, concurrent: {plan.sessions}, holdLimit: {plan.hold_seconds:g}s}}
+"""
+    return plan_document(parse_document(document, name))
+
+
+def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) -> LocalSettings:
+    flags: dict[str, tuple[str, ...]] = {
+        GATEWAY: ("--session-idle", str(IDLE_SECONDS)),
+    }
+    ports = _free_ports(len(slots))
+    for slot, port in zip(slots, ports, strict=True):
+        listens, proxied = f"{HOST}:{port}", network.proxy(slot.name, port)
+        flags[slot.name] = ("--listen", listens, "--advertise", proxied)
+    made = local_settings(
+        name, hash_model=plan.model == "hash", lease=LEASE_SECONDS, token_budget=32
+    )
+    return replace(made, flags=flags)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Each server keeps its port through all its lives, as the proxy has to know it."""
+    found: list[int] = []
+    rng = random.Random(os.getpid())
+    while len(found) < count:
+        port = rng.choice(_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port not in found and probe.connect_ex((HOST, port)) != 0:
+                found.append(port)
+    return found
