@@ -29,6 +29,10 @@ class GatewaySettings:
     )
     loops_without_token: int = 10  # this many loops without a new token (R21): held
     give_up_kv_after: int = 3  # a held session frees its KV elsewhere after so many tries (R12)
+    copies_per_server: int = 2  # planned moves that a server has a part in at a time (R13)
+    copy_seconds: float = 5.0  # a copy that gets no nearer for so long is dropped
+    copy_tries: int = 3  # after so many failed copies, a session is moved without one
+    move_seconds: float = 0.5  # pause after a failed move; doubles with each
     input_tokens: int = 8192  # most log entries per Input message
     short_input: int = 256  # up to here an Input goes on live: cheaper than waking the bulk lane
 
@@ -97,7 +101,18 @@ class Resumed:
     seconds: float
 
 
-Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A planned move of a session away from `peer` ended (R13); for logs and metrics."""
+
+    session: str
+    peer: PeerId
+    why: str
+    outcome: str  # of `moves.Ended`
+    seconds: float
+
+
+Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,7 @@ class ServerView:
     last: int
     n_blocks: int
     own_sessions: int  # hops this gateway has there
+    leaving: str  # why its sessions are moved elsewhere; empty: they are not
     beat: Beat | None
 
 

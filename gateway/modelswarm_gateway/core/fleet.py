@@ -25,14 +25,11 @@ FAILED_LOAD = 1000.0  # hops that a server whose steps fail seems to carry: the 
 class Server:
     hello: Hello
     beat: Beat | None = None
+    draining: bool = False  # to be left: only if nobody else holds a block
 
     @property
     def address(self) -> Address:
         return Address(self.hello.peer, self.hello.target)
-
-    @property
-    def draining(self) -> bool:
-        return self.beat is not None and self.beat.draining
 
 
 @dataclass(slots=True)
@@ -43,6 +40,8 @@ class Pair:
     since: float = 0.0
 
 
+STOPPING = "stopping"  # why a server is left that says itself that it is about to end
+MOST_LEFT = 1024  # servers that are remembered as to be left, those that are gone included
 LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
 
 
@@ -56,6 +55,7 @@ class Fleet:
         self._failed: dict[PeerId, float] = {}  # linked servers whose steps failed, and when
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self._health = Health()
+        self.left: dict[PeerId, str] = {}  # servers that sessions are moved away from, and why
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
 
@@ -63,7 +63,7 @@ class Fleet:
         """False: it cannot be planned with, and is as if it were not there."""
         if not makes_sense(hello):
             return False
-        self._servers[hello.peer] = Server(hello)
+        self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
         if hello.hold_ms:
             self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
         self._lead(hello.model)
@@ -129,6 +129,37 @@ class Fleet:
         if server := self._servers.get(peer):
             server.beat = beat
             self._health.beat(peer, beat, now)
+            if beat.draining:
+                self.leave_alone(peer, STOPPING)
+
+    def leave_alone(self, peer: PeerId, why: str) -> None:
+        """Nothing new goes there. It is remembered while the server's link is down: it may come back."""
+        if peer not in self.left:
+            self.left[peer] = why
+            if len(self.left) > MOST_LEFT:
+                del self.left[next(iter(self.left))]
+        if server := self._servers.get(peer):
+            server.draining = True
+
+    def use_again(self, peer: PeerId, why: str) -> None:
+        """Takes a `leave_alone` of that cause back."""
+        if self.left.get(peer) == why:
+            del self.left[peer]
+            if server := self._servers.get(peer):
+                server.draining = False
+
+    def only_there(self, peer: PeerId) -> list[int]:
+        """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
+        server = self._servers[peer]
+        others = [
+            other.hello
+            for other in self.of_kind(server.hello.model, kind_of(server.hello))
+            if other is not server and not other.draining
+        ]
+        held = {block for hello in others for block in range(hello.first, hello.last)}
+        return [
+            block for block in range(server.hello.first, server.hello.last) if block not in held
+        ]
 
     # ---- health
 

@@ -44,6 +44,7 @@ from modelswarm_gateway.core.effects import (
     Why,
 )
 from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Session, State
 
@@ -61,6 +62,9 @@ class GatewayCore:
         self._fleet = Fleet(settings.pair_seconds, draw)
         self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
         self._detection = Detection(settings, peer, self._fleet, self._recovery)
+        self.moves = Moves(
+            settings, self._fleet, self._recovery, self._sessions, self._effects.append
+        )
 
     def drain(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -107,10 +111,13 @@ class GatewayCore:
             self._token(peer, item, now)
         elif isinstance(item, Fenced):
             self._recovery.fenced(peer, item, now)
+            self.moves.fenced(peer, item, now)
         elif isinstance(item, Report):
             self._report(peer, item, now)
         elif isinstance(item, Beat):
             self._fleet.beat(peer, item, now)
+        elif isinstance(item, Window):
+            self.moves.window(peer, item, now)
 
     # ---- what the doors ask for
 
@@ -194,6 +201,7 @@ class GatewayCore:
         for session in sessions:
             if session.state is State.HELD and now >= session.retry_at:
                 self._recovery.enter(session, now)
+        self.moves.tick(now)
 
     def _wake(self, now: float) -> None:
         self._detection.wake(self._sessions.values(), now)
@@ -233,10 +241,11 @@ class GatewayCore:
         self._effects.append(
             Emitted(s.name, token.position, token.token, token.logprob, token.finish)
         )
+        self.moves.token(s, now)
 
     def _report(self, peer: PeerId, report: Report, now: float) -> None:
         found = self._recovery.replies.get(report.handle)
-        if found is None or found[1].peer != peer:
+        if found is None or found[1].peer != peer or self.moves.concerns(peer, report, now):
             return
         session, _hop = found
         if report.epoch != session.epoch or session.state not in (State.RUNNING, State.FENCING):
@@ -274,6 +283,7 @@ class GatewayCore:
                 last=server.hello.last,
                 n_blocks=server.hello.n_blocks,
                 own_sessions=self._fleet.hops[server.hello.peer],
+                leaving=self._fleet.left.get(server.hello.peer, ""),
                 beat=server.beat,
             )
             for server in self._fleet

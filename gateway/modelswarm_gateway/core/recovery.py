@@ -67,7 +67,7 @@ class Recovery:
         session.next_epoch()
         session.loops += 1
         session.cut_hops(session.length)
-        for hop in session.hops:
+        for hop in [*session.hops, *session.spare]:
             hop.answered = False
         if session.loops % self._settings.loops_without_token == 0:
             self.hold(session, now)
@@ -77,6 +77,22 @@ class Recovery:
             session.fenced_at = now
             for hop in session.hops:
                 self._fence(session, hop)
+
+    def move(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
+        """A planned move (R13): the loop with new hops, open beside the route, in the place of one."""
+        at = session.hops.index(old)
+        session.hops[at : at + 1] = new
+        session.spare = [hop for hop in session.spare if hop not in new]
+        session.moved = True
+        self.hops.leave(old)
+        self.enter(session, now)
+
+    def open_beside(self, session: Session, hop: Hop) -> None:
+        """Open a hop that is not on the route, in the session's present epoch, from the room for repairs."""
+        self.hops.take(session, hop)
+        session.spare.append(hop)
+        hop.answered = False
+        self._fence(session, hop, repair=True)
 
     def park(self, session: Session) -> None:
         """Fence without Go (R8): what the log holds now is all that hops may keep."""
@@ -178,10 +194,12 @@ class Recovery:
 
     # ---- fences and answers
 
-    def _fence(self, session: Session, hop: Hop, *, turn: bool = True) -> None:
+    def _fence(
+        self, session: Session, hop: Hop, *, turn: bool = True, repair: bool = False
+    ) -> None:
         create = None
         if hop.own == NO_HANDLE:
-            repair = session.admitted and session.fault_at is not None
+            repair = repair or (session.admitted and session.mending)
             create = Create(session.name, hop.first, hop.last, repair=repair)
             hop.asked = session.epoch
         stale = turn and (create is not None or hop.turn != session.turn_number)
@@ -271,9 +289,9 @@ class Recovery:
         for index, point in enumerate(points):
             self._go(session, index, point)
         head, tail = session.hops[0], session.hops[-1]
-        self._input(session, head, min(points[0].start, head.log))
+        self.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
-            self._input(session, tail, tail.log)
+            self.send_log(session, tail, tail.log)
         session.state = State.RUNNING
         session.admitted = True
         session.shunned.clear()
@@ -298,7 +316,8 @@ class Recovery:
             ),
         )
 
-    def _input(self, session: Session, hop: Hop, start: int) -> None:
+    def send_log(self, session: Session, hop: Hop, start: int) -> None:
+        """The log's entries from `start` on, for a head or a tail."""
         lane = Lane.LIVE if session.length - start <= self._settings.short_input else Lane.BULK
         most = self._settings.input_tokens
         for first in range(start, session.length, most):
@@ -313,7 +332,7 @@ class Recovery:
     def _no_way(self, session: Session, now: float) -> None:
         """A turn that has not begun is refused; a session that has, waits."""
         why = session.refusal if session.shunned else Why.NO_SERVERS
-        if session.fault_at is None and session.held_at is None and not session.tries:
+        if not session.mending and session.held_at is None and not session.tries:
             self._refuse(session, why)
         else:
             session.refusal = why

@@ -86,6 +86,7 @@ class Session:
     refusal: Why = Why.NO_ROOM
     fenced_at: float = 0.0
     loops: int = 0  # since the last new token
+    moved: bool = False  # went over to a copy since the last new token
     failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # when the first fault since the last new token came
     held_at: float | None = None
@@ -103,6 +104,11 @@ class Session:
     @property
     def in_turn(self) -> bool:
         return self.state is not State.PARKED
+
+    @property
+    def mending(self) -> bool:
+        """In a turn that had begun when its route changed: it is held rather than refused."""
+        return self.fault_at is not None or self.moved
 
     def next_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
@@ -122,11 +128,12 @@ class Session:
         """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
         self.loops = self.failures = self.tries = 0
+        self.moved = False
         return since
 
     def goes_from(self, start: int) -> None:
         """The head runs the log from `start` on."""
-        if self.fault_at is None:
+        if not self.mending:
             self.reused = start
         else:
             self.replayed += max(0, self.length - 1 - start)

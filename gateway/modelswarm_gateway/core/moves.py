@@ -1,0 +1,401 @@
+"""Planned moves (R13): a session leaves a server that still works, and its reader does not notice.
+
+The new hop is opened beside the route and warmed up with a copy of the rows that its predecessor keeps, while the old
+one serves; when it is at most one row behind, the session enters the loop with the new route. Ticked and told what
+servers say by `gateway.py`; servers to be left are named by beats, by `modelswarm drain` and by whoever calls `leave`.
+A copy stands beside the session (`Session.spare`) and never touches it: whatever goes wrong with it ends the copy, and
+a loop that the session enters for another reason wins. Does not know how a loop is run (`recovery.py`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import (
+    Copy,
+    Fenced,
+    Go,
+    Lane,
+    Message,
+    Report,
+    Send,
+    Trouble,
+    Window,
+)
+from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
+from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.recovery import Recovery, neighbour
+from modelswarm_gateway.core.session import Hop, Session, State
+from modelswarm_gateway.routing import Leg
+
+PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
+NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
+READY_SECONDS = 0.05  # a copy that is there waits so long for a token: right after one is best
+
+
+class Ended(enum.Enum):
+    """How a move ended."""
+
+    MOVED = "moved"  # with a copy
+    REBUILT = "rebuilt"  # without one: the loop had to run the rows again
+    DROPPED = "dropped"  # the copy failed or got no nearer; tried again later
+    OVERTAKEN = "overtaken"  # a fault, or the end of the turn, came first
+
+
+@dataclass(slots=True)
+class Move:
+    """One session on its way from a hop to new ones for the same blocks."""
+
+    session: Session
+    epoch: Epoch
+    why: str
+    old: Hop
+    new: list[Hop]
+    warm: bool  # with a copy
+    began: float
+    copying: bool = False  # all new hops are open
+    lag: int = 1 << 60  # rows; the least so far
+    since: float = 0.0  # when it last shrank
+    kv: int = 0  # of the new hop
+    fed: int = 0  # log entries that the new hop was sent, if it is head or tail
+
+
+@dataclass(slots=True)
+class Rest:
+    """What earlier moves of a session have taught."""
+
+    epoch: Epoch
+    failures: int = 0
+    until: float = 0.0
+    refused: set[PeerId] = field(default_factory=set)
+    gone: bool = False  # the rows to copy are not kept any more
+    targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+
+
+class Moves:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        fleet: Fleet,
+        recovery: Recovery,
+        sessions: Mapping[str, Session],
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._recovery = recovery
+        self._sessions = sessions
+        self._emit = emit
+        self._moves: dict[str, Move] = {}  # by session
+        self._rests: dict[str, Rest] = {}
+        self._no_place: dict[PeerId, float] = {}  # until when it is not asked again
+
+    # ---- servers to be left
+
+    def leave(self, peer: PeerId, why: str, now: float) -> None:
+        """Its sessions are moved elsewhere, and new ones go there only if nobody else holds a block."""
+        self._fleet.leave_alone(peer, why)
+        self.tick(now)
+
+    def stay(self, peer: PeerId, why: str, now: float) -> None:
+        """Takes back a `leave` of that cause; copies under way come to nothing."""
+        self._fleet.use_again(peer, why)
+        self.tick(now)
+
+    def under_way(self, peer: PeerId) -> int:
+        return sum(move.old.peer == peer for move in self._moves.values())
+
+    # ---- time
+
+    def tick(self, now: float) -> None:
+        for move in list(self._moves.values()):
+            self._look_after(move, now)
+        if self._fleet.left and not self._repairs():
+            self._begin_some(now)
+        for name in self._rests.keys() - self._sessions.keys():
+            del self._rests[name]
+
+    def _look_after(self, move: Move, now: float) -> None:
+        if not self._stands(move):
+            self._end(move, Ended.OVERTAKEN, now)
+            self._wait(move.session, now)
+        elif move.copying and self._near(move) and now - move.since >= READY_SECONDS:
+            self._switch(move, now)
+        elif now - move.since >= self._settings.copy_seconds:
+            self._fail(move, now)
+
+    def _stands(self, move: Move) -> bool:
+        """Whether the session still runs as it did when the move began, and the old hop is still to be left."""
+        session = move.session
+        return (
+            self._sessions.get(session.name) is session
+            and session.epoch == move.epoch
+            and session.state is State.RUNNING
+            and move.old.peer in self._fleet.left
+            and all(self._fleet.linked(hop.peer) for hop in move.new)
+            and not any(hop.peer in self._fleet.suspected for hop in move.new)
+        )
+
+    def _repairs(self) -> bool:
+        """Repairs come before moves."""
+        return any(
+            session.fault_at is not None and session.state in (State.FENCING, State.RUNNING)
+            for session in self._sessions.values()
+        )
+
+    def _begin_some(self, now: float) -> None:
+        looked_at = 0
+        busy = self._busy()
+        for session in list(self._sessions.values()):
+            hop = next((hop for hop in session.hops if hop.peer in self._fleet.left), None)
+            if hop is None or not self._may_begin(session, hop, busy, now):
+                continue
+            looked_at += 1
+            if looked_at > PER_TICK:
+                return
+            self._begin(session, hop, busy, now)
+
+    def _busy(self) -> Counter[PeerId]:
+        """By server, in how many copies it has a part."""
+        return Counter(peer for move in self._moves.values() for peer in parts(move))
+
+    def _may_begin(self, session: Session, hop: Hop, busy: Counter[PeerId], now: float) -> bool:
+        if self._no_place.get(hop.peer, 0.0) > now or session.kind is None:
+            return False
+        if session.state is State.PARKED:
+            return True
+        if session.state is not State.RUNNING or session.mending or session.name in self._moves:
+            return False
+        if busy[hop.peer] >= self._settings.copies_per_server:
+            return False
+        return self._rest(session).until <= now
+
+    # ---- one move
+
+    def _begin(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
+        legs = self._places(session, old, now)
+        parked = session.state is State.PARKED
+        if legs is None and not (parked and session.kind != self._fleet.leading(session.model)):
+            self._no_place[old.peer] = now + NO_PLACE_SECONDS
+            return
+        if parked or legs is None:  # no copy: its next turn goes elsewhere (R8)
+            session.hops.remove(old)
+            self._recovery.hops.leave(old)
+            return
+        rest = self._rest(session)
+        warm = len(legs) == 1 and not rest.gone and rest.failures < self._settings.copy_tries
+        why = self._fleet.left[old.peer]
+        move = Move(session, session.epoch, why, old, [], warm, now, since=now)
+        new = [self._recovery.hops.find(session, leg.peer, leg.first, leg.last) for leg in legs]
+        move.new = new
+        if any(busy[peer] >= self._settings.copies_per_server for peer in parts(move)):
+            return
+        busy.update(parts(move))
+        self._moves[session.name] = move
+        rest.targets.update(hop.peer for hop in new)
+        for hop in new:
+            self._recovery.open_beside(session, hop)
+
+    def _places(self, session: Session, old: Hop, now: float) -> list[Leg] | None:
+        """Servers for the blocks of a hop, none of them to be left itself; None: there are none."""
+        assert session.kind is not None, "a session that has hops has a kind"
+        rest, at = self._rest(session), session.hops.index(old)
+        before, after = session.hops[:at], session.hops[at + 1 :]
+        for without in (self._fleet.left.keys() | rest.refused, self._fleet.left.keys()):
+            legs = self._fleet.cover(
+                session.model,
+                session.kind,
+                old.blocks,
+                now,
+                between=(before[-1].peer if before else None, after[0].peer if after else None),
+                bad_pairs=self._fleet.bad_pairs(now),
+                without=without,
+                length=session.turn.end,
+            )
+            if legs is not None:
+                return legs
+            rest.refused.clear()
+        return None
+
+    def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+        """An answer that the loop has taken note of."""
+        move = self._of(answer.handle)
+        if move is None or answer.epoch != move.epoch or move.copying:
+            return
+        if answer.unknown or answer.refused is not None:
+            self._rest(move.session).refused.add(peer)
+            self._fail(move, now)
+        elif all(hop.answered for hop in move.new):
+            for hop in move.new:
+                hop.turn = move.session.turn_number
+            move.copying, move.since = True, now
+            if move.warm:
+                self._copy(move)
+            else:
+                self._switch(move, now)
+
+    def _copy(self, move: Move) -> None:
+        """The new hop goes, warm, and the one before it is told to send it what it keeps."""
+        session, [hop] = move.session, move.new
+        before = before_hop(move)
+        self._send(
+            hop,
+            Go(
+                handle=hop.own,
+                epoch=session.epoch,
+                length=session.length,
+                start=hop.kv,
+                send_from=max(hop.kv, session.turn.reserve),
+                predecessor=None if before is None else neighbour(before),
+                successor=None,
+                ring=None,
+                credit=0,
+                hops=len(session.hops),
+                sample=not session.read_only,
+                warm=True,
+            ),
+        )
+        if before is not None:
+            self._send(before, Copy(before.own, session.epoch, neighbour(hop), hop.kv))
+        move.kv = hop.kv
+        move.fed = hop.log if before is not None else min(hop.kv, hop.log)
+        self._feed(move)
+
+    def _feed(self, move: Move) -> None:
+        """Log entries for a new head, which runs them, or a new tail, which keeps them."""
+        [hop] = move.new
+        kind = move.session.kind
+        assert kind is not None, "a session that runs has a kind"
+        if hop.first == 0 or hop.last == kind.n_blocks:
+            self._recovery.send_log(move.session, hop, move.fed)
+            move.fed = move.session.length
+
+    def token(self, session: Session, now: float) -> None:
+        """A new token: the best moment to go over, since nothing else of the session is under way."""
+        move = self._moves.get(session.name)
+        if move is None or not move.copying or not self._stands(move):
+            return
+        if self._near(move):
+            self._switch(move, now)
+        else:
+            self._feed(move)
+
+    def window(self, peer: PeerId, window: Window, now: float) -> None:
+        """The new hop says how far it is."""
+        move = self._of(window.handle)
+        if move is None or not move.copying or window.epoch != move.epoch:
+            return
+        if peer != move.new[0].peer or not self._stands(move):
+            return
+        move.kv = max(move.kv, window.received)
+        lag = behind(move)
+        if lag < move.lag:
+            move.lag, move.since = lag, now
+
+    def _near(self, move: Move) -> bool:
+        return behind(move) <= 1
+
+    def _switch(self, move: Move, now: float) -> None:
+        del self._moves[move.session.name]
+        self._rests.pop(move.session.name, None)
+        self._tell(move, Ended.MOVED if move.warm else Ended.REBUILT, now)
+        self._recovery.move(move.session, move.old, move.new, now)
+
+    # ---- what goes wrong
+
+    def concerns(self, peer: PeerId, report: Report, now: float) -> bool:
+        """Whether a report is about a copy or says that a server leaves: no session suffers from either."""
+        found = self._recovery.replies.get(report.handle)
+        if found is None or found[1].peer != peer:
+            return False
+        session, hop = found
+        if report.trouble is Trouble.DRAINING:
+            self._fleet.leave_alone(peer, STOPPING)
+            return True
+        move = self._moves.get(session.name)
+        if hop in session.spare:
+            if move is not None and report.epoch == move.epoch:
+                self._fail(move, now)
+            return True
+        if report.epoch != session.epoch or not self._about_copy(session, hop, report):
+            return False
+        if move is not None:
+            self._rest(session).gone = report.trouble is Trouble.GAP
+            self._fail(move, now)
+        return True
+
+    def _about_copy(self, session: Session, hop: Hop, report: Report) -> bool:
+        """The link that is named leads to where a copy goes, or went in this epoch, and no hop that serves is there."""
+        if report.peer not in self._rest(session).targets:
+            return False
+        return all(hop.peer != report.peer for hop in session.hops)
+
+    def _fail(self, move: Move, now: float) -> None:
+        """Tried again, elsewhere or later; after a few times without a copy."""
+        self._end(move, Ended.DROPPED, now)
+        self._wait(move.session, now)
+
+    def _wait(self, session: Session, now: float) -> None:
+        rest = self._rest(session)
+        pause = self._settings.move_seconds * 2 ** min(rest.failures, 5)
+        rest.failures += 1
+        rest.until = now if rest.gone else now + pause
+
+    def _end(self, move: Move, how: Ended, now: float) -> None:
+        """Takes away what stands beside the session."""
+        session = move.session
+        del self._moves[session.name]
+        before = before_hop(move)
+        if move.warm and move.copying and before is not None and session.epoch == move.epoch:
+            self._send(before, Copy(before.own, session.epoch, None))
+        for hop in move.new:
+            if hop in session.spare:
+                session.spare.remove(hop)
+                self._recovery.hops.leave(hop)
+        self._tell(move, how, now)
+
+    # ---- helpers
+
+    def _rest(self, session: Session) -> Rest:
+        rest = self._rests.setdefault(session.name, Rest(session.epoch))
+        if rest.epoch != session.epoch:
+            rest.epoch, rest.gone = session.epoch, False
+            rest.targets.clear()
+        return rest
+
+    def _of(self, handle: int) -> Move | None:
+        """The move whose new hop has that name."""
+        found = self._recovery.replies.get(handle)
+        move = None if found is None else self._moves.get(found[0].name)
+        if move is None or found is None or found[1] not in move.new:
+            return None
+        return move
+
+    def _tell(self, move: Move, how: Ended, now: float) -> None:
+        seconds = now - move.began
+        self._emit(Moved(move.session.name, move.old.peer, move.why, how.value, seconds))
+
+    def _send(self, hop: Hop, message: Message) -> None:
+        self._emit(Send(hop.server, Lane.LIVE, message))
+
+
+def behind(move: Move) -> int:
+    """Rows that the new hop lacks of those that a loop would have it hold."""
+    return move.session.length - 1 - move.kv
+
+
+def before_hop(move: Move) -> Hop | None:
+    """Whose rows are copied; None: the head's are the gateway's own log."""
+    hops = move.session.hops
+    return next((hop for hop in hops if hop.last == move.old.first), None)
+
+
+def parts(move: Move) -> set[PeerId]:
+    """Servers that have work with it."""
+    before = before_hop(move)
+    sender = set() if before is None else {before.peer}
+    return {move.old.peer, *(hop.peer for hop in move.new)} | sender
