@@ -13,6 +13,7 @@ from typing import TypeVar
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
+    Beat,
     Fence,
     Fenced,
     Hello,
@@ -59,9 +60,11 @@ class Script:
         self.core = GatewayCore(self.settings, "g/1/0", 1, itertools.count(1).__next__)
         self._handles = itertools.count(1000)
         self.hops: dict[tuple[PeerId, int, int], Opened] = {}
+        self.alive: set[PeerId] = set()  # say so
 
     def serve(self, name: str, first: int, last: int) -> PeerId:
         peer = f"{name}/1/0"
+        self.alive.add(peer)
         self.core.connected(
             Hello(
                 version=PROTOCOL_VERSION,
@@ -141,6 +144,8 @@ class Script:
     def wait(self, seconds: float, tick: float = 0.05) -> None:
         for _ in range(round(seconds / tick)):
             self.now += tick
+            for peer in sorted(self.alive):
+                self.core.receive(peer, Beat(), self.now)
             self.core.tick(self.now)
             self.run()
 
