@@ -31,6 +31,7 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
+from modelswarm_gateway.core.restart import HopState, restart_points
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Work
 from modelswarm_serving.model.hash import HashModel, reference
@@ -85,6 +86,7 @@ class Pump:
         lease_seconds: float = 30.0,
         token_budget: int = 512,
         row_window: int = 1024,
+        replay_bytes: int = 1 << 20,
     ) -> Server:
         name = f"s{len(self.servers)}/1/b"
         shape = ModelShape(
@@ -103,6 +105,7 @@ class Pump:
             lease_seconds=lease_seconds,
             token_budget=token_budget,
             row_window=row_window,
+            replay_bytes=replay_bytes,
         )
         draws = random.Random(name)
         core = ServerCore(settings, shape, lambda: draws.getrandbits(64))
@@ -270,14 +273,13 @@ class Client:
                 self.log.append(item.token)
 
     def starts(self) -> list[int]:
-        """R6 with empty replay logs: a hop can't start beyond what its successor needs."""
-        starts = [0] * len(self.hops)
-        following = None
-        for index in reversed(range(len(self.hops))):
-            kv = self.fenced[index].kv
-            starts[index] = kv if following is None else min(kv, following)
-            following = starts[index]
-        return starts
+        """By the pass R6."""
+        answers = [self.fenced[index] for index in range(len(self.hops))]
+        states = [
+            HopState(answer.kv, last, answer.kept)
+            for answer, (_, _, last) in zip(answers, self.hops, strict=True)
+        ]
+        return [point.start for point in restart_points(states)]
 
     def go(
         self, *, credit: int = FOREVER, sample: bool = True, body_lane: Lane = Lane.BULK
@@ -375,8 +377,8 @@ def repeated(item: Rows, **changes: object) -> Rows:
     return replace(item, **changes)  # type: ignore[arg-type]
 
 
-def opened(pump: Pump, hops: int = 2, length: int = 12, new: int = 8) -> Client:
-    client = Client(pump, route(pump, hops), prompt(length))
+def opened(pump: Pump, hops: int = 2, length: int = 12, new: int = 8, **settings: int) -> Client:
+    client = Client(pump, route(pump, hops, **settings), prompt(length))
     client.fence(new)
     pump.run()
     client.listen()

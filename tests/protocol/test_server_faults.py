@@ -119,7 +119,7 @@ def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str,
 
 def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
     pump = Pump()
-    client = opened(pump)
+    client = opened(pump, replay_bytes=0)
     client.go(credit=14)
     client.finish()
     client.fence()

@@ -201,7 +201,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
 
 def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
     pump = Pump()
-    client = opened(pump, hops=3, length=30)
+    client = opened(pump, hops=3, length=30, replay_bytes=0)
     client.go(credit=35)
     client.finish()
     spare = pump.serve(2, 4)

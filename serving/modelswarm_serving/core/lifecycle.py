@@ -13,6 +13,7 @@ from modelswarm.protocol.messages import (
     Create,
     Fence,
     Fenced,
+    KeptRows,
     Live,
     Refusal,
     Trouble,
@@ -24,6 +25,7 @@ from modelswarm_serving.core.intake import take_input
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.peers import Peers
 from modelswarm_serving.core.registry import Registry
+from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Early, Fault, Hop
 from modelswarm_serving.core.settings import ServerSettings
@@ -41,12 +43,14 @@ class Lifecycle:
         peers: Peers,
         out: Outbox,
         schedule: Schedule,
+        log: ReplayLog,
     ) -> None:
         self._settings = settings
         self._shape = shape
         self._peers = peers
         self._out = out
         self._schedule = schedule
+        self._log = log
         self._grants: dict[Hop, float] = {}  # hops that never ran, until when they may wait for Go
         self.hops = Registry(draw)
         self.admission = Admission(shape, settings.repair_fraction)
@@ -97,6 +101,7 @@ class Lifecycle:
         fence, hop.pending = hop.pending, None
         assert fence is not None
         hop.cut(fence.kv_cut, fence.log_cut)
+        self._log.cut(hop.handle, hop.kv)
         refusal = None
         if fence.turn is not None:
             refusal = self._new_turn(hop, fence.turn, fence.create, now)
@@ -124,12 +129,16 @@ class Lifecycle:
             kv=hop.kv,
             log=len(hop.log),
             counters=hop.counters,
-            kept=(),  # the ranges of the replay log (R6), once there is one
+            kept=self._kept(hop),
             steps=self.steps,
             refused=refusal,
             free_pages=self.admission.pool.free,
         )
         self._out.to_gateway(hop.gateway, hop.answer)
+
+    def _kept(self, hop: Hop) -> tuple[KeptRows, ...]:
+        start, end = self._log.run(hop.handle)
+        return (KeptRows(hop.last, start, end),) if start < end else ()
 
     def _create(self, peer: PeerId, fence: Fence, create: Create, now: float) -> None:
         """Open a hop, or refuse and leave nothing behind."""
@@ -212,6 +221,7 @@ class Lifecycle:
         self._schedule.stopped(hop)
         self.hops.remove(hop)
         self._grants.pop(hop, None)
+        self._log.drop(hop.handle)
         if hop.busy:
             hop.freed = True
         else:

@@ -1,20 +1,51 @@
 """What a running hop sends: rows to its successor, windows to its predecessor, tokens to gateway and head.
 
-Called by `server.py` after a step and when a window comes. Plans nothing; rows are within the successor's window
-because they were planned so.
+Called by `server.py` after a step and when a window comes. Plans nothing; computed rows are within the successor's
+window because they were planned so, kept ones because they are sent as far as it reaches.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from modelswarm.protocol.messages import Finish, Lane, Rows, Token, Window
+from modelswarm.protocol.messages import Finish, Go, Lane, Rows, Token, Trouble, Window
 from modelswarm_serving.core.outbox import Outbox
-from modelswarm_serving.core.session import Hop
+from modelswarm_serving.core.replay_log import ReplayLog
+from modelswarm_serving.core.session import Fault, Hop
 from modelswarm_serving.model.base import Picked
 
 BULK_GROUP_BYTES = 256 * 1024
 """A control message never waits for longer than this on a shared wire; frames stay under 4 MiB."""
+
+
+def kept_fault(log: ReplayLog, hop: Hop, go: Go) -> Fault | None:
+    """Are the rows that this Go wants of the replay log still there?"""
+    if hop.is_tail or go.send_from >= go.start:
+        return None
+    start, end = log.run(hop.handle)
+    if start <= go.send_from and go.start <= end:
+        return None
+    return Fault(Trouble.GAP, f"rows {go.send_from} to {go.start} are not kept here")
+
+
+def send_kept(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Fault | None:
+    """Kept rows [sent, start) on bulk, as far as the successor's window reaches (R6).
+
+    They are out before the first computed row: none is computed beyond that window.
+    """
+    go = hop.go
+    if go is None or go.successor is None or hop.sent >= go.start:
+        return None
+    to, step = go.successor, max(1, BULK_GROUP_BYTES // row_bytes)
+    end = min(go.start, hop.window)
+    while hop.sent < end:
+        count = min(step, end - hop.sent)
+        rows = log.take(hop.handle, hop.sent, hop.sent + count)
+        if rows is None:
+            return Fault(Trouble.GAP, f"rows {hop.sent} to {go.start} are no longer kept here")
+        out.send(to.address, Lane.BULK, Rows(to.handle, go.epoch, hop.sent, count, rows))
+        hop.sent += count
+    return None
 
 
 def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_bytes: int) -> None:

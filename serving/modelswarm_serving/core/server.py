@@ -30,6 +30,7 @@ from modelswarm_serving.core import intake, outflow
 from modelswarm_serving.core.lifecycle import Lifecycle
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.peers import Peers
+from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.core.settings import ServerSettings
@@ -54,6 +55,9 @@ class ServerStats:
     gateways: int  # linked
     reports: Mapping[Trouble, int]  # to gateways, of what was wrong with an epoch
     draining: bool
+    replay_bytes: int  # of kept rows ...
+    replay_limit: int  # ... and how many there may be
+    replay_dropped: int  # sessions whose kept rows went because memory was short
 
 
 class ServerCore:
@@ -67,8 +71,13 @@ class ServerCore:
         self._peers = Peers()
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
-        self._life = Lifecycle(settings, shape, draw, self._peers, self._out, self._schedule)
-        self._steps = Steps(shape, settings.row_window, self._life, self._out, self._schedule)
+        self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
+        self._life = Lifecycle(
+            settings, shape, draw, self._peers, self._out, self._schedule, self._log
+        )
+        self._steps = Steps(
+            shape, settings.row_window, self._life, self._out, self._schedule, self._log
+        )
 
     # --- links -------------------------------------------------------------------------------
 
@@ -128,13 +137,14 @@ class ServerCore:
             return
         if hop.pending is not None:  # not answered yet: no gateway can have planned with it
             return
-        fault = hop.go_fault(go)
+        fault = hop.go_fault(go) or outflow.kept_fault(self._log, hop, go)
         if fault is not None:
             hop.refuse(go)
             self._out.report(hop, "", fault)
             return
         early = hop.early
         hop.run(go)
+        self._log.cut(hop.handle, go.start)
         self._life.ran(hop)
         self._schedule.started(hop)
         if go.predecessor is not None:
@@ -207,6 +217,9 @@ class ServerCore:
         elif hop.go.successor is not None and peer == hop.go.successor.address.peer:
             hop.window = max(hop.window, window.limit)
             hop.acked = max(hop.acked, window.received)
+            gone = outflow.send_kept(self._out, hop, self._log, self._shape.row_bytes)
+            if not self._went_well(hop, "", gone):
+                return
             outflow.flush_live(self._out, hop)
         self._steps.wake(hop, now)
 
@@ -301,6 +314,9 @@ class ServerCore:
             gateways=self._peers.count(Role.GATEWAY),
             reports=dict(self._out.reports),
             draining=self._life.draining,
+            replay_bytes=self._log.bytes,
+            replay_limit=self._log.limit,
+            replay_dropped=self._log.dropped,
         )
 
     def handles(self) -> tuple[Handle, ...]:

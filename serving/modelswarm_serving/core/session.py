@@ -175,8 +175,6 @@ class Hop:
             return Fault(Trouble.FAILED, f"{go.length} entries, {self.turn.reserve} reserved")
         if self.is_tail and (wrong := sampling_fault(self.turn.sampling)) is not None:
             return Fault(Trouble.FAILED, wrong)
-        if not self.is_tail and go.send_from < go.start:
-            return Fault(Trouble.GAP, f"rows {go.send_from} to {go.start} are not kept here")
         return None
 
     def ready_end(self) -> int:

@@ -13,6 +13,7 @@ from modelswarm.protocol.messages import Trouble
 from modelswarm_serving.core import outflow
 from modelswarm_serving.core.lifecycle import Lifecycle
 from modelswarm_serving.core.outbox import Outbox
+from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
@@ -29,12 +30,14 @@ class Steps:
         life: Lifecycle,
         out: Outbox,
         schedule: Schedule,
+        log: ReplayLog,
     ) -> None:
         self._shape = shape
         self._row_window = row_window
         self._life = life
         self._out = out
         self._schedule = schedule
+        self._log = log
         self._running: list[tuple[Hop, Work]] = []
         self._began = 0.0
         self.rows = 0
@@ -74,9 +77,16 @@ class Steps:
             blocks=(hop.first, hop.last),
             tokens=hop.log[first:end] if hop.is_head else None,
             rows=None if hop.is_head else hop.inbox.take(end - first),
-            emit=end if hop.is_tail else min(max(first, go.send_from), end),
+            emit=self._emits_from(hop, first, end),
             pick=pick,
         )
+
+    def _emits_from(self, hop: Hop, first: int, end: int) -> int:
+        """All rows are kept, also those that the successor has (R6)."""
+        if hop.is_tail:
+            return end
+        assert hop.go is not None
+        return first if self._log.on else min(max(first, hop.go.send_from), end)
 
     def finish(self, results: Sequence[Result], now: float) -> None:
         running, self._running = self._running, []
@@ -120,6 +130,8 @@ class Steps:
             # also for an epoch that has ended: the rows were right, a pending cut takes what must go
             hop.kv = work.first + work.count
             self.rows += work.count
+            if result.rows is not None:
+                self._log.append(hop.handle, work.emit, result.rows)
         if hop.phase is Phase.RUNNING:
             if wrong is None:
                 self._emit(hop, work, result)
@@ -140,8 +152,14 @@ class Steps:
         return None
 
     def _emit(self, hop: Hop, work: Work, result: Result) -> None:
-        if result.rows is not None and len(result.rows) > 0:
-            outflow.send_rows(self._out, hop, work.emit, result.rows, self._shape.row_bytes)
+        go = hop.go
+        assert go is not None
+        first = max(work.emit, go.send_from)  # the successor has the rows before
+        if result.rows is not None and first < work.first + work.count:
+            rows = result.rows
+            if first > work.emit:
+                rows = memoryview(rows)[(first - work.emit) * self._shape.row_bytes :]
+            outflow.send_rows(self._out, hop, first, rows, self._shape.row_bytes)
         if work.pick is not None and result.picked is not None:
             outflow.send_picked(self._out, hop, result.picked)
         if not hop.is_head:

@@ -73,7 +73,10 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one Work gave: rows for [emit, end) as bytes, a pick if one was asked for, or why it failed."""
+    """What one Work gave: rows for [emit, end) as bytes, a pick if one was asked for, or why it failed.
+
+    `rows` is a buffer of this Work alone, that nobody changes any more: it is sent, and kept with the session.
+    """
 
     rows: bytes | memoryview | None = None
     picked: Picked | None = None

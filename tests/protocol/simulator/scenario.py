@@ -26,6 +26,7 @@ class Layout:
     short_input: int = 256  # ... and up to how many go on the live lane
     grant_seconds: float = NEVER
     lease_seconds: float = NEVER
+    replay_bytes: int = 1 << 20  # for kept rows, at each server
 
 
 @dataclass(frozen=True, slots=True)

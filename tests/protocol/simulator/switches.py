@@ -340,6 +340,15 @@ def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, faults=faults, load=load, patience=40.0)
 
 
+def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Kept rows go at any time, since there is memory for a few sessions' only, or for none."""
+    rows = rng.choice((0, 20, 60, 200, 1000))
+    load = replace(scenario.load, sessions=rng.randint(4, 10), prompt=(5, 40), spread=0.1)
+    faults = replace(scenario.faults, gap=0.03, weights={"drop": 0.5, "kill": 1.0})
+    layout = replace(scenario.layout, replay_bytes=rows * 60)
+    return replace(scenario, layout=layout, load=load, faults=faults)
+
+
 SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "mixed": _mixed,
     "calm": _calm,
@@ -368,4 +377,5 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "cut_off": _cut_off,
     "stops": _stops,
     "storm": _storm,
+    "evictions": _evictions,
 }
