@@ -17,6 +17,7 @@ from modelswarm.protocol.messages import (
     Send,
     Token,
     Trouble,
+    Window,
     reply_address,
 )
 from modelswarm_serving.core.peers import Peers
@@ -37,7 +38,7 @@ class Outbox:
         else:
             self._sends.append(Send(to, lane, item))
 
-    def to_gateway(self, gateway: PeerId, item: Fenced | Report | Token) -> None:
+    def to_gateway(self, gateway: PeerId, item: Fenced | Report | Token | Window) -> None:
         """Nothing is kept for a gateway that is gone: when it is back it fences its sessions."""
         if not self._peers.is_gone(gateway):
             self._sends.append(Send(reply_address(gateway), Lane.LIVE, item))

@@ -13,6 +13,7 @@ from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import (
     Beat,
     Close,
+    Copy,
     Fence,
     Go,
     Input,
@@ -27,6 +28,7 @@ from modelswarm.protocol.messages import (
     Window,
 )
 from modelswarm_serving.core import intake, outflow
+from modelswarm_serving.core.copies import Copies
 from modelswarm_serving.core.lifecycle import Lifecycle
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.peers import Peers
@@ -72,11 +74,18 @@ class ServerCore:
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
         self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
+        self._copies = Copies(self._out, self._log, shape.row_bytes)
         self._life = Lifecycle(
             settings, shape, draw, self._peers, self._out, self._schedule, self._log
         )
         self._steps = Steps(
-            shape, settings.row_window, self._life, self._out, self._schedule, self._log
+            shape,
+            settings.row_window,
+            self._life,
+            self._out,
+            self._schedule,
+            self._log,
+            self._copies,
         )
 
     # --- links -------------------------------------------------------------------------------
@@ -90,8 +99,11 @@ class ServerCore:
         self._now = now
         self._peers.disconnected(peer, now)
         fault = Fault(Trouble.LINK_DOWN, "the link broke or could not be dialled")
-        for hop in [hop for hop in self._life.hops if hop.talks_to(peer)]:
-            self._steps.stop(hop, peer, fault)
+        for hop in list(self._life.hops):
+            if hop.talks_to(peer):
+                self._steps.stop(hop, peer, fault)
+            else:
+                self._copies.lost_link(hop, peer)
 
     # --- messages ----------------------------------------------------------------------------
 
@@ -119,6 +131,8 @@ class ServerCore:
                 self._life.fence(peer, item, now)
             case Go():
                 self._on_go(peer, item, now)
+            case Copy():
+                self._on_copy(peer, item)
             case Close():
                 self._life.close(peer, item.handle)
             case Live():
@@ -155,6 +169,11 @@ class ServerCore:
             self._on_rows(sender, rows, now)
         self._steps.wake(hop, now)
 
+    def _on_copy(self, peer: PeerId, copy: Copy) -> None:
+        hop = self._life.hops.get(copy.handle)
+        if hop is not None and peer == hop.gateway:
+            self._copies.order(hop, copy)
+
     def _unknown(self, peer: PeerId, go: Go) -> None:
         """A hop that this server gave up between its answer and this Go."""
         freed = self._life.hops.freed(go.handle)
@@ -171,14 +190,14 @@ class ServerCore:
 
     def _on_rows(self, peer: PeerId, rows: Rows, now: float) -> None:
         hop = self._current(rows)
-        if hop is None or hop.is_head or rows.store_only:
+        if hop is None or hop.is_head:
             return
         if hop.go is None:
             window, row_bytes = self._settings.row_window, self._shape.row_bytes
             intake.keep_rows(hop.early, peer, rows, window, row_bytes)
             return
         assert hop.go.predecessor is not None
-        if peer != hop.go.predecessor.address.peer:
+        if peer != hop.go.predecessor.address.peer or rows.store_only != hop.go.warm:
             return
         fault = intake.take_rows(hop, rows, self._shape.row_bytes)
         if self._went_well(hop, peer, fault):
@@ -221,6 +240,8 @@ class ServerCore:
             if not self._went_well(hop, "", gone):
                 return
             outflow.flush_live(self._out, hop)
+        else:
+            self._copies.window(hop, peer, window)
         self._steps.wake(hop, now)
 
     def _went_well(self, hop: Hop, peer: PeerId, fault: Fault | None) -> bool:

@@ -18,6 +18,7 @@ from modelswarm.protocol.messages import (
     Fenced,
     Go,
     Input,
+    Neighbour,
     Rows,
     Sampling,
     Token,
@@ -40,6 +41,14 @@ class Fault:
 
     trouble: Trouble
     detail: str
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where a copy of this hop's rows goes, and the next row of it (R13)."""
+
+    to: Neighbour
+    next: int
 
 
 def sampling_fault(wanted: Sampling) -> str | None:
@@ -105,6 +114,9 @@ class Hop:
     held: Token | None = None  # tail: the one token beyond the credit (R7)
     unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # R9: live rows
     early: Early = field(default_factory=Early)
+    cursor: Cursor | None = None  # of the copy that follows this hop's replay log
+    copy_windows: dict[PeerId, int] = field(default_factory=dict)  # of hops that are no successor
+    told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
     busy: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending: Fence | None = None  # the cut to make when that step retires
@@ -113,19 +125,27 @@ class Hop:
     decode_hops: int = 0  # counted by the scheduler as a decoding session of so many hops
 
     @property
+    def warm(self) -> bool:
+        """It runs beside the route (R13)."""
+        return self.go is not None and self.go.warm
+
+    @property
     def range(self) -> tuple[str, int, int]:
         return (self.session, self.first, self.last)
 
     def stop_epoch(self) -> None:
         """What a Fence does at once, even while a step is out: nothing more is sent or planned (R2)."""
-        if self.go is not None:
-            self.counters = self._count(self.go)
+        if self.go is not None:  # a warm hop was no part of the route that may have failed
+            self.counters = None if self.go.warm else self._count(self.go)
         self.phase, self.go, self.answer = Phase.FENCED, None, None
         self.granted = self.window = self.acked = self.credit = self.tokens_sent = 0
         self.acknowledged = self.finished = False
         self.held = None
         self.inbox.clear()
         self.unsent.clear()
+        self.cursor = None
+        self.copy_windows.clear()
+        self.told_at = -math.inf
         self.early = Early()
 
     def _count(self, go: Go) -> Counters:
@@ -165,9 +185,10 @@ class Hop:
     def go_fault(self, go: Go) -> Fault | None:
         """What is wrong with a Go, checked before `run`."""
         n = go.length - 1
-        if (go.predecessor is None) != self.is_head or (go.successor is None) != self.is_tail:
+        ends_here = self.is_tail or go.warm
+        if (go.predecessor is None) != self.is_head or (go.successor is None) != ends_here:
             return Fault(Trouble.FAILED, "the neighbours do not fit the blocks of this hop")
-        if go.sample and self.is_tail and not self.is_head and go.ring is None:
+        if go.sample and self.is_tail and not self.is_head and not go.warm and go.ring is None:
             return Fault(Trouble.FAILED, "a tail without a ring target")
         if not 0 <= go.start <= min(self.kv, n):
             return Fault(Trouble.FAILED, f"start {go.start} is beyond kv {self.kv} or row {n}")
@@ -181,6 +202,8 @@ class Hop:
         """Rows [kv, ready_end) may run now; meaningful while running and no step is out."""
         go = self.go
         assert go is not None
+        if go.warm:
+            return min(len(self.log) if self.is_head else self.received, self.turn.reserve)
         if not self.is_head:
             end = self.received
         elif self.is_tail:  # a route of one hop is its own ring

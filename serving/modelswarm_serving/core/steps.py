@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Trouble
 from modelswarm_serving.core import outflow
+from modelswarm_serving.core.copies import Copies
 from modelswarm_serving.core.lifecycle import Lifecycle
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.replay_log import ReplayLog
@@ -31,6 +32,7 @@ class Steps:
         out: Outbox,
         schedule: Schedule,
         log: ReplayLog,
+        copies: Copies,
     ) -> None:
         self._shape = shape
         self._row_window = row_window
@@ -38,6 +40,7 @@ class Steps:
         self._out = out
         self._schedule = schedule
         self._log = log
+        self._copies = copies
         self._running: list[tuple[Hop, Work]] = []
         self._began = 0.0
         self.rows = 0
@@ -68,7 +71,7 @@ class Steps:
         end = min(hop.ready_end(), first + most)
         hop.busy = True
         pick = None
-        if hop.is_tail and end >= go.length and end == len(hop.log):
+        if hop.is_tail and not go.warm and end >= go.length and end == len(hop.log):
             pick = Pick(hop.turn.sampling, end, hop.log)
         return Work(
             pages=hop.pages,
@@ -135,6 +138,9 @@ class Steps:
         if hop.phase is Phase.RUNNING:
             if wrong is None:
                 self._emit(hop, work, result)
+                self._copies.advance(hop)
+                if hop.warm:
+                    self._copies.tell(hop, now)
                 self.wake(hop, now)
             else:
                 self.stop(hop, "", Fault(Trouble.FAILED, wrong))
@@ -155,7 +161,7 @@ class Steps:
         go = hop.go
         assert go is not None
         first = max(work.emit, go.send_from)  # the successor has the rows before
-        if result.rows is not None and first < work.first + work.count:
+        if go.successor is not None and result.rows and first < work.first + work.count:
             rows = result.rows
             if first > work.emit:
                 rows = memoryview(rows)[(first - work.emit) * self._shape.row_bytes :]
@@ -169,7 +175,7 @@ class Steps:
         """Something changed that rows of a running hop may have waited for."""
         if hop.phase is not Phase.RUNNING or hop.busy:
             return
-        if hop.is_tail:
+        if hop.is_tail and not hop.warm:
             outflow.send_read(self._out, hop)
         self._schedule.advanced(hop, self._shape.n_blocks)
         if hop.ready_end() > hop.kv:

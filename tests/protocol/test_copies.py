@@ -1,0 +1,326 @@
+"""A hop is copied to another server while it serves (R13, the servers' half), on the hash model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from protocol.server_pump import GATEWAY, Client, Pump, Server, opened
+
+from modelswarm.protocol.identity import Handle
+from modelswarm.protocol.messages import (
+    Copy,
+    Create,
+    Fence,
+    Fenced,
+    Go,
+    Input,
+    Lane,
+    Neighbour,
+    Report,
+    Rows,
+    Token,
+    Trouble,
+    Turn,
+    Window,
+)
+
+CONTEXT, NEW, READ = 60, 40, 20
+WARM_REPLY = 900
+
+
+@dataclass
+class Spare:
+    """A new hop beside the route, as the gateway that orders the copy sees it."""
+
+    client: Client
+    hop: int
+    server: Server
+    own: Handle
+    fed: int = 0
+
+    @property
+    def told(self) -> list[int]:
+        """KV that it said it has."""
+        return [
+            item.received
+            for _, item in self.client.pump.answers
+            if isinstance(item, Window) and item.handle == WARM_REPLY
+        ]
+
+    @property
+    def reports(self) -> list[Report]:
+        return [
+            item
+            for _, item in self.client.pump.answers
+            if isinstance(item, Report) and item.handle == WARM_REPLY
+        ]
+
+    @property
+    def kv(self) -> int:
+        return max(self.told, default=0)
+
+    def feed(self) -> None:
+        """A new head runs the log, a new tail stores it."""
+        if self.hop in (0, len(self.client.hops) - 1):
+            body = Input(self.own, self.client.epoch, self.fed, tuple(self.client.log[self.fed :]))
+            self.client.pump.put(GATEWAY, self.server.address.peer, body)
+            self.fed = len(self.client.log)
+
+    def switch(self) -> None:
+        _, first, last = self.client.hops[self.hop]
+        self.client.hops[self.hop] = (self.server, first, last)
+        self.client.own[self.hop] = self.own
+
+
+def running(pump: Pump, hops: int = 3, **settings: int) -> Client:
+    client = opened(pump, hops=hops, length=CONTEXT, new=NEW, **settings)
+    client.go(credit=CONTEXT + READ)
+    client.finish()
+    return client
+
+
+def opened_beside(client: Client, hop: int, **settings: int) -> Spare:
+    _, first, last = client.hops[hop]
+    pump = client.pump
+    server = pump.serve(first, last, **settings)
+    create = Create(client.session, first, last, repair=True)
+    turn = Turn(client.end - 1, client.end, client.sampling)
+    fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
+    pump.put(GATEWAY, server.address.peer, fence)
+    pump.run()
+    own = [i.own for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
+    return Spare(client, hop, server, own[-1])
+
+
+def warm(spare: Spare, **changes: object) -> None:
+    client, hop = spare.client, spare.hop
+    go = Go(
+        handle=spare.own,
+        epoch=client.epoch,
+        length=len(client.log),
+        start=0,
+        send_from=client.end,
+        predecessor=client.neighbour(hop - 1) if hop else None,
+        successor=None,
+        ring=None,
+        credit=0,
+        hops=len(client.hops),
+        warm=True,
+    )
+    client.pump.put(GATEWAY, spare.server.address.peer, replace(go, **changes))  # type: ignore[arg-type]
+
+
+def order(spare: Spare, start: int = 0) -> None:
+    to = Neighbour(spare.server.address, spare.own)
+    if spare.hop:
+        client = spare.client
+        client.put(spare.hop - 1, Copy(client.own[spare.hop - 1], client.epoch, to, start))
+
+
+@pytest.mark.parametrize("hop", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a_row_twice(
+    hop: int, seed: int
+) -> None:
+    pump = Pump(seed=seed)
+    client = running(pump, row_window=8, token_budget=8)
+    rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
+    spare = opened_beside(client, hop, row_window=8, token_budget=8)
+    warm(spare)
+    order(spare)
+    spare.feed()
+    client.raise_credit(CONTEXT + READ + 10)  # it goes on meanwhile
+    done = len(client.log)
+    for _ in range(300):
+        pump.run(3)
+        client.listen()
+        spare.feed()
+    client.finish()
+    assert [token.token for token in client.tokens][READ + 1 :] == rest[: len(client.log) - done]
+    assert len(client.log) > done and not client.reports and not spare.reports
+    assert spare.kv == len(client.log) - (hop > 0)  # the head runs what nobody reads yet
+    after = client.expected(client.log, NEW - len(client.log) + CONTEXT)
+    spare.switch()
+    client.fence()
+    pump.run()
+    client.listen()
+    assert client.fenced[hop].kv == len(client.log) - 1 and client.fenced[hop].counters is None
+    before = [server.core.stats.rows for server, _, _ in client.hops]
+    client.go()
+    assert [token.token for token in client.finish()] == after
+    ran = [
+        server.core.stats.rows - b for (server, _, _), b in zip(client.hops, before, strict=True)
+    ]
+    assert ran == [len(after)] * 3
+
+
+def test_a_warm_hop_says_nothing_but_windows() -> None:
+    pump = Pump()
+    client = running(pump)
+    for hop in (1, 2):
+        spare = opened_beside(client, hop)
+        warm(spare)
+        order(spare)
+        spare.feed()
+        pump.run()
+        sent = {type(s.item) for name, s in pump.seen if name == spare.server.address.peer}
+        assert sent == {Fenced, Window}
+        assert spare.server.core.stats.rows == len(client.log) - 1
+    assert not [i for _, i in pump.answers if isinstance(i, Token) and i.handle == WARM_REPLY]
+
+
+def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 2)
+    warm(spare)
+    order(spare)
+    del pump.seen[:]
+    pump.run()
+    rows = [send for send in pump.sent(Rows) if send.to.peer == spare.server.address.peer]
+    assert rows and all(send.lane is Lane.BULK for send in rows)
+    assert all(isinstance(send.item, Rows) and send.item.store_only for send in rows)
+
+
+def test_rows_that_are_to_be_stored_only_are_no_rows_of_a_route() -> None:
+    pump = Pump()
+    client = running(pump)
+    rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
+    middle = client.hops[1][0]
+    at = len(client.log) - 1
+    stray = Rows(client.own[1], client.epoch, at, 1, bytes(8), store_only=True)
+    pump.put(client.hops[0][0].address.peer, middle.address.peer, stray)
+    client.raise_credit(1000)
+    client.finish()
+    assert [token.token for token in client.tokens][READ + 1 :] == rest and not client.reports
+
+
+def test_a_copy_of_rows_that_are_not_kept_is_reported_about_the_new_hop_and_the_session_goes_on() -> (
+    None
+):
+    pump = Pump()
+    client = running(pump, replay_bytes=0)
+    rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
+    spare = opened_beside(client, 1)
+    warm(spare)
+    order(spare)
+    pump.run()
+    client.raise_credit(1000)
+    client.finish()
+    assert [(report.trouble, report.peer) for report in client.reports] == [
+        (Trouble.GAP, spare.server.address.peer)
+    ]
+    assert [token.token for token in client.tokens][READ + 1 :] == rest
+
+
+def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
+    pump = Pump()
+    client = running(pump)
+    rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
+    spare = opened_beside(client, 1)
+    warm(spare)
+    order(spare)
+    pump.run()
+    pump.cut_link(client.hops[0][0].address.peer, spare.server.address.peer)
+    client.raise_credit(1000)
+    client.finish()
+    assert [(report.trouble, report.peer) for report in client.reports] == [
+        (Trouble.LINK_DOWN, spare.server.address.peer)
+    ]
+    assert [report.trouble for report in spare.reports] == [Trouble.LINK_DOWN]
+    assert [token.token for token in client.tokens][READ + 1 :] == rest
+
+
+def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 2)
+    warm(spare)
+    order(spare)
+    pump.run()
+    client.put(1, Copy(client.own[1], client.epoch, None))
+    had = spare.server.core.stats.rows
+    client.raise_credit(1000)
+    client.finish()
+    assert spare.server.core.stats.rows == had and not client.reports
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_first(
+    seed: int,
+) -> None:
+    pump = Pump(seed=seed)
+    client = running(pump, row_window=4)
+    spare = opened_beside(client, 1, row_window=4)
+    warm(spare)
+    order(spare)
+    pump.run(pump.random.randrange(200))
+    other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next is a new name
+    del pump.servers[other.server.address.peer]
+    create = Create(client.session, 2, 4, repair=True)
+    turn = Turn(client.end - 1, client.end, client.sampling)
+    peer = spare.server.address.peer
+    spare.server.core._life.free(spare.server.core._life.hops.get(spare.own))  # type: ignore[arg-type]
+    pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
+    pump.run()
+    spare.own = [i.own for n, i in pump.answers if isinstance(i, Fenced) and n == peer][-1]
+    warm(spare)
+    order(spare)
+    pump.run()
+    assert not spare.reports and not client.reports
+    assert spare.kv == len(client.log) - 1
+
+
+def test_a_chain_of_new_hops_copies_from_the_one_before() -> None:
+    pump = Pump(n_blocks=6)
+    client = running(pump, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6
+    servers = [pump.serve(3, 5), pump.serve(5, 6)]
+    owns: list[int] = []
+    turn = Turn(client.end - 1, client.end, client.sampling)
+    for server, (first, last) in zip(servers, [(3, 5), (5, 6)], strict=True):
+        create = Create(client.session, first, last, repair=True)
+        fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
+        pump.put(GATEWAY, server.address.peer, fence)
+        pump.run()
+        owns += [
+            i.own for n, i in pump.answers if n == server.address.peer and isinstance(i, Fenced)
+        ]
+    chain = [Neighbour(s.address, own) for s, own in zip(servers, owns, strict=True)]
+    befores = [client.neighbour(0), chain[0]]
+    for hop, before in zip(chain, befores, strict=True):
+        spare = Spare(client, 1, servers[chain.index(hop)], hop.handle)
+        warm(spare, predecessor=before)
+        copy = Copy(before.handle, client.epoch, hop, 0)
+        pump.put(GATEWAY, before.address.peer, copy)
+    pump.run()
+    assert [server.core.stats.rows for server in servers] == [len(client.log) - 1] * 2
+
+
+def test_live_rows_come_before_rows_of_copies() -> None:
+    """Of four steps three are for the sessions that somebody reads, and a copy never fills a step."""
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 1)
+    neighbour = Client(
+        pump,
+        [client.hops[0], (spare.server, 2, 4), client.hops[2]],
+        list(range(20)),
+        session="b",
+        base=500,
+    )
+    neighbour.start(60, credit=30)
+    neighbour.finish()
+    warm(spare)
+    order(spare)
+    neighbour.raise_credit(1000)
+    while not spare.server.core.stats.ready:
+        pump.run(1)
+    counts: list[list[int]] = []
+    for _ in range(400):
+        if spare.server.plan(pump.now):
+            counts.append([work.count for work in spare.server.out])
+        pump.run(1)
+    assert max(max(step) for step in counts) <= 16
+    pump.run()
+    assert spare.kv == len(client.log) - 1
