@@ -17,7 +17,7 @@ import yaml
 from cluster.chart import CHART
 from cluster.kube.kubectl import Kubectl
 from cluster.kube.real import RealCluster
-from cluster.kube.volumes import host_volume, site_packages
+from cluster.kube.volumes import host_volume, site_packages, torch_mounted
 
 EXAMPLE = CHART.parents[1] / "examples" / "counting.yaml"
 INSTALL_SECONDS = 180.0
@@ -65,8 +65,11 @@ def installed(
     kubectl = cluster.kubectl.within(namespace)
     claim = host_volume(kubectl, "torch", site_packages(), namespace)
     values = folder / "values.yaml"
-    template = {"serverPodTemplate": torch_mounted(claim)}
-    values.write_text(json.dumps({**VALUES, **template, "watchNamespaces": [namespace]}))
+    template = torch_mounted(claim)
+    template["spec"]["containers"][0]["resources"] = SMALL
+    values.write_text(
+        json.dumps({**VALUES, "serverPodTemplate": template, "watchNamespaces": [namespace]})
+    )
     words = (
         "upgrade",
         "--install",
@@ -82,10 +85,3 @@ def installed(
     finally:
         kubectl("delete", "modelswarms", "--all", "--timeout=60s", seconds=90)
         kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
-
-
-def torch_mounted(claim: str) -> dict[str, Any]:
-    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
-    volume = {"name": "torch", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-    container = {"name": "server", "volumeMounts": [mount], "resources": SMALL}
-    return {"spec": {"containers": [container], "volumes": [volume]}}

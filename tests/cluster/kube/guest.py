@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.kube.build import program
 from cluster.kube.layout import Layout
-from cluster.kube.volumes import site_packages
+from cluster.kube.volumes import site_packages, torch_mounted
 
 TOOLS = ("kubectl", "helm")
 _VOLUME = """
@@ -55,19 +55,9 @@ def write_tools(layout: Layout) -> Path:
 
 def write_values(layout: Layout) -> Path:
     """For `helm install --values`. JSON is YAML too."""
-    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
-    volume = {
-        "name": "torch",
-        "persistentVolumeClaim": {"claimName": "torch", "readOnly": True},
-    }
     values = {
         "server": {"image": {"repository": "modelswarm/server-slim"}},
-        "serverPodTemplate": {
-            "spec": {
-                "containers": [{"name": "server", "volumeMounts": [mount]}],
-                "volumes": [volume],
-            }
-        },
+        "serverPodTemplate": torch_mounted("torch"),
         "extraObjects": [_VOLUME.format(path=json.dumps(str(site_packages()))), _CLAIM],
     }
     file = layout.root / "values.yaml"

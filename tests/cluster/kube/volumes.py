@@ -22,6 +22,14 @@ def host_volume(kubectl: Kubectl, name: str, path: Path, namespace: str) -> str:
     return name
 
 
+def torch_mounted(claim: str) -> dict[str, Any]:
+    """A patch over server pods: torch from that claim, where the image without it looks for it."""
+    mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
+    volume = {"name": "torch", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    containers = [{"name": "server", "volumeMounts": [mount]}]
+    return {"spec": {"containers": containers, "volumes": [volume]}}
+
+
 def site_packages() -> Path:
     """Of the virtual environment that runs the tests."""
     return Path(sysconfig.get_path("purelib"))
