@@ -2,8 +2,9 @@
 
 `api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes' kubelet; `cluster`:
 two real nodes with the project's images. Each is started once per run, when the first test asks for it. `namespace`:
-one of its own for each test, on whichever of them the test uses. With `CLUSTER=existing` and `KUBECONFIG`,
-`any_cluster` is that cluster; tests that need more of it than objects and pods ask for `cluster`, and are skipped.
+one of its own for each test, on whichever of them the test uses. `stage`: an operator at work on `api`. With
+`CLUSTER=existing` and `KUBECONFIG`, `any_cluster` is that cluster; tests that need more of it than objects and pods ask
+for `cluster`, and are skipped.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cluster.kube.namespaces import own_namespace
 from cluster.kube.packages import NO_GO, can_build, obstacles
 from cluster.kube.project_images import project_archives
 from cluster.kube.real import RealCluster, RealSettings
+from cluster.scenes import Scene, scene
 
 FIRST = pytest.mark.timeout(1500).mark
 CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a namespace can be on
@@ -102,3 +104,12 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
     running: HasKubectl = request.getfixturevalue(name)
     with own_namespace(running.kubectl) as made:
         yield made
+
+
+@pytest.fixture
+def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
+    """A running operator, and pods that the test drives as a kubelet would. Its log must hold no surprise."""
+    with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
+        made.operator.wait_ready()
+        yield made
+        made.operator.check_log()

@@ -8,22 +8,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from cluster.kube.api_level import ApiLevel
 from cluster.plain import PODS, SWARMS
 from cluster.pods import UNBOUND
-from cluster.scenes import Scene, scene, swarm
-
-
-@pytest.fixture
-def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
-        made.operator.wait_ready()
-        yield made
-        made.operator.check_log()
+from cluster.scenes import Scene, swarm
 
 
 def test_a_swarm_becomes_pods_a_service_budgets_and_a_status(stage: Scene) -> None:

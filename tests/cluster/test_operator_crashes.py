@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from cluster.fault_proxy import Call, Fault
-from cluster.kube.api_level import ApiLevel
 from cluster.operators import shown
 from cluster.plain import Json
-from cluster.scenes import Scene, scene, swarm
+from cluster.scenes import Scene, swarm
 
 LIVES = 80  # more restarts than any scenario can need
 
@@ -107,14 +105,6 @@ class Killer:
         self._at = 0
         self._stage.operator.process.send_signal(signal.SIGKILL)
         self.killed = True
-
-
-@pytest.fixture
-def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
-        made.operator.wait_ready()
-        yield made
-        made.operator.check_log()
 
 
 def is_at_end(stage: Scene, scenario: Scenario) -> bool:

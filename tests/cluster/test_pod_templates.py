@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.kube.api_level import ApiLevel
-from cluster.scenes import Scene, scene, swarm
-
-
-@pytest.fixture
-def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
-        made.operator.wait_ready()
-        yield made
-        made.operator.check_log()
+from cluster.scenes import Scene, swarm
 
 
 def pools(template: dict[str, Any]) -> list[dict[str, Any]]:
