@@ -13,7 +13,7 @@ from typing import Any
 
 from modelswarm_operator.kinds import BUDGET, NODE, POD, SERVICE, SWARM, Kind, controller_uid
 from modelswarm_operator.shelf import Change, Shelf
-from modelswarm_operator.views import node_view, pod_view, seconds_of, swarm_view
+from modelswarm_operator.views import moment, node_view, pod_view, swarm_view
 from modelswarm_operator.world import Json, NodeView, Observed, PodView, SwarmView
 
 
@@ -33,7 +33,7 @@ class Stored:
 def _stored(raw: Json) -> Stored:
     view = swarm_view(raw)
     named = view.spec.model.served_name if view.spec is not None else None
-    created = seconds_of(raw["metadata"].get("creationTimestamp")) or 0.0
+    created = moment(raw["metadata"].get("creationTimestamp")) or 0.0
     return Stored(view, created, named or view.name)
 
 

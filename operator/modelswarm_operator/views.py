@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
 
 from modelswarm.resources import Spec
 from modelswarm.resources_problems import violations_of
+from modelswarm.resources_status import seconds_since_epoch
 from modelswarm_operator import names
 from modelswarm_operator.manifests import CONTAINER
 from modelswarm_operator.world import ContainerView, Json, NodeView, PodView, SwarmView
@@ -37,9 +37,9 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
-def seconds_of(timestamp: str | None) -> float | None:
-    """Seconds since the epoch of `2026-11-21T10:00:00Z`."""
-    return None if not timestamp else datetime.fromisoformat(timestamp).timestamp()
+def moment(timestamp: str | None) -> float | None:
+    """Seconds since the epoch of `2026-11-21T10:00:00Z`; what has not happened has none."""
+    return seconds_since_epoch(timestamp) if timestamp else None
 
 
 def swarm_view(raw: Json) -> SwarmView:
@@ -84,7 +84,7 @@ def pod_view(raw: Json) -> PodView:
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
-        created=seconds_of(meta.get("creationTimestamp")) or 0.0,
+        created=moment(meta.get("creationTimestamp")) or 0.0,
         scheduled=_scheduled(scheduled),
         labels=meta.get("labels") or {},
         annotations=_annotations(meta),
@@ -102,7 +102,7 @@ def pod_view(raw: Json) -> PodView:
 
 def _deleting_since(meta: Mapping[str, Any]) -> float | None:
     """The API server stores when the grace period ends; it began that much earlier."""
-    ends = seconds_of(meta.get("deletionTimestamp"))
+    ends = moment(meta.get("deletionTimestamp"))
     return None if ends is None else ends - float(meta.get("deletionGracePeriodSeconds") or 0)
 
 
@@ -124,7 +124,7 @@ def _container_view(statuses: Any) -> ContainerView:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
         exit_message=_TOKEN.sub("hf_***", ended.get("message") or ""),
-        running_since=seconds_of(running.get("startedAt")),
+        running_since=moment(running.get("startedAt")),
     )
 
 
@@ -136,7 +136,7 @@ def node_view(raw: Json) -> NodeView:
     return NodeView(
         name=meta["name"],
         ready=is_ready,
-        not_ready_since=None if is_ready else seconds_of(ready.get("lastTransitionTime")),
+        not_ready_since=None if is_ready else moment(ready.get("lastTransitionTime")),
         departing=_departing(bool(spec.get("unschedulable")), taints),
         out_of_service=OUT_OF_SERVICE in taints,
         labels=meta.get("labels") or {},
@@ -155,7 +155,7 @@ def _by_type(conditions: Any) -> dict[str, Mapping[str, Any]]:
 
 def _scheduled(condition: Mapping[str, Any]) -> float | None:
     found = condition.get("status") == "True"
-    return seconds_of(condition.get("lastTransitionTime")) if found else None
+    return moment(condition.get("lastTransitionTime")) if found else None
 
 
 def _message(condition: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from modelswarm_operator.errors import (
 from modelswarm_operator.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, Limit
 from modelswarm_operator.kinds import BUDGET, NODE, POD, SWARM
 from modelswarm_operator.lease import Patience
-from modelswarm_operator.views import node_view, pod_view, seconds_of
+from modelswarm_operator.views import moment, node_view, pod_view
 from modelswarm_operator.world import CreatePod, DeletePod, Tell, WriteStatus
 
 Json = dict[str, Any]
@@ -192,7 +192,7 @@ def test_a_pod_is_read_whole() -> None:
     )
     assert view.ready
     assert view.node == "n"
-    assert view.deleting_since == seconds_of("2026-11-21T10:05:00Z")
+    assert view.deleting_since == moment("2026-11-21T10:05:00Z")
     assert view.disruption == "EvictionByEvictionAPI"
     assert (view.container.restarts, view.container.exit_code) == (2, 137)
     assert view.container.exit_message == "too much"
