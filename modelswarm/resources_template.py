@@ -1,8 +1,9 @@
 """What the CRD says of `podTemplate`: a patch over a pod, of which the API server checks only the outermost fields.
 
 Used by `resources`. The whole schema of a pod has 387 KB, more than `kubectl apply` can carry, so everything inside is
-kept as it is; what people reach for is named, so that `kubectl explain` shows it. The operator tries a pod out
-(dry run) before it rolls one. Types stay open: a strategic-merge patch may also say `null` and `$patch`.
+kept as it is; what people reach for is named, so that `kubectl explain` shows it. The operator creates pods with
+strict field validation, so that a misspelt field becomes a condition. Types stay open: a strategic-merge patch may also
+say `null` and `$patch`.
 """
 
 from __future__ import annotations
