@@ -44,6 +44,8 @@ class Server:
     core: ServerCore
     model: HashModel
     broken: bool = False  # every step fails
+    lazy: bool = False  # it runs no steps
+    stuck: bool = False  # its next step never ends
     frozen: bool = False  # it does nothing and says nothing, and what it is sent waits
 
     @property
@@ -51,8 +53,8 @@ class Server:
         return self.hello.peer
 
     def step(self, now: float) -> bool:
-        work = self.core.plan_step(now)
-        if not work:
+        work = () if self.lazy else self.core.plan_step(now)
+        if not work or self.stuck:
             return False
         failed = [Result(error="CUDA error: device-side assert triggered")] * len(work)
         self.core.finish_step(failed if self.broken else self.model.step(work), now)
@@ -71,6 +73,7 @@ class Swarm:
         self.core = GatewayCore(self.settings, GATEWAY, 1, lambda: draws.getrandbits(64))
         self._queue: deque[tuple[PeerId, PeerId, Item]] = deque()
         self._frozen: list[tuple[PeerId, PeerId, Item]] = []
+        self._swallowed: set[tuple[PeerId, PeerId]] = set()
         self._made = 0
 
     def serve(
@@ -152,12 +155,18 @@ class Swarm:
             (self._queue if to == server.peer else self._frozen).append((sender, to, item))
         self.run()
 
+    def swallow(self, sender: Server, receiver: Server) -> None:
+        """From now on nothing that one says reaches the other, and nobody is told."""
+        self._swallowed.add((sender.peer, receiver.peer))
+
     def run(self) -> None:
         """Until nothing moves."""
         while True:
             self._collect()
             if self._queue:
                 sender, to, item = self._queue.popleft()
+                if (sender, to) in self._swallowed:
+                    continue
                 if to == GATEWAY:
                     self.core.receive(sender, item, self.now)
                 elif to in self.servers and self.servers[to].frozen:

@@ -6,10 +6,12 @@ says of itself, links that break and gaps are not its business: those are faults
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.awake import AwakeClock
+from modelswarm_gateway.core.deadlines import Progress, expected, owed, patience
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.recovery import Recovery
@@ -30,6 +32,7 @@ class Detection:
         self._recovery = recovery
         self._clock = AwakeClock()
         self._suspicion = Suspicion(settings.silent_seconds)
+        self._progress: dict[str, Progress] = {}
         self.live: set[PeerId] = set()  # servers that carry routes which run
 
     def joined(self, peer: PeerId, now: float) -> None:
@@ -57,6 +60,7 @@ class Detection:
         for session in sessions:
             if session.state is State.FENCING:
                 self._look_at_answers(session, now)
+        self._look_at_progress([s for s in sessions if owed(s)], now)
 
     def wake(self, sessions: Collection[Session], now: float) -> None:
         """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken
@@ -94,6 +98,33 @@ class Detection:
         """Whether an answer should have come. Who says other things meanwhile has a step to finish first."""
         patience = self._settings.answer_seconds + self._fleet.pace(hop.peer).step
         asked = self._clock.read(now) - (now - session.fenced_at)
-        if self._suspicion.said_since(hop.peer, asked):
+        if self._suspicion.said_since(hop.peer, asked) and not self._fleet.pace(hop.peer).stuck:
             patience = max(patience, ALIVE_SECONDS)
         return now - session.fenced_at >= patience
+
+    # ---- tokens
+
+    def _look_at_progress(self, sessions: Collection[Session], now: float) -> None:
+        """Which of these have waited too long for the token that the swarm owes them."""
+        time = self._clock.read(now)
+        before, self._progress = self._progress, {}
+        reading: Counter[PeerId] = Counter()
+        for session in sessions:
+            progress = before.get(session.name) or Progress(session.epoch, session.length, time)
+            progress.see(session, time)
+            self._progress[session.name] = progress
+            if session.reading:
+                reading.update({hop.peer: session.reading for hop in session.hops})
+        for session in sessions:
+            waited = time - self._progress[session.name].since
+            if waited < self._settings.overdue_seconds:
+                continue
+            if waited >= patience(self._expected(session, reading, now), session.loops):
+                session.overdue = session.epoch
+                self._recovery.fault(session, "overdue", session.hops[-1].peer, now)
+
+    def _expected(self, session: Session, reading: Counter[PeerId], now: float) -> float:
+        gap = self._progress[session.name].gap
+        rows = max(reading[hop.peer] for hop in session.hops)
+        paces = [self._fleet.pace(hop.peer) for hop in session.hops]
+        return expected(self._settings.overdue_seconds, gap, paces, rows, now)

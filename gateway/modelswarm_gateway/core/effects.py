@@ -19,6 +19,7 @@ class GatewaySettings:
         60.0  # a session that cannot run waits so long for servers or room, then breaks
     )
     silent_seconds: float = 0.3  # silence of a server on a live route that is never suspicious
+    overdue_seconds: float = 1.0  # ... and what its servers' steps take: a token is due
     answer_seconds: float = 0.3  # ... and its longest step: a hop's answer to a Fence is due
     fenced_seconds: float = 5.0  # it is waited for so long if there is no way around it
     lease_seconds: float = 30.0  # the servers' (R19): half of it asleep, and all is fenced anew

@@ -15,6 +15,9 @@ WEIGHT = 0.2  # of the newest beat in the means
 EVIDENCE = 5  # steps of a size before its time is compared
 STALE = 60.0  # seconds without such steps, after which their time says nothing
 UNKNOWN_ROW = 0.05  # seconds per row of a server that has not said
+STILL = 0.5  # seconds without a step, after which a server that has rows does not move
+STUCK = 1.0  # seconds, and ...
+STUCK_STEPS = 8.0  # times its longest usual step: a step that runs for longer hangs
 PREFILL_ROWS = 8  # a step of so many rows and more is one of prefill
 
 
@@ -25,6 +28,8 @@ class Pace:
         self._row: float | None = None  # seconds per row of large steps
         self.step = 0.0  # seconds; of the last steps the longest, as far as it is known
         self.queue = 0.0  # seconds that the oldest row waits
+        self.stepping = 0.0  # seconds that the step which runs has run
+        self._moved: float | None = None  # when a beat last told of new steps
 
     def restart(self) -> None:
         """What was measured counts no longer against it."""
@@ -34,6 +39,9 @@ class Pace:
         before, self._last = self._last, beat
         self.step = max(beat.step_ms, beat.step_p99_ms) / 1000
         self.queue = max(0.0, beat.oldest_ready_ms) / 1000
+        self.stepping = max(0.0, beat.stepping_ms) / 1000
+        if before is None or beat.steps != before.steps:
+            self._moved = now
         if before is None:
             return
         steps, rows = beat.steps - before.steps, beat.rows - before.rows
@@ -47,6 +55,19 @@ class Pace:
         if rows / steps >= PREFILL_ROWS:
             row = busy / rows
             self._row = row if self._row is None else self._row + WEIGHT * (row - self._row)
+
+    def still(self, now: float) -> float:
+        """Seconds since it was last heard of a step."""
+        return 0.0 if self._moved is None else now - self._moved
+
+    def moves(self, now: float) -> bool:
+        """Whether it makes steps: what waits there waits its turn."""
+        return self.still(now) < max(STILL, 2 * self.step)
+
+    @property
+    def stuck(self) -> bool:
+        """Its step runs for much longer than its steps do."""
+        return self.stepping > max(STUCK, STUCK_STEPS * self.step)
 
     @property
     def row(self) -> float:

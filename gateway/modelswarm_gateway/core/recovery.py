@@ -26,6 +26,7 @@ from modelswarm_gateway.core.fleet import Fleet, failing
 from modelswarm_gateway.core.hops import Hops
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
+from modelswarm_gateway.core.verdict import judge
 
 MOST_DETOURS = (
     32  # servers and pairs of them left out of a plan, in search of one without failing pairs
@@ -234,10 +235,14 @@ class Recovery:
         else:
             hop.answered = True
             hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
+            hop.counters = answer.counters
             hop.low_kv = hop.low_log = NO_CUT
             if session.state is State.FENCING:
                 hop.turn = session.turn_number
-                self._maybe_go(session)
+                if session.overdue is not None and all(h.answered for h in session.hops):
+                    self._blame(session, now)
+                else:
+                    self._maybe_go(session)
 
     def _unknown(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
@@ -255,6 +260,12 @@ class Recovery:
             session.hops.remove(hop)
             self.hops.never_was(hop)
         self._replan(session, now)
+
+    def _blame(self, session: Session, now: float) -> None:
+        """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""
+        idle = judge(session, self._fleet, now)
+        if not (idle and self.go_around(session, idle, now)):
+            self._replan(session, now)
 
     def go_around(self, session: Session, silent: set[PeerId], now: float) -> bool:
         """Plan without hops that do not answer, in the same epoch (R5); False if there is no way without them."""
@@ -286,6 +297,7 @@ class Recovery:
         points = restart_points([HopState(h.kv, h.last, h.kept) for h in session.hops])
         session.credit = session.wanted_credit()
         session.goes_from(points[0].start)
+        session.reading = session.length - min(point.start for point in points)
         for index, point in enumerate(points):
             self._go(session, index, point)
         head, tail = session.hops[0], session.hops[-1]

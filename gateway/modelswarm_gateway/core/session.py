@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
-from modelswarm.protocol.messages import KeptRows, Turn
+from modelswarm.protocol.messages import Counters, KeptRows, Turn
 from modelswarm_gateway.core.effects import Why
 from modelswarm_gateway.core.kinds import Kind
 
@@ -42,6 +42,7 @@ class Hop:
     kv: int = 0
     log: int = 0
     kept: tuple[KeptRows, ...] = ()
+    counters: Counters | None = None  # of its last epoch that ran
     turn: int = 0  # number of the last turn this hop has accepted
 
     def cut(self, kv: int, log: int) -> None:
@@ -85,6 +86,10 @@ class Session:
     shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
     refusal: Why = Why.NO_ROOM
     fenced_at: float = 0.0
+    overdue: Epoch | None = (
+        None  # the epoch that came to no token in time, until somebody is blamed
+    )
+    reading: int = 0  # rows that its hops had to read at Go, until the first token
     loops: int = 0  # since the last new token
     moved: bool = False  # went over to a copy since the last new token
     failures: int = 0  # model failures since the last new token
@@ -127,7 +132,7 @@ class Session:
     def progressed(self) -> float | None:
         """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
-        self.loops = self.failures = self.tries = 0
+        self.loops = self.failures = self.tries = self.reading = 0
         self.moved = False
         return since
 

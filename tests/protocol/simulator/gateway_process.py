@@ -50,6 +50,8 @@ class GatewayProcess:
             fenced_seconds=scenario.fenced_seconds,
             answer_seconds=scenario.answer_seconds,
             silent_seconds=scenario.silent_seconds,
+            overdue_seconds=scenario.overdue_seconds,
+            lease_seconds=max(scenario.layout.lease_seconds, 10 * TICK),
             input_tokens=scenario.layout.input_tokens,
             short_input=scenario.layout.short_input,
         )

@@ -91,8 +91,9 @@ class Scenario:
     faults: Faults
     load: Load
     fenced_seconds: float = NEVER  # the gateway core's patience with a silent hop
-    answer_seconds: float = NEVER  # ... when there is a way around it
-    silent_seconds: float = NEVER  # ... and with a server on a live route that says nothing
+    answer_seconds: float = 0.3  # ... when there is a way around it
+    silent_seconds: float = 0.3  # ... and with a server on a live route that says nothing
+    overdue_seconds: float = 1.0  # ... and with a token that does not come
     hold_seconds: float = NEVER  # ... and with a lack of servers or room; then a session may break
     patience: float = 12.0  # a session without progress for so long after the last fault is stuck
     vocab: int = 4093

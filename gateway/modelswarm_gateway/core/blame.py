@@ -1,0 +1,70 @@
+"""Whose fault it was that a session came to no token (R5): read off the counters that its hops froze when fenced.
+
+Pure; used by `detection.py` once all hops have answered. A link that swallows rows or windows is told from a server
+that had rows and did nothing with them. A Report that names a link comes before, a silent hop blames itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A hop's answer: what it had seen of the epoch that came to nothing."""
+
+    peer: PeerId
+    counters: Counters | None
+    still: bool  # its server has made no step for long
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Two servers: the link between them. One: itself."""
+
+    peers: tuple[PeerId, ...]
+
+
+def blame(hops: Sequence[Witness], epoch: Epoch, owed: int) -> Blame | None:
+    """Hops in route order; `owed` is the position of the token that did not come. None: nothing can be read off them,
+    as when they merely were slow."""
+    seen = [hop.counters for hop in hops]
+    if any(counters is None or counters.epoch != epoch for counters in seen):
+        return None
+    tuples = [counters for counters in seen if counters is not None]
+    return _link(hops, tuples) or _ring(hops, tuples) or _idle(hops, tuples, owed)
+
+
+def _link(hops: Sequence[Witness], seen: Sequence[Counters]) -> Blame | None:
+    for index, (here, there) in enumerate(pairwise(seen)):
+        lost_rows = here.sent > there.received
+        lost_window = there.granted > here.window and here.sent >= here.window
+        if (lost_rows or lost_window) and hops[index].peer != hops[index + 1].peer:
+            return Blame((hops[index].peer, hops[index + 1].peer))
+    return None
+
+
+def _ring(hops: Sequence[Witness], seen: Sequence[Counters]) -> Blame | None:
+    head, tail = hops[0].peer, hops[-1].peer
+    if head != tail and seen[-1].tokens_sent > seen[0].tokens_received:
+        return Blame((tail, head))
+    return None
+
+
+def _idle(hops: Sequence[Witness], seen: Sequence[Counters], owed: int) -> Blame | None:
+    """The first hop that has rows and does nothing with them, although it may."""
+    for hop, counters in zip(hops, seen, strict=True):
+        last = hop is hops[-1]
+        waits = owed <= counters.received if last else counters.sent < _may_send(counters)
+        if waits and hop.still:
+            return Blame((hop.peer,))
+    return None
+
+
+def _may_send(counters: Counters) -> int:
+    return min(counters.received, counters.window)

@@ -1,0 +1,36 @@
+"""What follows when a session was overdue and all its hops have answered: who is blamed, and what that means (R5).
+
+Called by the loop before Go. Reads counters by `blame.py`; tells the fleet, which counts.
+"""
+
+from __future__ import annotations
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.blame import Witness, blame
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.session import Session
+
+APART = 0.5  # seconds: what several sessions find within them is one failure of a link
+
+
+def judge(session: Session, fleet: Fleet, now: float) -> set[PeerId]:
+    """The servers that the session is to do without, if it can."""
+    epoch, session.overdue = session.overdue, None
+    if epoch is None:
+        return set()
+    found = blame(
+        [
+            Witness(hop.peer, hop.counters, not fleet.pace(hop.peer).moves(now))
+            for hop in session.hops
+        ],
+        epoch,
+        session.length,
+    )
+    if found is None:
+        return set()
+    if len(found.peers) == 2:
+        reporter, peer = found.peers
+        fleet.pair_failed(reporter, peer, -1 - int(now / APART), now)
+        return set()
+    fleet.blame(found.peers[0], now)
+    return set(found.peers)
