@@ -271,7 +271,7 @@ class Moves:
         kind = move.session.kind
         assert kind is not None, "a session that runs has a kind"
         if hop.first == 0 or hop.last == kind.n_blocks:
-            self._recovery.send_log(move.session, hop, move.fed)
+            self._recovery.send_log(move.session, hop, move.fed, warm=True)
             move.fed = move.session.length
 
     def token(self, session: Session, now: float) -> None:

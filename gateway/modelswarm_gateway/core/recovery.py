@@ -328,9 +328,11 @@ class Recovery:
             ),
         )
 
-    def send_log(self, session: Session, hop: Hop, start: int) -> None:
-        """The log's entries from `start` on, for a head or a tail."""
-        lane = Lane.LIVE if session.length - start <= self._settings.short_input else Lane.BULK
+    def send_log(self, session: Session, hop: Hop, start: int, *, warm: bool = False) -> None:
+        """The log's entries from `start` on, for a head or a tail. A warm one is sent more later: all on one lane, or
+        the short ones would overtake the first."""
+        short = session.length - start <= self._settings.short_input and not warm
+        lane = Lane.LIVE if short else Lane.BULK
         most = self._settings.input_tokens
         for first in range(start, session.length, most):
             tokens = tuple(session.log[first : first + most])

@@ -16,7 +16,15 @@ from protocol.simulator.scenario import NEVER
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling
-from modelswarm_gateway.core.effects import Broken, Effect, Emitted, Refused, Rerouted, TurnRequest
+from modelswarm_gateway.core.effects import (
+    Broken,
+    Effect,
+    Emitted,
+    Moved,
+    Refused,
+    Rerouted,
+    TurnRequest,
+)
 
 
 @dataclass(slots=True)
@@ -168,7 +176,7 @@ class Client:
                     return
             elif isinstance(effect, Refused):
                 self._sees_refusal(effect)
-            elif isinstance(effect, Rerouted):
+            elif isinstance(effect, Rerouted | Moved):
                 self._reroutes += 1
             elif isinstance(effect, Broken):
                 self._sees_end(effect)
