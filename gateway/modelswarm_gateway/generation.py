@@ -148,6 +148,12 @@ class Generation:
             return found.text + self._stops.flush(), event.finish.value
         return found.text, None
 
+    @property
+    def waits(self) -> str:
+        """What the session is held for; empty while it is not."""
+        view = self._place.engine.session(self._session)
+        return "" if view is None else view.waits
+
     def taken(self, piece: Piece) -> None:
         """The client has it: the swarm may go on (R7)."""
         if self._finish is None and not self._closed:

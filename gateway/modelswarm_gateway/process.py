@@ -58,7 +58,11 @@ class Process:
         metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
         if cluster is not None:
             metrics.registry.register(PodGauges(cluster))
-        options = ServiceSettings(sessions=settings.sessions, idle_seconds=settings.idle_seconds)
+        options = ServiceSettings(
+            sessions=settings.sessions,
+            idle_seconds=settings.idle_seconds,
+            keepalive_seconds=settings.keepalive_seconds,
+        )
         service = Service(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)

@@ -25,6 +25,7 @@ class ServiceSettings:
     credit_ahead: int = 32
     sessions: int = 1000  # explicit ones, at most
     idle_seconds: float = 600.0
+    keepalive_seconds: float = 5.0  # silence after which a client gets a sign of life
     generations: int = 4096  # turns at a time, at most
 
 

@@ -33,6 +33,7 @@ class Settings:
     leave_seconds: float
     drain_seconds: float
     hold_seconds: float
+    keepalive_seconds: float
     idle_seconds: float
     sessions: int
     vllm_metrics: bool
@@ -40,6 +41,7 @@ class Settings:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_KEEPALIVE = 5.0  # seconds
 _SECONDS = click.FloatRange(min=0)
 
 _OPTIONS: list[click.Parameter] = [
@@ -70,6 +72,9 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds that running answers get when the process is asked to stop."),
     click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
+    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=0.1, max=3600),
+                 help="Seconds after which a client that waits gets a sign of life: a comment in its "
+                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
@@ -89,7 +94,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     return read_flags(command, Settings, arguments)
 
 
-def _settings(incarnation: int | None, **values: Any) -> Settings:
+def _settings(incarnation: int | None, keepalive_seconds: float | None, **values: Any) -> Settings:
     if not _NAME.fullmatch(values["name"]):
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
     if (values["members"] is None) is not values["kubernetes"]:
@@ -99,4 +104,19 @@ def _settings(incarnation: int | None, **values: Any) -> Settings:
             raise UserError("--namespace", f"{name!r} is no name of a namespace")
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
-    return Settings(incarnation=incarnation or 0, **values)
+    return Settings(
+        incarnation=incarnation or 0,
+        keepalive_seconds=_keepalive(keepalive_seconds, values["hold_seconds"]),
+        **values,
+    )
+
+
+def _keepalive(wanted: float | None, hold: float) -> float:
+    if wanted is None:
+        return min(_KEEPALIVE, hold / 2) if hold else _KEEPALIVE
+    if 0 < hold <= wanted:
+        raise UserError(
+            "--keepalive",
+            f"{wanted:g} s is not below --hold {hold:g} s: who waits would hear nothing until it ends",
+        )
+    return wanted

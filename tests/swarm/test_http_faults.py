@@ -70,13 +70,14 @@ def test_a_stream_waits_with_comments_for_a_server_that_comes_back(tmp_path: Pat
         reroutes = doors.metric("modelswarm_gateway_reroutes_total")
         for line in lines(doors, IDS):
             got += tokens_of(line)
-            if line == ": waiting":
+            if line.startswith(": waiting"):
                 comments += 1
-                swarm.server("s2", "2:4")
+                if comments == 1:
+                    swarm.server("s2", "2:4")
             if len(got) > 20 and comments == 0 and swarm.processes["s1"].poll() is None:
                 swarm.kill("s1")
         assert got == expected
-        assert comments == 1
+        assert comments >= 1
         assert doors.metric("modelswarm_gateway_reroutes_total") > reroutes
         assert doors.metric("modelswarm_gateway_recovery_seconds_count") >= 1
 

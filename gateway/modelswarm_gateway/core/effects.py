@@ -147,6 +147,7 @@ class SessionView:
     route: tuple[HopView, ...]
     reused: int  # entries that this turn found in the head's KV
     replayed: int  # entries that this turn ran again after faults
+    waits: str = ""  # for what it is held
 
 
 class CoreError(Exception):

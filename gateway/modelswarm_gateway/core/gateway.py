@@ -290,11 +290,15 @@ class GatewayCore:
         ]
 
     def sessions(self) -> list[SessionView]:
-        return [_view(session) for session in self._sessions.values()]
+        return [self._view(session) for session in self._sessions.values()]
 
     def session(self, name: str) -> SessionView | None:
         found = self._sessions.get(name)
-        return None if found is None else _view(found)
+        return None if found is None else self._view(found)
+
+    def _view(self, session: Session) -> SessionView:
+        held = session.state is State.HELD
+        return _view(session, self._recovery.detail(session, session.refusal) if held else "")
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""
@@ -310,7 +314,7 @@ class GatewayCore:
         return None if kind is None else kind.revision
 
 
-def _view(s: Session) -> SessionView:
+def _view(s: Session, waits: str) -> SessionView:
     return SessionView(
         session=s.name,
         model=s.model,
@@ -320,4 +324,5 @@ def _view(s: Session) -> SessionView:
         route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
         reused=s.reused,
         replayed=s.replayed,
+        waits=waits,
     )

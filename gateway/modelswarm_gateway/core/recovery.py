@@ -360,9 +360,9 @@ class Recovery:
         else:
             session.state = State.PARKED
             self.release(session)
-        self._emit(Refused(session.name, why, self._detail(session, why), retry_after=1.0))
+        self._emit(Refused(session.name, why, self.detail(session, why), retry_after=1.0))
 
-    def _detail(self, session: Session, why: Why) -> str:
+    def detail(self, session: Session, why: Why) -> str:
         if why is Why.NO_SERVERS:
             missing = self._fleet.uncovered(session.model)
             if not missing:
@@ -380,7 +380,7 @@ class Recovery:
             session.held_at = now
         limit = self._fleet.hold_seconds(session.model) or self._settings.hold_seconds
         if now - session.held_at >= limit:
-            self.give_up(session, self._detail(session, session.refusal))
+            self.give_up(session, self.detail(session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
         session.retry_at = now + min(pause, self._settings.retry_limit_seconds)

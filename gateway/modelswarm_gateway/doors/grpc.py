@@ -27,7 +27,8 @@ from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 5.0
+PING_INTERVAL = 1.0  # seconds: clients may ping so often, also while nothing is said
+PING_ANSWER = 20.0  # seconds that a client has to answer ours
 LEAST_INTERVAL = 0.5  # seconds between snapshots
 MOST_WATCHERS = 64
 LARGEST_MESSAGE = 16 << 20
@@ -40,12 +41,7 @@ class GrpcDoor:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # a port in use must be an error
-                ("grpc.max_receive_message_length", LARGEST_MESSAGE),
-            ]
-        )
+        self._server = aio.server(options=_options(service.settings.keepalive_seconds))
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self, field: str, target: str) -> str:
@@ -88,6 +84,18 @@ class GrpcDoor:
             await asyncio.sleep(LEAST_INTERVAL)
 
 
+def _options(keepalive: float) -> list[tuple[str, int]]:
+    """A session that is held says nothing for minutes: pings both ways keep its connection."""
+    return [
+        ("grpc.so_reuseport", 0),  # a port in use must be an error
+        ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+        ("grpc.keepalive_time_ms", round(1000 * keepalive)),
+        ("grpc.keepalive_timeout_ms", round(1000 * PING_ANSWER)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_INTERVAL)),
+        ("grpc.http2.max_ping_strikes", 0),  # a client that pings more often is not sent away
+    ]
+
+
 class Inference(api_pb2_grpc.InferenceServicer):
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -119,7 +127,7 @@ class Inference(api_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         failure: ApiError | None = None
         try:
-            async for part in self._parts(request):
+            async for part in self._parts(request, context):
                 yield part
         except ApiError as error:
             failure = error
@@ -134,14 +142,17 @@ class Inference(api_pb2_grpc.InferenceServicer):
             await abort(context, failure)
 
     async def _parts(
-        self, request: api_pb2.GenerateRequest
+        self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         generation = await self._service.start(ask(request))
         try:
             name = f"gen-{secrets.token_hex(12)}"
-            finish = None
+            finish, silent = None, True
             while finish is None:
-                piece = await generation.take(WAIT_SECONDS)
+                piece = await generation.take(self._service.settings.keepalive_seconds)
+                if piece is None and silent:
+                    await context.send_initial_metadata(())  # it has been taken, and waits
+                silent = False
                 if piece is not None:
                     finish = piece.finish
                     yield _part(name, piece, generation)

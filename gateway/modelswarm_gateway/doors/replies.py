@@ -14,14 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.asks import Ask
-from modelswarm_gateway.doors.shapes import WAITING, Head, Shape, error_event
+from modelswarm_gateway.doors.shapes import Head, Shape, error_event, waiting
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import Generation, Piece
 from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
 
-COMMENT_SECONDS = 5.0  # silence after which the connection gets a sign of life
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,6 +48,7 @@ class Reply(Response):
         super().__init__()
         self._service, self._ask, self._shape = service, ask, shape
         self._stream, self._usage, self._token_ids = stream, usage_in_stream, token_ids
+        self._keepalive = service.settings.keepalive_seconds
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,7 @@ class Reply(Response):
         tokens: list[int] = []
         finish: str | None = None
         while finish is None:
-            piece = await generation.take(COMMENT_SECONDS)
+            piece = await generation.take(self._keepalive)
             if piece is not None:
                 texts.append(piece.text)
                 tokens += piece.tokens
@@ -105,24 +105,29 @@ class Reply(Response):
         await _send(send, body, more=False)
 
     async def _events(self, generation: Generation, shape: Shape, send: Send) -> None:
-        piece = await generation.take(COMMENT_SECONDS)  # a refusal comes here: nothing is sent yet
+        piece = await generation.take(self._keepalive)  # a refusal comes here: nothing is sent yet
         await self._begin(send, list(STREAM_HEADERS))
         opening = shape.opening()
         pending: list[int] = []  # tokens that have shown no text yet
+        clock, spoke = self._service.clock, self._service.clock()
         while True:
-            if piece is None:
-                await _send(send, WAITING)
-            else:
+            event = b""
+            if piece is not None:
                 pending += piece.tokens
                 event = _event(shape, piece, pending)
-                if event:
-                    await _send(send, opening + event)
-                    opening = b""
-                    pending.clear()
+            if event:
+                await _send(send, opening + event)
+                opening = b""
+                pending.clear()
+                spoke = clock()
+            elif piece is None or clock() - spoke >= self._keepalive:
+                await _send(send, waiting(generation.waits))
+                spoke = clock()
+            if piece is not None:
                 if piece.finish is not None:
                     break
                 generation.taken(piece)
-            piece = await generation.take(COMMENT_SECONDS)
+            piece = await generation.take(self._keepalive)
         last = shape.closing(piece.finish, generation.completion_tokens)
         await _send(send, opening + last, more=False)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 DONE = b"data: [DONE]\n\n"
-WAITING = b": waiting\n\n"
 Tokens = Sequence[int]
 
 
@@ -56,6 +55,12 @@ class Shape(Protocol):
     def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
         """The whole answer at once."""
         ...
+
+
+def waiting(reason: str) -> bytes:
+    """A comment that clients skip; people and proxies see that the answer is not lost. `reason` may be empty."""
+    said = f" for a route: {' '.join(reason.split())}" if reason else ""
+    return f": waiting{said}\n\n".encode()
 
 
 def error_event(envelope: object) -> bytes:

@@ -1,0 +1,88 @@
+"""Clients of sessions that are held: they hear that they wait and for what, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+from swarm.hash_swarm import MODEL, two_spans
+from swarm.streams import IDS, lines, tokens_of, whole
+
+from modelswarm.protocol import api_pb2, api_pb2_grpc
+
+OFTEN = ("--keepalive", "0.3")
+ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=400, ignore_eos=True)
+PINGING = (  # as a client does that wants to know soon that its gateway is gone
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+def test_a_held_stream_hears_every_moment_what_it_waits_for(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        expected = whole(doors, IDS)
+        got: list[int] = []
+        said: list[str] = []
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if line.startswith(":"):
+                said.append(line)
+                if len(said) == 3:
+                    swarm.server("s2", "2:4")
+            elif len(got) > 20 and swarm.processes["s1"].poll() is None:
+                swarm.kill("s1")
+        assert got == expected
+        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said
+
+
+def test_an_answer_that_has_not_begun_is_seen_to_wait(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        expected = whole(doors, IDS)
+        swarm.kill("s1", signal.SIGSTOP)
+        answer = lines(doors, IDS)
+        try:
+            assert next(answer).startswith(": waiting")
+        finally:
+            swarm.kill("s1", signal.SIGCONT)
+        assert [token for line in answer for token in tokens_of(line)] == expected
+
+
+def test_a_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        with grpc.insecure_channel(doors.grpc, options=PINGING) as channel:
+            stub = api_pb2_grpc.InferenceStub(channel)
+            expected = list(stub.Generate(ASK, timeout=60).token_ids)
+            got: list[int] = []
+            held_at = 0.0
+            for part in stub.GenerateStream(ASK, timeout=60):
+                got += part.token_ids
+                if len(got) > 20 and not held_at:
+                    held_at = time.monotonic()
+                    swarm.kill("s1")
+                    time.sleep(5.0)  # three pings without data are two too many by gRPC's defaults
+                    swarm.server("s2", "2:4")
+            assert got == expected
+
+
+def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway(*OFTEN, "--hold", "1")
+        with grpc.insecure_channel(doors.grpc) as channel:
+            got: list[int] = []
+            ended: Any = None
+            try:
+                for part in api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60):
+                    got += part.token_ids
+                    if len(got) > 20 and swarm.processes["s1"].poll() is None:
+                        swarm.kill("s1")
+            except grpc.RpcError as error:
+                ended = error
+        assert ended.code() is grpc.StatusCode.INTERNAL
+        assert "no server holds blocks 2:4" in ended.details()
+        assert ("error-code", "stream_broken") in ended.trailing_metadata()
