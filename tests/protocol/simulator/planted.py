@@ -302,7 +302,7 @@ PLANTS: dict[str, Plant] = {
     "R1 and R9 mixes lanes, overlooks gaps": in_server(MixesLanesAndOverlooksGaps, "slow_bulk"),
     "R9 mixes lanes": in_server(MixesLanes, "slow_bulk"),
     "R2 goes twice": in_server(GoesTwice, "duplicates"),
-    "R2 cuts twice": in_server(CutsTwice, "duplicates"),
+    "R2 cuts twice": in_server(CutsTwice, "duplicates", 200),
     "R2 obeys old fences": in_server(ObeysOldFences, "duplicates"),
     "R2 cuts during a step": in_server(CutsDuringAStep, "rewinds"),
     "R3 forgets KV cuts": in_gateway(ForgetsKvCuts, "rewinds"),
