@@ -129,6 +129,8 @@ class Watcher(Protocol):
 
     def recovered(self, model: str, recovery: Recovery) -> None: ...
 
+    def moved(self, model: str, cause: str, outcome: str) -> None: ...
+
 
 class Engine(Protocol):
     """All calls are on the event loop and return at once."""

@@ -23,6 +23,8 @@ class Code(enum.Enum):
     CONTEXT_LENGTH = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    SERVER_NOT_FOUND = "server_not_found"
+    BLOCKS_UNCOVERED = "blocks_uncovered"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "request_too_large"
     SESSION_BUSY = "session_busy"
@@ -51,6 +53,8 @@ TABLE: dict[Code, Mapping] = {
     Code.CONTEXT_LENGTH: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.MODEL_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.NOT_FOUND: Mapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.SERVER_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
+    Code.BLOCKS_UNCOVERED: Mapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
     Code.METHOD_NOT_ALLOWED: Mapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
     Code.TOO_LARGE: Mapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.SESSION_BUSY: Mapping(409, grpc.StatusCode.ABORTED, _USER, True),

@@ -93,7 +93,7 @@ def kv_usage(card: ModelCard, servers: Iterable[ServerView]) -> float:
 
 
 def _leaves(server: ServerView) -> bool:
-    return server.beat is not None and server.beat.draining
+    return server.leaving != ""
 
 
 def _gauge(

@@ -20,6 +20,7 @@ from prometheus_client import (
 
 from modelswarm.protocol.messages import Finish, Trouble
 from modelswarm_gateway.core.effects import SessionView
+from modelswarm_gateway.core.moves import Ended
 from modelswarm_gateway.engine import Engine, Recovery
 from modelswarm_gateway.errors import TABLE, Code
 from modelswarm_gateway.gauges import PREFIX, Gauges
@@ -33,6 +34,7 @@ RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 3
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER = "other"
 CAUSES = (*(trouble.value for trouble in Trouble), "silent", "slow", "late")
+MOVE_CAUSES = ("drain", "stopping", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
 
@@ -153,6 +155,14 @@ class Metrics:
             "outcome",
         )
 
+        self._moves = count(
+            "moves",
+            "Planned moves of sessions off a server by cause and outcome.",
+            "model",
+            "cause",
+            "outcome",
+        )
+
     def _make_histograms(self) -> None:
         def spread(name: str, said: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(
@@ -205,6 +215,9 @@ class Metrics:
         if recovery.seconds is not None:
             self._recovery.labels(label).observe(recovery.seconds)
 
+    def moved(self, model: str, cause: str, outcome: str) -> None:
+        self._moves.labels(self._label(model), cause, outcome).inc()
+
     def _label(self, model: str) -> str:
         return model if self._engine.card(model) is not None else OTHER
 
@@ -243,4 +256,7 @@ class Metrics:
             self._reroutes.labels(label, cause)
             for ended in Recovery.OUTCOMES:
                 self._recoveries.labels(label, cause, ended)
+        for cause in MOVE_CAUSES:
+            for how in Ended:
+                self._moves.labels(label, cause, how.value)
         self._recovery.labels(label)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.link import Links
@@ -29,6 +30,7 @@ from modelswarm_gateway.core.effects import (
     Broken,
     Emitted,
     GatewaySettings,
+    Moved,
     Refused,
     Rerouted,
     Resumed,
@@ -39,6 +41,7 @@ from modelswarm_gateway.core.effects import (
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
 from modelswarm_gateway.directory import Directory, Source
+from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_refusal
 from modelswarm_gateway.faults import Faults
@@ -73,6 +76,7 @@ class Node:
         self._cards: dict[str, ModelCard] | None = None
         self._beats = BeatTimer()
         self.faults = Faults()
+        self.drains = Drains(self._core, clock, self._flush)
 
     # ---- time
 
@@ -206,6 +210,9 @@ class Node:
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)
                     self.faults.rerouted(session, self._streams.get(session), cause)
+                case Moved():
+                    log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
+                    self.faults.moved(effect)
                 case Resumed(session=session, seconds=seconds):
                     self.faults.resumed(session, self._streams.get(session), seconds)
         if sends:

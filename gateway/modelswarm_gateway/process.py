@@ -64,7 +64,7 @@ class Process:
             keepalive_seconds=settings.keepalive_seconds,
         )
         service = Service(node, metrics, loop.time, options)
-        grpc_door = GrpcDoor(service)
+        grpc_door = GrpcDoor(service, node.drains)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
             WebServer(http_app(service, _unready(node, cluster, loop.time)), sockets[0]),

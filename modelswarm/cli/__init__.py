@@ -13,6 +13,7 @@ import click
 
 from modelswarm.cli.chat import chat
 from modelswarm.cli.demo import demo
+from modelswarm.cli.drain import drain
 from modelswarm.cli.generate import generate
 from modelswarm.cli.plan import plan
 from modelswarm.cli.status import status
@@ -38,7 +39,7 @@ def commands() -> None:
     """
 
 
-for command in (up, chat, generate, status, plan, demo):
+for command in (up, chat, generate, status, drain, plan, demo):
     commands.add_command(command)
 
 

@@ -1,6 +1,6 @@
 """Which gateway a command talks to: the swarm that runs on this machine, unless flags say otherwise.
 
-Used by `chat`, `generate` and `status`.
+Used by `chat`, `generate`, `status` and `drain`.
 """
 
 from __future__ import annotations

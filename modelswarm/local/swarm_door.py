@@ -1,16 +1,17 @@
 """What the gateway knows, by its gRPC door: servers, spans, health and sessions.
 
-Used by `LocalSwarm` while it starts, and by `status`, `chat --verbose` and `demo`. Knows `api.proto`, draws nothing.
+Used by `LocalSwarm` while it starts, and by `status`, `drain`, `chat --verbose` and `demo`; draws nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self, TypeAlias
 
 import grpc
 
-from modelswarm.errors import ModelSwarmError
+from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 
 CALL_SECONDS = 5.0
@@ -22,6 +23,10 @@ Route: TypeAlias = tuple[api_pb2.Hop, ...]
 
 class SwarmDoorError(ModelSwarmError):
     """The gateway's gRPC door does not answer."""
+
+
+class DrainUnfinished(ModelSwarmError):
+    """Sessions are still on their way."""
 
 
 class SwarmDoor:
@@ -58,6 +63,26 @@ class SwarmDoor:
             return False
         linked = [server for server in known.servers if server.health == "linked"]
         return len(linked) >= servers and any(model.ready for model in known.models)
+
+    def drain(
+        self, server: str, *, undo: bool = False, wait: float = 0.0, timeout: float = CALL_SECONDS
+    ) -> Iterator[api_pb2.DrainState]:
+        """Has the gateway's sessions leave a server; how far they are, until none is there. See `api.proto`."""
+        request = api_pb2.DrainRequest(server=server, undo=undo, wait_seconds=wait)
+        try:
+            yield from self._swarm.Drain(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: grpc.RpcError) -> ModelSwarmError:
+        code, said = error.code(), reason_of(error)
+        if code is grpc.StatusCode.NOT_FOUND:
+            return UserError("SERVER", said)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            return ModelSwarmError(said)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DrainUnfinished("the time is up")
+        return SwarmDoorError(f"no gateway answers at {self._target} (gRPC): {said}")
 
     def route(self, session: str) -> Route:
         """The hops of a session, head first; empty when it has none now."""

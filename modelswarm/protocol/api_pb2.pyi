@@ -323,6 +323,75 @@ class WatchRequest(_message.Message):
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
+class DrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """its name, or its whole peer id"""
+    undo: _builtins.bool
+    """use it again: one answer, at once"""
+    wait_seconds: _builtins.float
+    """how long to wait for another server of blocks that only this one holds; 0: refuse"""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        undo: _builtins.bool = ...,
+        wait_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server", "undo", b"undo", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    OWN_SESSIONS_FIELD_NUMBER: _builtins.int
+    MOVING_FIELD_NUMBER: _builtins.int
+    UNCOVERED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    own_sessions: _builtins.int
+    """of this gateway, that are still there"""
+    moving: _builtins.int
+    """of those, on their way"""
+    done: _builtins.bool
+    """nothing of this gateway is there any more"""
+    gone: _builtins.bool
+    """the server itself is not there any more"""
+    @_builtins.property
+    def uncovered_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that nobody else holds: its sessions wait for a server of them"""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        own_sessions: _builtins.int = ...,
+        moving: _builtins.int = ...,
+        uncovered_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        done: _builtins.bool = ...,
+        gone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gone", b"gone", "moving", b"moving", "own_sessions", b"own_sessions", "peer", b"peer", "uncovered_blocks", b"uncovered_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
+
+@_typing.final
 class Snapshot(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

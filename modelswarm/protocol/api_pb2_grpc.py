@@ -159,6 +159,11 @@ class SwarmStub:
                 request_serializer=modelswarm_dot_protocol_dot_api__pb2.WatchRequest.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_api__pb2.Snapshot.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_stream(
+                '/modelswarm.v1.Swarm/Drain',
+                request_serializer=modelswarm_dot_protocol_dot_api__pb2.DrainRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_api__pb2.DrainState.FromString,
+                _registered_method=True)
 
 
 class SwarmServicer:
@@ -177,6 +182,14 @@ class SwarmServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
+        It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SwarmServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -189,6 +202,11 @@ def add_SwarmServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=modelswarm_dot_protocol_dot_api__pb2.WatchRequest.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_api__pb2.Snapshot.SerializeToString,
+            ),
+            'Drain': grpc.unary_stream_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=modelswarm_dot_protocol_dot_api__pb2.DrainRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_api__pb2.DrainState.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -245,6 +263,33 @@ class Swarm:
             '/modelswarm.v1.Swarm/Watch',
             modelswarm_dot_protocol_dot_api__pb2.WatchRequest.SerializeToString,
             modelswarm_dot_protocol_dot_api__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/modelswarm.v1.Swarm/Drain',
+            modelswarm_dot_protocol_dot_api__pb2.DrainRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_api__pb2.DrainState.FromString,
             options,
             channel_credentials,
             insecure,

@@ -71,6 +71,10 @@ class SwarmStub:
     List: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]
     """A snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+    Drain: _grpc.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]
+    """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
+    It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+    """
 
 @_typing.type_check_only
 class SwarmAsyncStub(SwarmStub):
@@ -78,6 +82,10 @@ class SwarmAsyncStub(SwarmStub):
     List: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
     """A snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+    Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]  # type: ignore[assignment]
+    """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
+    It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+    """
 
 class SwarmServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -94,5 +102,15 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.Snapshot], _abc.AsyncIterator[_api_pb2.Snapshot]]:
         """A snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _api_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_api_pb2.DrainState], _abc.AsyncIterator[_api_pb2.DrainState]]:
+        """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
+        It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """
 
 def add_SwarmServicer_to_server(servicer: SwarmServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

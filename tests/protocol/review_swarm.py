@@ -88,6 +88,7 @@ class Swarm:
         max_length: int = 4096,
         pages: int = 256,
         page_size: int = 4,
+        replay_bytes: int = 1 << 20,
         link: bool = True,
     ) -> Server:
         self._made += 1
@@ -97,7 +98,9 @@ class Swarm:
         )
         address = Address(name, f"{name}:1")
         draws = random.Random(name)
-        core = ServerCore(ServerSettings(address), shape, lambda: draws.getrandbits(64))
+        core = ServerCore(
+            ServerSettings(address, replay_bytes=replay_bytes), shape, lambda: draws.getrandbits(64)
+        )
         hello = Hello(
             PROTOCOL_VERSION,
             name,

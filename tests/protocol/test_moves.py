@@ -124,7 +124,8 @@ def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
     script.wait(1.0)
     leave(script, old)
     script.wait(1.0)
-    assert script.core.moves.under_way(old) == 2
+    view = script.core.moves.view(old)
+    assert view is not None and (view.hops, view.moving) == (5, 2)
 
 
 def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
@@ -268,7 +269,8 @@ def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
     old = script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
-    assert script.core._fleet.only_there(old) == [2, 3]
+    view = script.core.moves.view(old)
+    assert view is not None and view.only_there == (2, 3)
     leave(script, old)
     script.wait(1.0)
     assert script.route("s") == ["a", "b"] and not outcomes(script)

@@ -259,3 +259,45 @@ def test_help_is_written_for_newcomers(shell: Shell) -> None:
     assert "First steps:" in shell.output("--help")
     for command in ("up", "plan", "chat", "generate", "status", "demo"):
         assert "Usage: modelswarm" in shell.output(command, "--help")
+
+
+def test_a_server_is_drained_shown_so_and_used_again(shell: Shell) -> None:
+    assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n"
+    assert re.search(r"tiny-s0-r0 +0:2 +draining", shell.output("status"))
+    assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
+    assert shell.output("drain", "tiny-s0-r0", "--undo") == "tiny-s0-r0: used again\n"
+    assert re.search(r"tiny-s0-r0 +0:2 +linked", shell.output("status"))
+
+
+def test_draining_a_server_that_is_not_there_names_those_that_are(shell: Shell) -> None:
+    done = shell.run("drain", "tiny-s9-r9")
+    assert done.returncode == 2
+    for name in ("tiny-s9-r9", "tiny-s0-r0", "tiny-s0-r1", "tiny-s1-r0", "tiny-s1-r1"):
+        assert name in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_drain_that_would_uncover_a_block_is_refused_and_says_which(shell: Shell) -> None:
+    shell.output("drain", "tiny-s1-r0")
+    try:
+        for more in ((), ("--wait", "0.3")):
+            done = shell.run("drain", "tiny-s1-r1", *more)
+            assert done.returncode == 1
+            assert "tiny-s1-r1 is the only server that holds blocks 2, 3" in done.stderr
+            assert re.search(r"tiny-s1-r1 +2:4 +linked", shell.output("status"))
+    finally:
+        shell.output("drain", "tiny-s1-r0", "--undo")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("tiny-s0-r0", "--wait", "-1"), ("tiny-s0-r0", "--timeout", "0"), ()]
+)
+def test_a_drain_with_bad_options_is_refused(shell: Shell, arguments: tuple[str, ...]) -> None:
+    done = shell.run("drain", *arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_drain_without_a_gateway_says_so(shell: Shell) -> None:
+    done = shell.run("drain", "tiny-s0-r0", "--url", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no gateway answers at 127.0.0.1:1" in done.stderr

@@ -118,6 +118,9 @@ RECOVERY = Row("Recovery", [
           [Query(increase(gateway("recoveries_total"), by="outcome"), "{{outcome}}")], stacked=True),
     Panel("Held sessions", "Sessions that wait for a server or for room before they can go on.", "short",
           [Query(f"sum by (model) ({gateway('sessions', state='held')})", "{{model}}")]),
+    Panel("Planned moves by outcome", "Sessions moved off servers that are drained, stop or are slow. moved: no reader "
+          "noticed; rebuilt: without a copy; dropped: tried again; overtaken: by a fault or the end of the turn.",
+          "short", [Query(increase(gateway("moves_total"), by="outcome"), "{{outcome}}")], stacked=True),
     Panel("Troubles that servers report", "What stopped a session's rows on a server, by kind.", "short",
           [Query(increase(server("reports_total"), by="trouble"), "{{trouble}}")], stacked=True),
 ])  # fmt: skip

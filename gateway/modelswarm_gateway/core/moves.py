@@ -76,6 +76,16 @@ class Rest:
     targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
 
 
+@dataclass(frozen=True, slots=True)
+class MovesView:
+    """How far a server has been left."""
+
+    leaving: bool
+    hops: int  # that are still there
+    moving: int
+    only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
+
+
 class Moves:
     def __init__(
         self,
@@ -106,8 +116,16 @@ class Moves:
         self._fleet.use_again(peer, why)
         self.tick(now)
 
-    def under_way(self, peer: PeerId) -> int:
-        return sum(move.old.peer == peer for move in self._moves.values())
+    def view(self, peer: PeerId) -> MovesView | None:
+        """How far it is with a server; None: it is not linked."""
+        if not self._fleet.linked(peer):
+            return None
+        return MovesView(
+            leaving=peer in self._fleet.left,
+            hops=self._fleet.hops[peer],
+            moving=sum(move.old.peer == peer for move in self._moves.values()),
+            only_there=tuple(self._fleet.only_there(peer)),
+        )
 
     # ---- time
 

@@ -19,8 +19,10 @@ from grpc_reflection.v1alpha import reflection
 from modelswarm.errors import UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.doors.grpc_asks import ask
+from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
+from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import Generation, Piece
 from modelswarm_gateway.service import Service
@@ -38,8 +40,8 @@ SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")
 
 
 class GrpcDoor:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, drains: Drains) -> None:
+        self._service, self._drains = service, drains
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = aio.server(options=_options(service.settings.keepalive_seconds))
         self._watcher: asyncio.Task[None] | None = None
@@ -47,7 +49,7 @@ class GrpcDoor:
     async def start(self, field: str, target: str) -> str:
         """The bound target. Raises UserError when it cannot be had."""
         api_pb2_grpc.add_InferenceServicer_to_server(Inference(self._service), self._server)
-        api_pb2_grpc.add_SwarmServicer_to_server(Swarm(self._service), self._server)
+        api_pb2_grpc.add_SwarmServicer_to_server(Swarm(self._service, self._drains), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -185,8 +187,8 @@ async def abort(context: Context, error: ApiError) -> None:
 
 
 class Swarm(api_pb2_grpc.SwarmServicer):
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, drains: Drains) -> None:
+        self._service, self._drains = service, drains
         self._watchers = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
@@ -204,6 +206,15 @@ class Swarm(api_pb2_grpc.SwarmServicer):
                 yield now
         finally:
             self._watchers -= 1
+
+    async def Drain(
+        self, request: api_pb2.DrainRequest, context: Context
+    ) -> AsyncIterator[api_pb2.DrainState]:
+        try:
+            async for state in drain(self._drains, request, lambda: self._service.accepting):
+                yield state
+        except ApiError as error:
+            await abort(context, error)
 
     async def _changes(self, request: api_pb2.WatchRequest) -> AsyncIterator[api_pb2.Snapshot]:
         interval = max(LEAST_INTERVAL, request.min_interval_seconds)

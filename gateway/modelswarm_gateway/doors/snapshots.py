@@ -40,12 +40,11 @@ def _server(view: ServerView) -> api_pb2.Server:
         first=view.first,
         last=view.last,
         n_blocks=view.n_blocks,
-        health="linked",
+        health="draining" if view.leaving else "linked",
         own_sessions=view.own_sessions,
     )
     if view.beat is not None:
         beat = view.beat
-        made.health = "draining" if beat.draining else "linked"
         made.free_pages, made.total_pages = beat.free_pages, beat.total_pages
         made.sessions, made.step_ms = beat.sessions, beat.step_ms
         made.steps, made.rows = beat.steps, beat.rows

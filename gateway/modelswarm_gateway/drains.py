@@ -1,0 +1,60 @@
+"""`modelswarm drain`, behind the door: which server is meant, and how far this gateway's sessions have left it.
+
+Used by the gRPC door. How sessions are moved is the core's (`core/moves.py`). What is drained here is avoided by this
+gateway only; a server that is asked to end (SIGTERM, a deleted pod) tells every gateway itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from modelswarm.protocol.identity import PeerId, pod_of
+from modelswarm_gateway.core.effects import ServerView
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.moves import MovesView
+from modelswarm_gateway.errors import ApiError, Code
+
+DRAIN = "drain"  # the cause
+
+
+class Drains:
+    def __init__(
+        self, core: GatewayCore, clock: Callable[[], float], flush: Callable[[], None]
+    ) -> None:
+        self._core, self._clock, self._flush = core, clock, flush
+
+    def find(self, name: str) -> PeerId:
+        """The linked server of that name, as `modelswarm status` shows it, or of that peer id. Raises ApiError."""
+        servers = self._core.servers()
+        found = [view.peer for view in servers if name in (view.peer, short(view.peer))]
+        if not found:
+            raise ApiError(Code.SERVER_NOT_FOUND, _unknown(name, servers), param="server")
+        return found[-1]  # of two lives of one server, the later one
+
+    def begin(self, peer: PeerId) -> None:
+        self._core.moves.leave(peer, DRAIN, self._clock())
+        self._flush()
+
+    def undo(self, peer: PeerId) -> None:
+        self._core.moves.stay(peer, DRAIN, self._clock())
+        self._flush()
+
+    def look(self, peer: PeerId) -> MovesView | None:
+        """None: the server is gone."""
+        return self._core.moves.view(peer)
+
+
+def short(peer: PeerId) -> str:
+    return pod_of(peer).split("/", 1)[0]
+
+
+def uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:
+    which = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"
+    detail = f"{short(peer)} is the only server that holds {which}: another one has to come first"
+    return ApiError(Code.BLOCKS_UNCOVERED, detail, param="server")
+
+
+def _unknown(name: str, servers: Sequence[ServerView]) -> str:
+    known = sorted({short(view.peer) for view in servers})
+    shown = ", ".join(known) if known else "none is linked"
+    return f"there is no server {name!r}; known are: {shown}"

@@ -1,0 +1,70 @@
+"""`modelswarm drain SERVER`: has a gateway's sessions leave a server, and waits until it is empty."""
+
+from __future__ import annotations
+
+import click
+
+from modelswarm.cli.where import grpc_target
+from modelswarm.errors import ModelSwarmError
+from modelswarm.local.swarm_door import DrainUnfinished, SwarmDoor, server_name
+from modelswarm.protocol import api_pb2
+
+_SECONDS = click.FloatRange(min=0, max=86400)
+
+
+@click.command()
+@click.argument("server")
+@click.option("--name", metavar="NAME", help="Name of the swarm on this machine, if several run.")
+@click.option("--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead.")
+@click.option("--undo", is_flag=True, help="Use the server again.")
+@click.option(
+    "--wait",
+    type=_SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Seconds to wait for another server of blocks that only this one holds; 0: refuse.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True, max=86400),
+    default=600.0,
+    show_default=True,
+    help="Seconds until this command gives up waiting; the drain goes on.",
+)
+def drain(
+    server: str, name: str | None, target: str | None, undo: bool, wait: float, timeout: float
+) -> None:
+    """Move all sessions off SERVER, which works on meanwhile, and keep new ones away.
+
+    SERVER is a name that `modelswarm status` shows. Readers do not notice: what a session needs is copied first.
+    It covers the sessions of one gateway; a server that is told to end (SIGTERM, or its pod deleted) has every
+    gateway's sessions moved before it goes. Exit code 0: the server is empty. 1: it is not.
+    """
+    with SwarmDoor(grpc_target(name, target)) as door:
+        last, said = api_pb2.DrainState(), ""
+        try:
+            for state in door.drain(server, undo=undo, wait=wait, timeout=wait + timeout):
+                line = _line(state, undo)
+                if line != said:
+                    click.echo(f"{server_name(state.peer)}: {line}")
+                last, said = state, line
+        except DrainUnfinished as error:
+            left = _sessions(last.own_sessions)
+            raise ModelSwarmError(f"{server}: {left} still there after {timeout:g} s") from error
+
+
+def _line(state: api_pb2.DrainState, undo: bool) -> str:
+    if state.gone:
+        return "gone"
+    if undo:
+        return "used again"
+    if state.done:
+        return "empty"
+    if state.uncovered_blocks:
+        blocks = ", ".join(map(str, state.uncovered_blocks))
+        return f"waits for another server of blocks {blocks}"
+    return f"{_sessions(state.own_sessions)} to move"
+
+
+def _sessions(count: int) -> str:
+    return f"{count} session{'' if count == 1 else 's'}"
