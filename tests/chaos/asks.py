@@ -1,20 +1,24 @@
 """What clients ask while the swarm is disturbed: greedy, sampled, penalties, stop strings, turns of one session.
 
-A script is the turns of one conversation, in order; most have one. Every ask has a twin: its answer when nothing is
-disturbed, taken before the first fault. Used by `streams.py` (which plays scripts) and `judge.py` (which compares).
+A script is the turns of one conversation, in order; most have one. Every ask has a twin: its answer before the first
+fault, which is known to be right. Used by `streams.py` (which plays scripts) and `judge.py` (which compares).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from swarm.kills import prompt_of
 from swarm.models import VOCAB
-from swarm.running import Answer, Ask, Running
+from swarm.running import Answer, Ask
 
 from modelswarm.protocol.messages import Sampling
+
+Calm: TypeAlias = Callable[[Ask], Answer]
+"""Asks, and makes sure that the answer is right."""
 
 GREEDY = Sampling()
 PENALISED = Sampling(repetition_penalty=1.3)
@@ -31,8 +35,8 @@ class Script:
     twins: tuple[Answer, ...]
 
 
-def scripts_of(running: Running, seed: int, new: int) -> list[Script]:
-    """Asked of an undisturbed swarm; answers run to about `new` tokens."""
+def scripts_of(calm: Calm, seed: int, new: int) -> list[Script]:
+    """Answers run to about `new` tokens."""
     rng = random.Random(seed)
     kinds = (GREEDY, PENALISED, SAMPLED, MIN_P, WARM)
     lengths = (1, 40, 90, 200, 400)
@@ -40,14 +44,14 @@ def scripts_of(running: Running, seed: int, new: int) -> list[Script]:
         Ask(prompt_of(length, rng.randrange(1 << 30), VOCAB), new + rng.randrange(new), sampling)
         for sampling, length in zip(kinds, rng.sample(lengths, len(lengths)), strict=True)
     ]
-    made = [_one(running, ask) for ask in plain]
+    made = [_one(calm, ask) for ask in plain]
     stops = [(script.asks[0], _stop_in(script.twins[0].text)) for script in made]
-    made += [_one(running, replace(ask, stop=(stop,))) for ask, stop in stops[1:] if stop][:2]
-    return [*made, _talk(running, rng, new, SAMPLED), _talk(running, rng, new, PENALISED)]
+    made += [_one(calm, replace(ask, stop=(stop,))) for ask, stop in stops[1:] if stop][:2]
+    return [*made, _talk(calm, rng, new, SAMPLED), _talk(calm, rng, new, PENALISED)]
 
 
-def _one(running: Running, ask: Ask) -> Script:
-    return Script((ask,), (running.calm(ask),))
+def _one(calm: Calm, ask: Ask) -> Script:
+    return Script((ask,), (calm(ask),))
 
 
 def _stop_in(text: str) -> str:
@@ -57,15 +61,15 @@ def _stop_in(text: str) -> str:
     return next((char for char in found if char.isascii() and char.isprintable()), "")
 
 
-def _talk(running: Running, rng: random.Random, new: int, sampling: Sampling) -> Script:
+def _talk(calm: Calm, rng: random.Random, new: int, sampling: Sampling) -> Script:
     """A turn, one that adds to it, and one that goes back and says something else."""
     first = Ask(prompt_of(rng.randrange(20, 80), rng.randrange(1 << 30), VOCAB), new // 2, sampling)
-    one = running.calm(first)
+    one = calm(first)
     second = replace(first, prompt=(*one.log, *_more(rng)))
-    two = running.calm(second)
+    two = calm(second)
     back = two.log[: rng.randrange(10, len(one.log))]
     third = replace(first, prompt=(*back, *_more(rng)))
-    return Script((first, second, third), (one, two, running.calm(third)))
+    return Script((first, second, third), (one, two, calm(third)))
 
 
 def _more(rng: random.Random) -> Sequence[int]:

@@ -64,9 +64,9 @@ class Injector:
         if self._failure is not None:
             raise self._failure
 
-    def note(self, words: str) -> None:
-        now = time.monotonic()
-        done = Done(now, now - self._began, words)
+    def note(self, words: str, at: float | None = None) -> None:
+        at = at or time.monotonic()
+        done = Done(at, at - self._began, words)
         self.log.append(done)
         self.tell(str(done))
 

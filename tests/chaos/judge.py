@@ -19,6 +19,7 @@ from swarm.running import Answer
 
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
+LONG_WAIT = 2.0  # seconds: worth a line in the log
 AROUND_A_KILL = (
     15.0  # seconds in which calls may fail because the gateway was killed and starts again
 )
@@ -47,6 +48,7 @@ class Judge:
     longest_wait: float  # seconds that anybody may wait for the next token
     gateway_kills: Sequence[float]  # time.monotonic; grows
     settle: Callable[[Answer, Answer], None] | None
+    note: Callable[[float, str], None] = lambda at, words: None
     tally: Tally = field(default_factory=Tally)
     wrong: list[str] = field(default_factory=list)
     differing: list[tuple[Answer, Answer]] = field(default_factory=list)
@@ -88,6 +90,9 @@ class Judge:
                 tally.refused += 1
         if heard.answer.tokens:
             tally.waits.append(heard.longest_wait)
+            if heard.longest_wait > LONG_WAIT:
+                said = f"{heard.who} goes on after {heard.longest_wait:.2f} s"
+                self.note(heard.waited_until, said)
 
     def _judge(self, heard: Heard) -> None:
         answer, twin = heard.answer, heard.twin

@@ -15,11 +15,12 @@ from pathlib import Path
 from chaos.asks import scripts_of
 from chaos.faults import Injector
 from chaos.judge import Judge, Tally
+from chaos.right import Right, right_by
 from chaos.schedule import Fault, schedule
 from chaos.streams import Client
 from chaos.world import LEASE_SECONDS, Plan, World, world
-from swarm.pids import alive
-from swarm.running import Answer
+from swarm.pids import alive, gone_within
+from swarm.running import Answer, Ask
 
 LONGEST_WAIT = 75.0  # seconds for a token, the hold included
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
@@ -55,7 +56,6 @@ class Outcome:
     options: Options
     tally: Tally
     faults: dict[Fault, int]
-    reroutes: int
     doubled: int  # frames
     truncated: int
     wrong: tuple[str, ...]
@@ -69,7 +69,7 @@ class Outcome:
         return (
             f"{self.options.model}: {sum(self.faults.values())} faults "
             f"({', '.join(f'{count} {fault}' for fault, count in sorted(self.faults.items()))}), "
-            f"{self.reroutes} reroutes, {self.doubled} frames doubled, {self.truncated} truncated; "
+            f"{self.doubled} frames doubled, {self.truncated} truncated; "
             f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, {tally.refused} refused, "
             f"{tally.begun} ended with an error ({dict(tally.codes)}), {tally.near_ties} near ties; "
             f"longest wait in an answer: median {p50:.2f} s, p99 {p99:.2f} s, most {waits[-1]:.2f} s; "
@@ -94,97 +94,98 @@ def chaos(
 ) -> Outcome:
     """`folder` holds the toy model. Whatever is wrong is in the outcome."""
     plan = Plan(options.model, options.seed, options.spans, options.replicas)
-    settle = None if options.model == "hash" else settler(folder)
+    right = right_by(options.model, folder)
     with world(folder, plan) as scene:
         say("asking without faults, for what is right")
-        scripts = scripts_of(scene.running, options.seed, options.new)
+        run = _Run(options, scene, right, say)
+        run.disturb()
+        run.calm_down()
+    run.nobody_left()
+    run.judge.finish()
+    return run.outcome()
+
+
+class _Run:
+    """The parts of one run, in the order in which they are called."""
+
+    def __init__(
+        self, options: Options, scene: World, right: Right, say: Callable[[str], None]
+    ) -> None:
+        def calm(ask: Ask) -> Answer:
+            answer = scene.running.ask(ask)
+            right.check(answer)
+            return answer
+
+        self._options, self._scene = options, scene
+        scripts = scripts_of(calm, options.seed, options.new)
         events = schedule(
             options.seed, options.seconds, scene.spans, every=options.every, faults=options.faults
         )
-        injector = Injector(scene, events, tell=say)
-        judge = Judge(LONGEST_WAIT, injector.gateway_kills, settle)
-        stopping = threading.Event()
-        clients = [
-            Client(f"c{i}", scene.running, scripts, judge.hear, stopping, options.seed)
+        self._injector = Injector(scene, events, tell=say)
+        self.judge = Judge(
+            LONGEST_WAIT,
+            self._injector.gateway_kills,
+            right.settle,
+            note=lambda at, words: self._injector.note(words, at),
+        )
+        self._stopping = threading.Event()
+        self._clients = [
+            Client(f"c{i}", scene.running, scripts, self.judge.hear, self._stopping, options.seed)
             for i in range(options.streams)
         ]
-        picture = ""
+        self._picture = ""
+
+    def disturb(self) -> None:
+        """Something wrong ends it at once: what led to it is then the end of the log."""
         try:
-            for client in clients:
+            for client in self._clients:
                 client.start()
-            injector.start()
-            _wait(options.seconds, judge)
+            self._injector.start()
+            until = time.monotonic() + self._options.seconds
+            while time.monotonic() < until and not self.judge.wrong:
+                time.sleep(0.1)
         finally:
-            picture = look(scene, clients) if judge.wrong else ""
-            injector.stop()
-            stopping.set()
-        _all_end(clients, judge)
-        picture = picture or (look(scene, clients) if judge.wrong else "")
-        reroutes = scene.running.faults().reroutes
-        _nothing_held(scene, judge)
-    _nobody_left(scene, judge)
-    judge.finish()
-    return Outcome(
-        options,
-        judge.tally,
-        injector.counts,
-        reroutes,
-        scene.network.doubled,
-        scene.network.truncated,
-        tuple(judge.wrong),
-        tuple(str(done) for done in injector.log),
-        picture,
-    )
+            self._look()
+            self._stopping.set()
+            self._injector.stop()
 
+    def calm_down(self) -> None:
+        """Everybody gets an answer, all servers are back, and nobody holds anything for anybody."""
+        until = time.monotonic() + LONGEST_WAIT
+        for client in self._clients:
+            if not client.join(max(0.0, until - time.monotonic())):
+                self.judge.blame(f"{client.name} still waits: {client.doing}")
+            elif client.failure is not None:
+                self.judge.blame(f"{client.name} failed: {client.failure!r}")
+        try:
+            self._scene.running.wait_whole()
+            self._scene.running.wait_empty(EMPTY_SECONDS)
+        except AssertionError as problem:
+            self.judge.blame(f"when all was over: {problem}")
+        self._look()
 
-def settler(folder: Path) -> Callable[[Answer, Answer], None]:
-    """Oracles 2 and 3 on the whole model."""
-    import torch
-    from swarm.models import load_whole
-    from swarm.oracles import check_tokens, check_twins
+    def nobody_left(self) -> None:
+        pids = [pid for pid in self._scene.pids if pid]
+        if not gone_within(pids, GONE_SECONDS):
+            self.judge.blame(f"processes that nobody stopped: {[p for p in pids if alive(p)]}")
 
-    torch.set_num_threads(1)
-    model = load_whole(folder)
+    def outcome(self) -> Outcome:
+        injector, network = self._injector, self._scene.network
+        return Outcome(
+            self._options,
+            self.judge.tally,
+            injector.counts,
+            network.doubled,
+            network.truncated,
+            tuple(self.judge.wrong),
+            tuple(str(done) for done in sorted(injector.log, key=lambda done: done.at)),
+            self._picture,
+        )
 
-    def settle(twin: Answer, answer: Answer) -> None:
-        check_tokens(model, answer)
-        if answer.finish:
-            check_twins(model, twin, answer)
-
-    return settle
-
-
-def _wait(seconds: float, judge: Judge) -> None:
-    """Something wrong ends the run at once: what led to it is then the end of the log."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and not judge.wrong:
-        time.sleep(0.1)
-
-
-def _all_end(clients: list[Client], judge: Judge) -> None:
-    until = time.monotonic() + LONGEST_WAIT
-    for client in clients:
-        if not client.join(max(0.0, until - time.monotonic())):
-            judge.blame(f"{client.name} still waits: {client.doing}")
-        elif client.failure is not None:
-            judge.blame(f"{client.name} failed: {client.failure!r}")
-
-
-def _nothing_held(scene: World, judge: Judge) -> None:
-    """All servers are back, and hold nothing for anybody."""
-    try:
-        scene.running.wait_whole()
-        scene.running.wait_empty(EMPTY_SECONDS)
-    except AssertionError as problem:
-        judge.blame(f"when all was over: {problem}")
-
-
-def _nobody_left(scene: World, judge: Judge) -> None:
-    until = time.monotonic() + GONE_SECONDS
-    while (left := [pid for pid in scene.pids if pid and alive(pid)]) and time.monotonic() < until:
-        time.sleep(0.05)
-    if left:
-        judge.blame(f"processes that nobody stopped: {left}")
+    def _look(self) -> None:
+        """The first picture after something went wrong shows most."""
+        if self.judge.wrong and not self._picture:
+            self._picture = look(self._scene, self._clients)
 
 
 def look(scene: World, clients: list[Client]) -> str:

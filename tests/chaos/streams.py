@@ -34,6 +34,7 @@ class Heard:
     details: str = ""
     left: bool = False  # the client itself broke it off
     longest_wait: float = 0.0  # seconds between two tokens, or before the first
+    waited_until: float = 0.0  # time.monotonic: when it was over
 
 
 @dataclass(slots=True)
@@ -98,10 +99,14 @@ class Client:
             left = False  # it was too late to leave
         ended = time.monotonic()
         times = [clock, *stream.times, time.perf_counter()]
+        waits = [b - a for a, b in pairwise(times)]
+        longest = max(waits)
         code, details = ("", "") if error is None or left else code_of(error)
         self.doing = ""
-        waits = (b - a for a, b in pairwise(times))
-        return Heard(self.name, answer, twin, began, ended, code, details, left, max(waits))
+        return Heard(
+            self.name, answer, twin, began, ended, code, details, left, longest,
+            waited_until=began + times[waits.index(longest) + 1] - clock,
+        )  # fmt: skip
 
     def _leave(self, stream: Stream, length: int) -> bool:
         """In the middle of the answer, if it gets there."""

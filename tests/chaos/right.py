@@ -1,0 +1,57 @@
+"""What the model itself says of an answer, without any swarm: the oracles of PROTOCOL section 4, for both models.
+
+Used by `run.py`: for the twins before the first fault, and for answers that differ from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm.models import VOCAB
+from swarm.running import Answer
+from swarm.toy import TOY_BLOCKS, TOY_LENGTH
+
+from modelswarm_serving.model.hash import reference
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Both raise AssertionError. `settle` is None where nothing rounds: there, a difference is wrong."""
+
+    check: Callable[[Answer], None]
+    settle: Callable[[Answer, Answer], None] | None  # (twin, answer that differs from it)
+
+
+def right_by(model: str, folder: Path) -> Right:
+    return Right(_check_hash, None) if model == "hash" else _by_whole_model(folder)
+
+
+def _check_hash(answer: Answer) -> None:
+    """Oracle 1. A stop string may end the answer before the reference ends."""
+    ask = answer.ask
+    end = min(TOY_LENGTH, len(ask.prompt) + ask.new)
+    right = reference(ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB)
+    count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
+    assert list(answer.tokens) == right[:count], "not what the hash model says"
+
+
+def _by_whole_model(folder: Path) -> Right:
+    """Oracles 2 and 3."""
+    import torch
+    from swarm.models import load_whole
+    from swarm.oracles import check_tokens, check_twins
+
+    torch.set_num_threads(1)
+    model = load_whole(folder)
+
+    def check(answer: Answer) -> None:
+        check_tokens(model, answer)
+
+    def settle(twin: Answer, answer: Answer) -> None:
+        check_tokens(model, answer)
+        if answer.finish:
+            check_twins(model, twin, answer)
+
+    return Right(check, settle)
