@@ -19,6 +19,10 @@ class BeatTimer:
         self._jitter = jitter
         self._said: dict[PeerId, float] = {}
 
+    @property
+    def peers(self) -> list[PeerId]:
+        return list(self._said)
+
     def join(self, gateway: PeerId) -> None:
         self._said[gateway] = float("-inf")  # the first beat is due at once
 

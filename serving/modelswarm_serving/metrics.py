@@ -90,6 +90,12 @@ class _Now(Collector):
         yield self._by("kv_pages", said, "state", pages)
         said = "KV pages that only repairs may take."
         yield self._one("kv_repair_pages", said, stats.repair_pages)
+        yield self._one("replay_bytes", "Memory of kept rows.", stats.replay_bytes)
+        yield self._one("replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit)
+        said = "Sessions whose kept rows went because memory was short."
+        family = CounterMetricFamily(PREFIX + "replay_dropped", said, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), stats.replay_dropped)
+        yield family
 
     def _sessions(self, stats: ServerStats) -> Iterable[Metric]:
         sessions = {"running": stats.running, "idle": stats.sessions - stats.running}

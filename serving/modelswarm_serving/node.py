@@ -32,19 +32,20 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.core.settings import row_window
+from modelswarm_serving.core.settings import replay_bytes, row_window
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.health import Health
 from modelswarm_serving.introduction import Introduction
 from modelswarm_serving.metrics import Metrics
-from modelswarm_serving.model.base import Model
+from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.page import Page
 from modelswarm_serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _FILE_REQUESTS = 256  # that may wait
+_LOOK_SECONDS = 0.05  # while it leaves: whether somebody still needs it
 _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
 
 
@@ -66,6 +67,7 @@ class Node:
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
             row_window=row_window(model.shape.row_bytes),
+            replay_bytes=_replay_bytes(settings, model.shape),
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._introduction = Introduction(settings, self._peer, model.shape, revision)
@@ -78,11 +80,12 @@ class Node:
         self._planned = False  # a plan is due in this pass of the loop
         self._stepping = False
         self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
+        self._leaving = asyncio.Event()
         self._stop = asyncio.Event()
         self._fault: Exception | None = None  # of ours; the process ends with it
 
     async def run(self) -> None:
-        """Serve until a signal. UserError when it cannot start to."""
+        """Serve until a signal, and then until the sessions are elsewhere. UserError when it cannot start to."""
         loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -93,7 +96,8 @@ class Node:
         self._announce(target)
         self._health.serves()
         log.info("%s serves at %s", self._peer, target)
-        tasks = [loop.create_task(w) for w in (self._tick(), self._send_files(), self._stop.wait())]
+        work = (self._tick(), self._send_files(), self._drain(), self._stop.wait())
+        tasks = [loop.create_task(each) for each in work]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -101,17 +105,35 @@ class Node:
             if self._fault is not None:
                 raise self._fault
         finally:
-            self._leave()
+            self._withdraw()
             for task in tasks:
                 task.cancel()
             await self._links.close()
 
-    def _leave(self) -> None:
-        """Nobody new is to come. Moving the sessions away before the links close (R13) has its place here."""
+    def _withdraw(self) -> None:
+        """Nobody new is to come."""
         self._health.leaves()
         if self._settings.members is not None:
             withdraw(self._settings.members / f"{self._settings.name}.json")
-        self._core.refuse_new()
+
+    async def _drain(self) -> None:
+        """After the first signal: all gateways hear that this server leaves, and move their sessions away (R13).
+
+        Returns when nobody needs it any more, or when the time is over.
+        """
+        await self._leaving.wait()
+        self._withdraw()
+        began = self._clock()
+        self._core.leave(began)
+        self._settle()
+        beat = self._core.beat()
+        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._beats.peers])
+        while self._core.in_use(self._clock()):
+            if self._clock() - began >= self._settings.drain_seconds:
+                log.warning("leaves with sessions that nobody has moved")
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        log.info("leaves after %.1f s", self._clock() - began)
 
     # What links bring (LinkHandler)
 
@@ -215,10 +237,9 @@ class Node:
                 self._links.send([Send(reply_address(peer), Lane.BULK, chunk)])
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        if self._leaving.is_set():
             os._exit(1)  # asked twice: whatever hangs, hang no longer
-        self._health.leaves()
-        self._stop.set()
+        self._leaving.set()
 
     # Start
 
@@ -238,6 +259,12 @@ class Node:
             announce(folder / f"{member.name}.json", asdict(member))
         except OSError as error:
             raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
+
+
+def _replay_bytes(settings: Settings, shape: ModelShape) -> int:
+    if settings.replay_memory is not None:
+        return settings.replay_memory
+    return replay_bytes(shape.row_bytes, shape.total_pages * shape.page_size)
 
 
 def why(error: OSError) -> str:

@@ -42,7 +42,9 @@ class Settings:
     page_size: int
     max_length: int | None
     token_budget: int  # rows
+    replay_memory: int | None  # bytes for kept rows; None: a row for every position of the pages
     lease_seconds: float
+    drain_seconds: float
     hold_seconds: float | None  # told to gateways; None: they decide
     zone: str  # failure domain; "": not known
     hash_model: bool
@@ -82,11 +84,16 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
     click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
                  help="Most rows of one step: prompts are read in parts of this size."),
+    click.Option(["--replay-memory"], help="For rows that are kept until their session ends, so that a lost neighbour "
+                 "can be rebuilt; beside --memory. 0: none are kept. Default: enough for a row of every position that "
+                 "the pages hold."),
     click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
                  default=30.0, show_default=True,
                  help="Seconds a session outlives its gateway's link."),
     click.Option(["--hold", "hold_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
+    click.Option(["--drain", "drain_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
+                 show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
     click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
                  "repair a session in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
@@ -109,6 +116,7 @@ def parse(arguments: Sequence[str]) -> Settings:
 def _settings(
     blocks: str,
     memory: str | None,
+    replay_memory: str | None,
     served_name: str | None,
     advertise: str | None,
     **values: Any,
@@ -128,9 +136,16 @@ def _settings(
         last=last,
         advertise=_advertised(values["listen"], advertise),
         memory=None if memory is None else bytes_of(memory, "--memory"),
+        replay_memory=_replay_memory(replay_memory),
         served_name=served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1],
         **values,
     )
+
+
+def _replay_memory(text: str | None) -> int | None:
+    if text is None:
+        return None
+    return 0 if text == "0" else bytes_of(text, "--replay-memory")
 
 
 def _blocks(text: str) -> tuple[int, int]:

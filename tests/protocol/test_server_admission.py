@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from protocol.server_pump import GATEWAY, Client, Pump, Server, prompt, route
+from protocol.server_pump import GATEWAY, Client, Pump, Server, opened, prompt, route
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
@@ -79,9 +79,35 @@ def test_a_server_that_stops_takes_no_new_session() -> None:
     pump = Pump()
     server = pump.serve(0, 6)
     create(pump, server, "a", 9)
-    server.core.refuse_new()
+    server.core.leave(0.0)
     assert create(pump, server, "b", 9).refused is Refusal.DRAINING
     assert server.core.beat().draining and server.core.beat().sessions == 1
+
+
+def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use() -> None:
+    pump = Pump()
+    client = opened(pump, hops=1, length=9, new=5)
+    core = client.hops[0][0].core
+    client.go(credit=11)
+    client.finish()
+    core.leave(pump.now)
+    client.finish()
+    assert [report.trouble for report in client.reports] == [Trouble.DRAINING]
+    assert core.in_use(pump.now)
+    client.raise_credit(100)
+    assert len(client.finish()) == 5
+    assert not core.in_use(pump.now)  # the turn is over
+
+
+def test_a_session_that_nobody_touches_is_not_in_use() -> None:
+    pump = Pump()
+    client = opened(pump, hops=2, length=9, new=5)
+    client.go(credit=11)
+    client.finish()
+    core = client.hops[0][0].core
+    assert core.in_use(pump.now + 4.9) and not core.in_use(pump.now + 5.1)
+    pump.cut_link(GATEWAY, client.hops[0][0].address.peer)
+    assert not core.in_use(pump.now)
 
 
 def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> None:

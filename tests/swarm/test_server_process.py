@@ -194,7 +194,8 @@ async def test_pages_of_a_gone_gateway_come_back_after_its_lease(tmp_path: Path)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal.Signals) -> None:
-    async with servers(tmp_path, ["0:8"], *HASH) as (server,), fake_gateway([server]) as gateway:
+    flags = (*HASH, "--drain", "0.2")
+    async with servers(tmp_path, ["0:8"], *flags) as (server,), fake_gateway([server]) as gateway:
         route = await gateway.open("s", 900)
         gateway.go(route, PROMPT)
         await gateway.heard.until(lambda: len(gateway.tokens) > 10)

@@ -32,6 +32,7 @@ from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
 
 NO_TURN = Turn(reserve=0, end=0)
+IDLE_SECONDS = 5.0  # a session that nothing was done for so long is one that nobody waits for
 
 
 class Lifecycle:
@@ -92,6 +93,7 @@ class Lifecycle:
         hop.stop_epoch()
         hop.gateway, hop.reply, hop.epoch = peer, fence.reply, fence.epoch
         self._peers.owns(peer, now)
+        hop.touched = now
         hop.pending = _both(hop.pending, fence)
         if not hop.busy:
             self.cut(hop, now)
@@ -156,6 +158,7 @@ class Lifecycle:
             self._out.to_gateway(peer, answer)
             return
         hop = self._new_hop(peer, fence, create)
+        hop.touched = now
         self.admission.resize(hop, turn)
         self.hops.add(hop)
         self._peers.owns(peer, now)
@@ -208,6 +211,25 @@ class Lifecycle:
             if self.admission.missing(turn, held, repair) <= 0:
                 return True
         return False
+
+    # --- a graceful stop ---------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """No hop is created any more, and every gateway that has a session here is told."""
+        self.draining = True
+        told: set[PeerId] = set()
+        for hop in self.hops:
+            if hop.gateway not in told:
+                told.add(hop.gateway)
+                self._out.report(hop, "", Fault(Trouble.DRAINING, "this server is about to stop"))
+
+    def in_use(self, now: float) -> bool:
+        """Does anybody still count on a session here? Sessions at rest and those of lost gateways can be rebuilt."""
+        return any(
+            hop.busy or now - hop.touched < IDLE_SECONDS
+            for hop in self.hops
+            if not (hop.finished or hop.warm or self._peers.is_gone(hop.gateway))
+        )
 
     # --- the end of a hop --------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ class ServerCore:
             return
         early = hop.early
         hop.run(go)
+        hop.touched = now
         self._log.cut(hop.handle, go.start)
         self._life.ran(hop)
         self._schedule.started(hop)
@@ -273,9 +274,14 @@ class ServerCore:
         self._now = now
         self._life.tick(now)
 
-    def refuse_new(self) -> None:
-        """A graceful stop has begun: sessions here go on, no hop is created any more."""
-        self._life.draining = True
+    def leave(self, now: float) -> None:
+        """A graceful stop has begun: sessions here go on until their gateways have moved them."""
+        self._now = now
+        self._life.leave()
+
+    def in_use(self, now: float) -> bool:
+        """Whether a graceful stop has to wait for sessions."""
+        return self._life.in_use(now)
 
     def drain(self) -> list[Send]:
         return self._out.drain()

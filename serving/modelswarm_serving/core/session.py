@@ -118,6 +118,7 @@ class Hop:
     copy_windows: dict[PeerId, int] = field(default_factory=dict)  # of hops that are no successor
     told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
+    touched: float = -math.inf  # when its gateway or a step last had to do with it
     busy: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending: Fence | None = None  # the cut to make when that step retires
     freed: bool = False  # its pages go back when that step retires

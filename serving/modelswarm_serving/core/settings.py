@@ -23,6 +23,11 @@ class ServerSettings:
     replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
 
 
+def replay_bytes(row_bytes: int, positions: int) -> int:
+    """Memory for a row of every position that there is KV for. Placement counts the same for a server."""
+    return row_bytes * positions
+
+
 WINDOW_BYTES = 2 << 20
 LEAST_WINDOW, MOST_WINDOW = 32, 1024
 

@@ -125,6 +125,7 @@ class Steps:
 
     def _retire(self, hop: Hop, work: Work, result: Result, now: float) -> None:
         hop.busy = hop.alone = False
+        hop.touched = now
         if hop.freed:
             self._life.admission.release(hop)
             return

@@ -142,7 +142,8 @@ class ServerProcess:
 
     def retire(self) -> None:
         """A graceful stop begins: no new hops."""
-        self.core.refuse_new()
+        self.core.leave(self._tools.clock.now)
+        self._pump()
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long."""
