@@ -13,6 +13,7 @@ NAMES = (
     "two_spans_8",
     "hop",
     "gap_after_kill",
+    "gap_after_freeze",
     "metrics_cost",
     "protocol_faults",
     "operator_converge",

@@ -14,32 +14,46 @@ from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.deadlines import Progress, expected, owed, patience
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Hop, Session, State
+from modelswarm_gateway.core.slowness import Slowness
 from modelswarm_gateway.core.suspicion import Suspicion
 
+COMPARE_SECONDS = 1.0
+SLOW = "slow"  # why its sessions are moved
 ALIVE_SECONDS = 2.0  # a server that says other things may take so long over a Fence
 
 
 class Detection:
     def __init__(
-        self, settings: GatewaySettings, peer: PeerId, fleet: Fleet, recovery: Recovery
+        self,
+        settings: GatewaySettings,
+        peer: PeerId,
+        fleet: Fleet,
+        recovery: Recovery,
+        moves: Moves,
     ) -> None:
         """`peer` is this gateway."""
         self._settings = settings
         self._peer = peer
         self._fleet = fleet
         self._recovery = recovery
+        self._moves = moves
         self._clock = AwakeClock()
         self._suspicion = Suspicion(settings.silent_seconds)
         self._progress: dict[str, Progress] = {}
+        self._slowness = Slowness(fleet)
+        self._compared_at = 0.0
+        self._slow: set[PeerId] = set()  # servers whose sessions are moved away
         self.live: set[PeerId] = set()  # servers that carry routes which run
 
     def joined(self, peer: PeerId, now: float) -> None:
         self._suspicion.join(peer, self._clock.read(now))
 
-    def left(self, peer: PeerId) -> None:
+    def left(self, peer: PeerId, now: float) -> None:
         self._suspicion.leave(peer)
+        self._take_back({peer} & self._slow, now)
         self._fleet.suspected = self._suspicion.suspected
 
     def heard(self, peer: PeerId, now: float) -> None:
@@ -61,6 +75,9 @@ class Detection:
             if session.state is State.FENCING:
                 self._look_at_answers(session, now)
         self._look_at_progress([s for s in sessions if owed(s)], now)
+        if now - self._compared_at >= COMPARE_SECONDS:
+            self._compared_at = now
+            self._compare(now)
 
     def wake(self, sessions: Collection[Session], now: float) -> None:
         """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken
@@ -79,6 +96,20 @@ class Detection:
         for session in sessions:
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "silent", peer, now)
+
+    def _compare(self, now: float) -> None:
+        """Slow servers are left for a while, and then have to show that they are no longer slow."""
+        over = {peer for peer in self._slow if self._fleet.ejection_over(peer, now)}
+        self._take_back(over, now)
+        for peer in self._slowness.find(now):
+            self._fleet.eject(peer, now)
+            self._slow.add(peer)
+            self._moves.leave(peer, SLOW, now)
+
+    def _take_back(self, peers: Collection[PeerId], now: float) -> None:
+        self._slow.difference_update(peers)
+        for peer in peers:
+            self._moves.stay(peer, SLOW, now)
 
     # ---- answers to a Fence
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import Beat, Hello
-from modelswarm_gateway.core.health import Health, Standing
+from modelswarm_gateway.core.health import SLOW_EJECTION, Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.routing import Candidate, Leg, cover
@@ -172,6 +172,30 @@ class Fleet:
         """It was at fault: left out of new routes for a while, and then tried with one session."""
         if self.linked(peer):
             self._health.strike(peer, now)
+
+    def eject(self, peer: PeerId, now: float) -> None:
+        """It is much slower than its like."""
+        self._health.strike(peer, now, SLOW_EJECTION)
+
+    def ejection_over(self, peer: PeerId, now: float) -> bool:
+        return now >= self._health.ejected_until(peer)
+
+    def compared(self, peer: PeerId, slowness: float) -> None:
+        """Its block time, as a multiple of that of its like."""
+        self._health.compared(peer, slowness)
+
+    def spare(self, peer: PeerId, now: float) -> bool:
+        """Whether all its blocks are held by others that do well: an ejection never uncovers a block."""
+        server = self._servers[peer]
+        others = [
+            other.hello
+            for other in self.of_kind(server.hello.model, kind_of(server.hello))
+            if other is not server
+            and not other.draining
+            and not self.standing(other.hello.peer, now).ejected
+        ]
+        held = {block for hello in others for block in range(hello.first, hello.last)}
+        return held.issuperset(range(server.hello.first, server.hello.last))
 
     def served(self, peers: Iterable[PeerId], now: float) -> None:
         """A session on these has a new token."""

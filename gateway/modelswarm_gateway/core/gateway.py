@@ -61,10 +61,10 @@ class GatewayCore:
         self._sessions: dict[str, Session] = {}
         self._fleet = Fleet(settings.pair_seconds, draw)
         self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
-        self._detection = Detection(settings, peer, self._fleet, self._recovery)
         self.moves = Moves(
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
+        self._detection = Detection(settings, peer, self._fleet, self._recovery, self.moves)
 
     def drain(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -94,11 +94,11 @@ class GatewayCore:
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._wake(now)
         self._fleet.leave(peer)
-        self._detection.left(peer)
         self._recovery.hops.lost_link(peer)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "link_down", peer, now)
+        self._detection.left(peer, now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """A server said something; whatever it was, it is alive."""

@@ -16,7 +16,8 @@ from modelswarm_gateway.core.pace import Pace
 LEAST_SCORE = 0.05
 ERROR_HALF_LIFE = 30.0  # seconds
 EJECTION = 1.0  # seconds, the first time
-LONGEST_EJECTION = 60.0
+SLOW_EJECTION = 10.0  # ... of a slow one, whose sessions are moved meanwhile
+LONGEST_EJECTION = 120.0
 FORGIVEN = 300.0  # seconds without a fault, after which an ejection is the first again
 FULL = 0.1  # share of free KV pages below which a server counts as under pressure
 
@@ -65,7 +66,7 @@ class Health:
         if beat.total_pages:
             record.free = beat.free_pages / beat.total_pages
 
-    def strike(self, peer: PeerId, now: float) -> None:
+    def strike(self, peer: PeerId, now: float, seconds: float = EJECTION) -> None:
         """It was at fault: ejected, each time for twice as long."""
         record = self._of(peer)
         if record.strikes and now - record.struck_at > FORGIVEN:
@@ -74,7 +75,7 @@ class Health:
         record.struck_at = now
         if now >= record.until:  # faults of one outage count as one
             record.strikes += 1
-        pause = EJECTION * 2 ** min(record.strikes - 1, 16)
+        pause = seconds * 2 ** min(record.strikes - 1, 16)
         record.until = now + min(pause, LONGEST_EJECTION)
         record.trial = True
         record.pace.restart()
@@ -86,6 +87,10 @@ class Health:
         if record.trial and now >= record.until:
             record.trial = False
             self.on_trial.discard(peer)
+
+    def ejected_until(self, peer: PeerId) -> float:
+        record = self._records.get(peer)
+        return 0.0 if record is None else record.until
 
     def compared(self, peer: PeerId, slowness: float) -> None:
         """Its block time, as a multiple of that of its like."""

@@ -1,13 +1,11 @@
-"""How fast a server steps, as its beats say: seconds per step by the rows of a step, and how it compares with others.
+"""How fast a server steps, as its beats say: seconds per step, by the rows of a step.
 
-Pure; used by `health.py` and `deadlines.py`. Steps of one row and of hundreds are never compared with each other.
+Pure; kept by `health.py`, read by `slowness.py` and `deadlines.py`. Knows one server only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from statistics import median
 
 from modelswarm.protocol.messages import Beat
 
@@ -83,14 +81,3 @@ class Pace:
             for size, (seconds, steps, when) in self._sizes.items()
             if steps >= EVIDENCE and now - when <= STALE
         }
-
-
-def slowness(own: dict[int, float], others: Iterable[dict[int, float]]) -> float | None:
-    """Own time over the median of others, in the middle of all sizes that can be compared; None if none can be."""
-    theirs = list(others)
-    ratios = []
-    for size, seconds in own.items():
-        known = [times[size] for times in theirs if size in times]
-        if known and (typical := median(known)) > 0:
-            ratios.append(seconds / typical)
-    return median(ratios) if ratios else None

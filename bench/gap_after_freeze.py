@@ -1,0 +1,94 @@
+"""SIGSTOP of a server on the route until the next token at the client, 1K-token contexts, 2 spans x 2 servers.
+
+The frozen server's links stay up and its kernel answers for it: only its silence tells. It is thawed after each
+stream and must stay without say in it: every stream is compared with the same one undisturbed (`lost`, `doubled`).
+MODELSWARM_BENCH_FREEZES shortens it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from itertools import pairwise
+
+from bench.gap_after_kill import KILL_AT, NEW, PROMPT, differences
+from bench.harness import Bar, Result, quantile
+from bench.models import SHAPES, model_folder
+from bench.swarm import Door, Recorder, Streamed, swarm_of
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import SwarmDoor, server_name
+
+FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))
+BACK_SECONDS = 60.0  # until a thawed server is thought well of again
+
+
+def run() -> Result:
+    gaps: list[float] = []
+    lost = doubled = 0
+    rng = random.Random(11)
+    with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
+        door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
+        for number in range(FREEZES):
+            prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
+            calm = door.stream(prompt, NEW)
+            stream, gap = frozen_stream(swarm, door, view, prompt, hop=number % 2)
+            gaps.append(gap)
+            gone, again = differences(calm, stream)
+            lost, doubled = lost + gone, doubled + again
+    figures = {
+        "p50_s": quantile(gaps, 0.5),
+        "p99_s": quantile(gaps, 0.99),
+        "max_s": max(gaps),
+        "lost": lost,
+        "doubled": doubled,
+    }
+    return Result(
+        name="gap_after_freeze",
+        figures=figures,
+        columns=("freezes", "p50 s", "p99 s", "max s", "lost", "doubled"),
+        rows=[
+            (
+                str(FREEZES),
+                *(f"{figures[name]:.3f}" for name in ("p50_s", "p99_s", "max_s")),
+                str(lost),
+                str(doubled),
+            )
+        ],
+        shape="Llama 27M fp32, 2 spans x 2 servers, prompt 1000",
+        threads=1,
+        bars=[Bar("p99_s", "<=", 2.0), Bar("lost", "<=", 0), Bar("doubled", "<=", 0)],
+    )
+
+
+def frozen_stream(
+    swarm: LocalSwarm, door: Door, view: SwarmDoor, prompt: list[int], hop: int
+) -> tuple[Streamed, float]:
+    """The stream, and the seconds from the freeze to the next token that was not on its way already."""
+    recorder = Recorder()
+    frozen_at, victim = 0.0, ""
+    try:
+        for part in door.parts(prompt, NEW):
+            recorder.add(part)
+            if not victim and len(recorder.tokens) >= KILL_AT:
+                victim = server_name(view.running_route()[hop].peer)
+                swarm.kill(victim, signal.SIGSTOP)
+                frozen_at = time.perf_counter()
+    finally:
+        if victim:
+            swarm.kill(victim, signal.SIGCONT)
+    if not victim:
+        raise RuntimeError("the stream ended before the freeze")
+    wait_well(view)
+    after = [b - max(a, frozen_at) for a, b in pairwise(recorder.times) if b > frozen_at]
+    return recorder.streamed(), max(after)
+
+
+def wait_well(view: SwarmDoor) -> None:
+    """Until no server is suspected or ejected any more; one that waits for its canary may wait."""
+    deadline = time.monotonic() + BACK_SECONDS
+    while any(server.health in ("suspected", "ejected") for server in view.snapshot().servers):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the thawed server was not taken back")
+        time.sleep(0.1)
