@@ -101,7 +101,11 @@ class Process:
     def _node(self, source: Source, clock: Callable[[], float]) -> Node:
         settings = self._settings
         incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
-        core = GatewaySettings(hold_seconds=settings.hold_seconds)
+        core = GatewaySettings(
+            hold_seconds=settings.hold_seconds,
+            silent_seconds=settings.silence_seconds,
+            fenced_seconds=settings.fence_seconds,
+        )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)
 

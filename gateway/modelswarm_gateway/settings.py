@@ -15,6 +15,7 @@ import click
 
 from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
+from modelswarm_gateway import timeouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Settings:
     drain_seconds: float
     hold_seconds: float
     keepalive_seconds: float
+    silence_seconds: float
+    fence_seconds: float
     idle_seconds: float
     sessions: int
     vllm_metrics: bool
@@ -41,7 +44,6 @@ class Settings:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_KEEPALIVE = 5.0  # seconds
 _SECONDS = click.FloatRange(min=0)
 
 _OPTIONS: list[click.Parameter] = [
@@ -75,6 +77,13 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=0.1, max=3600),
                  help="Seconds after which a client that waits gets a sign of life: a comment in its "
                  "stream, or a ping over gRPC; default: 5, or half of a shorter --hold."),
+    click.Option(["--silence", "silence_seconds"],
+                 type=click.FloatRange(min=timeouts.TWO_BEATS, max=60), help="Seconds that a "
+                 "server on a route may say nothing before sessions look for another; default: "
+                 "0.3. More on machines that stand still at times."),
+    click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
+                 help="Seconds that a session waits for a server that does not answer, if there "
+                 "is no other; default: 5."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
@@ -94,7 +103,13 @@ def parse(arguments: Sequence[str]) -> Settings:
     return read_flags(command, Settings, arguments)
 
 
-def _settings(incarnation: int | None, keepalive_seconds: float | None, **values: Any) -> Settings:
+def _settings(
+    incarnation: int | None,
+    keepalive_seconds: float | None,
+    silence_seconds: float | None,
+    fence_seconds: float | None,
+    **values: Any,
+) -> Settings:
     if not _NAME.fullmatch(values["name"]):
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
     if (values["members"] is None) is not values["kubernetes"]:
@@ -104,19 +119,11 @@ def _settings(incarnation: int | None, keepalive_seconds: float | None, **values
             raise UserError("--namespace", f"{name!r} is no name of a namespace")
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
+    hold = values["hold_seconds"]
     return Settings(
         incarnation=incarnation or 0,
-        keepalive_seconds=_keepalive(keepalive_seconds, values["hold_seconds"]),
+        keepalive_seconds=timeouts.keepalive_seconds(keepalive_seconds, hold),
+        fence_seconds=timeouts.fence_seconds(fence_seconds, silence_seconds, hold),
+        silence_seconds=timeouts.SILENCE if silence_seconds is None else silence_seconds,
         **values,
     )
-
-
-def _keepalive(wanted: float | None, hold: float) -> float:
-    if wanted is None:
-        return min(_KEEPALIVE, hold / 2) if hold else _KEEPALIVE
-    if 0 < hold <= wanted:
-        raise UserError(
-            "--keepalive",
-            f"{wanted:g} s is not below --hold {hold:g} s: who waits would hear nothing until it ends",
-        )
-    return wanted

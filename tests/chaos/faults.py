@@ -20,6 +20,8 @@ from swarm.models import VOCAB
 from swarm.running import Ask, Stream
 from swarm.toy import TOY_LENGTH
 
+from modelswarm.errors import ModelSwarmError
+
 STANDS, GOES = 0.15, 0.1  # seconds that a slow disk stops a process, and lets it go on
 Heal = Callable[[], None]
 
@@ -116,6 +118,12 @@ class Injector:
                 self.gateway_kills.append(time.monotonic())
                 self.world.running.local.kill(GATEWAY)
                 return None
+            case Fault.LEAVE:
+                self.world.running.local.kill(event.targets[0], signal.SIGTERM)
+                return None
+            case Fault.DRAIN:
+                self._drain(event.targets[0])
+                return lambda: self._drain(event.targets[0], undo=True)
             case Fault.FREEZE:
                 return self._freeze(event.targets[0])
             case Fault.SLOW_DISK:
@@ -127,6 +135,13 @@ class Injector:
                 return None
             case _:
                 return self.world.network.disturb(*_weather(event))
+
+    def _drain(self, name: str, *, undo: bool = False) -> None:
+        """It goes on when we no longer listen. Refusals are right: the server, or the gateway, may be dead now."""
+        try:
+            next(self.world.running.view.drain(name, undo=undo), None)
+        except ModelSwarmError as refused:
+            self.note(f"drain of {name} (undo: {undo}) is refused: {refused}")
 
     def _freeze(self, name: str) -> Heal:
         """That life of it; if it is killed meanwhile, there is nobody to wake."""

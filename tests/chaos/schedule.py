@@ -19,6 +19,8 @@ BOTH_LOST = 0.12  # of kills: every server of the span dies at once, so that its
 
 class Fault(enum.StrEnum):
     KILL = "kill"  # SIGKILL; another one is started in its place
+    LEAVE = "leave"  # SIGTERM: it leaves in peace; another one is started in its place
+    DRAIN = "drain"  # its sessions are to leave it, later it is used again
     FREEZE = "freeze"  # SIGSTOP, later SIGCONT
     SLOW_DISK = (
         "slow-disk"  # stands still again and again for a moment, as who waits for a disk does
@@ -49,6 +51,8 @@ class Event:
 
 _WEIGHTS = {
     Fault.KILL: 5,
+    Fault.LEAVE: 2,
+    Fault.DRAIN: 2,
     Fault.FREEZE: 3,
     Fault.SLOW_DISK: 2,
     Fault.ONE_WAY: 3,
@@ -61,6 +65,7 @@ _WEIGHTS = {
     Fault.GATEWAY_KILL: 1,
 }
 _SECONDS = {  # shortest and longest
+    Fault.DRAIN: (2.0, 5.0),
     Fault.FREEZE: (0.5, 4.0),
     Fault.SLOW_DISK: (1.0, 3.0),
     Fault.ONE_WAY: (0.5, 6.0),
@@ -118,7 +123,7 @@ def _targets(
         case Fault.KILL:
             span = rng.choice(spans)
             return span if rng.random() < BOTH_LOST else (rng.choice(span),)
-        case Fault.FREEZE | Fault.SLOW_DISK:
+        case Fault.FREEZE | Fault.SLOW_DISK | Fault.LEAVE | Fault.DRAIN:
             return (rng.choice(rng.choice(spans)),)
         case _:
             return _link(rng, spans)

@@ -41,7 +41,7 @@ def test_targets_are_what_the_fault_can_be_done_to() -> None:
                 assert not any(set(event.targets) == set(span) for span in SPANS), "never talk"
             elif event.fault is Fault.KILL:
                 assert event.targets in SPANS or set(event.targets) < SERVERS
-            elif event.fault in (Fault.FREEZE, Fault.SLOW_DISK):
+            elif event.fault in (Fault.FREEZE, Fault.SLOW_DISK, Fault.LEAVE, Fault.DRAIN):
                 assert len(event.targets) == 1
                 assert set(event.targets) < SERVERS
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelswarm.errors import UserError
+from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.settings import parse
 
 MEMBERS = ("--members", "/tmp/members")
@@ -26,8 +27,34 @@ def test_who_waits_hears_something_before_the_hold_is_over(
     assert parse([*MEMBERS, *flags]).keepalive_seconds == seconds
 
 
-def test_a_sign_of_life_that_comes_after_the_hold_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("flags", "field", "other"),
+    (
+        (("--hold", "20", "--keepalive", "20"), "--keepalive", "--hold 20 s"),
+        (("--hold", "4", "--fence", "5"), "--fence", "--hold 4 s"),
+        (("--silence", "2", "--fence", "2"), "--silence", "--fence 2 s"),
+        (("--silence", "5"), "--silence", "--fence 5 s"),  # the default
+    ),
+)
+def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
+    flags: tuple[str, ...], field: str, other: str
+) -> None:
     with pytest.raises(UserError) as refused:
-        parse([*MEMBERS, "--hold", "20", "--keepalive", "20"])
-    assert refused.value.field == "--keepalive"
-    assert "--hold 20 s" in refused.value.message
+        parse([*MEMBERS, *flags])
+    assert refused.value.field == field
+    assert other in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "flags", ((), ("--hold", "0.5"), ("--hold", "0", "--fence", "9"), ("--fence", "60"))
+)
+def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
+    settings = parse([*MEMBERS, *flags])
+    assert settings.silence_seconds < settings.fence_seconds
+
+
+def test_the_defaults_are_those_of_the_core() -> None:
+    settings, core = parse(MEMBERS), GatewaySettings()
+    assert (settings.silence_seconds, settings.fence_seconds, settings.hold_seconds) == (
+        core.silent_seconds, core.fenced_seconds, core.hold_seconds
+    )  # fmt: skip
