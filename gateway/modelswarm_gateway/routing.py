@@ -1,19 +1,31 @@
-"""Which servers carry a session's blocks. Pure; called by the gateway core for new sessions and for repairs.
+"""Which servers carry a session's blocks: cheapest paths over thousands of servers. Pure; `pricing.py` sets the prices.
 
-Backward dynamic programming over (block, server): a hop uses a server from where the route enters it to the
-server's end, so spans may overlap and routes may enter mid-span. Knows no health yet: the cost of a server is the
-number of hops it already carries.
+Backward dynamic programming over (block boundary, zone): `to_go[b][z]` is the least cost of what is left once the rows
+of boundary b are in zone z. A hop uses a server from where the route enters it to the server's end, so spans may
+overlap and routes may enter mid-span. What lies between two servers is the delay between their zones, so nothing is as
+large as the square of the servers. Going forward, each hop is drawn by a softmax over cost-to-go, so that several
+gateways with the same knowledge do not all take the same server. All costs are milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from modelswarm.protocol.identity import PeerId
 
-HOP_COST = 1.0  # fewer hops first: a hop costs about as much as a few sessions' load
-PAIR_COST = 1000.0  # a pair that keeps failing is the last resort, not forbidden
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+LAST_RESORT = 1e9  # what a hop costs that is to be taken only where there is no other
+SPREAD = 0.08  # temperature of the draw, as a share of the best cost-to-go
+DRAWN_FROM = 4  # servers, and those that are as good as the last of them
+EQUALS = 0.9  # ... which is so much of its weight
+NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,81 +33,147 @@ class Candidate:
     peer: PeerId
     first: int
     last: int
-    load: float  # in sessions, at least 0
+    zone: str = ""  # "": not known
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
+    """One hop that was chosen, and against what."""
+
     peer: PeerId
     first: int
     last: int
+    to_go_ms: float = 0.0  # from here to the end of the gap, by this server
+    best_ms: float = 0.0  # ... by the best one
+    best: PeerId = ""
+    options: int = 1  # servers that could have been taken here
 
 
-def cover(
-    candidates: Sequence[Candidate],
-    blocks: tuple[int, int],
-    *,
-    before: PeerId | None = None,
-    after: PeerId | None = None,
-    bad_pairs: Collection[frozenset[PeerId]] = (),
-    jitter: Callable[[], float] = lambda: 0.0,
-) -> list[Leg] | None:
-    """Cheapest chain of servers over `blocks`, between the kept hops `before` and `after`; None if there is none.
+@dataclass(frozen=True, slots=True)
+class _Covering:
+    """The rows of the table that hold one block, and where in them each zone begins."""
 
-    `jitter` in [0, 1) breaks ties, so that equal servers share the load.
+    rows: Rows
+    starts: Rows
+    zones: Rows
+
+
+class Table:
+    """Servers of one kind in columns: what they hold stays as it is, their prices are changed in place."""
+
+    def __init__(
+        self, candidates: Sequence[Candidate], n_blocks: int, delay: Callable[[str, str], float]
+    ) -> None:
+        names = sorted({c.zone for c in candidates})
+        number = {name: index for index, name in enumerate(names)}
+        held = sorted(candidates, key=lambda c: number[c.zone])  # stable
+        self.n_blocks = n_blocks
+        self.peers = [c.peer for c in held]
+        self.row = {peer: row for row, peer in enumerate(self.peers)}
+        self.first = np.array([c.first for c in held], dtype=np.intp)
+        self.last = np.array([c.last for c in held], dtype=np.intp)
+        self.zone = np.array([number[c.zone] for c in held], dtype=np.intp)
+        self.zones = number
+        self.measure(delay)
+        self.hop_ms = np.zeros(len(held))  # once for every hop there
+        self.block_ms = np.ones(len(held))  # for every block used
+        self._covering = [self._cover(block) for block in range(n_blocks)]
+        self._ending = [np.flatnonzero(self.last == edge) for edge in range(n_blocks + 1)]
+
+    def measure(self, delay: Callable[[str, str], float]) -> None:
+        """Take the delays between zones again."""
+        self.delays = np.array(
+            [[delay(a, b) for b in self.zones] for a in self.zones], dtype=np.float64
+        )
+
+    def _cover(self, block: int) -> _Covering:
+        rows = np.flatnonzero((self.first <= block) & (self.last > block))
+        zone = self.zone[rows]
+        starts = np.flatnonzero(np.diff(zone, prepend=-1))
+        return _Covering(rows, starts, zone[starts])
+
+    def covering(self, block: int) -> Rows:
+        return self._covering[block].rows
+
+    def to_go(self, blocks: tuple[int, int], hop_ms: Floats, after: str | None = None) -> Floats:
+        """Least cost from every boundary of `blocks` to their end, by the zone that the rows come from; infinite where
+        no server goes on. `after`: the zone of the hop that follows."""
+        first, end = blocks
+        to_go = np.full((end - first + 1, len(self.zones)), NEVER)
+        to_go[-1] = 0.0 if after is None else self.delays[:, self.zones[after]]
+        whole = np.zeros(len(self.peers))  # cost through a server, had it been entered at block 0
+        for block in range(end - 1, first - 1, -1):
+            edge = block + 1
+            ending = self._ending[edge]
+            if edge == end:  # whatever goes on beyond it is left there
+                ending = np.flatnonzero((self.last >= end) & (self.first < end))
+            then = to_go[edge - first]
+            whole[ending] = hop_ms[ending] + self.block_ms[ending] * edge + then[self.zone[ending]]
+            at = self._covering[block]
+            if at.rows.size:
+                entered = whole[at.rows] - self.block_ms[at.rows] * block
+                by_zone = np.minimum.reduceat(entered, at.starts)
+                to_go[block - first] = (self.delays[:, at.zones] + by_zone).min(axis=1)
+        return to_go
+
+    def walk(
+        self,
+        blocks: tuple[int, int],
+        to_go: Floats,
+        hop_ms: Floats,
+        before: str | None = None,
+        draw: Callable[[], float] | None = None,
+    ) -> list[Leg] | None:
+        """A chain of servers over `blocks`, drawn near the cheapest; without `draw` the cheapest. None: there is none.
+
+        `to_go` may be a little older than the prices. `before`: the zone of the hop in front; `draw`: in [0, 1).
+        """
+        first, end = blocks
+        legs: list[Leg] = []
+        block, zone = first, None if before is None else self.zones[before]
+        while block < end:
+            rows = self._covering[block].rows
+            edges = np.minimum(self.last[rows], end)
+            costs = hop_ms[rows] + self.block_ms[rows] * (edges - block)
+            costs += to_go[edges - first, self.zone[rows]]
+            if zone is not None:
+                costs += self.delays[zone, self.zone[rows]]
+            if not rows.size or not np.isfinite(costs.min()):
+                return None
+            pick, best = drawn(costs, draw), int(costs.argmin())
+            peer, edge = self.peers[rows[pick]], int(edges[pick])
+            options = int(np.isfinite(costs).sum())
+            said = (float(costs[pick]), float(costs[best]), self.peers[rows[best]], options)
+            legs.append(Leg(peer, block, edge, *said))
+            block, zone = edge, int(self.zone[rows[pick]])
+        return legs
+
+    def cost(self, route: Sequence[tuple[PeerId, int, int]]) -> float:
+        """What a whole route costs at these prices, whoever chose it; infinite if a server is not in the table."""
+        if any(peer not in self.row for peer, _, _ in route):
+            return NEVER
+        rows = [self.row[peer] for peer, _, _ in route]
+        used = sum(
+            float(self.hop_ms[row] + self.block_ms[row] * (last - first))
+            for row, (_, first, last) in zip(rows, route, strict=True)
+        )
+        zones = [int(self.zone[row]) for row in rows]
+        return used + sum(float(self.delays[a, b]) for a, b in itertools.pairwise(zones))
+
+
+def drawn(costs: Floats, draw: Callable[[], float] | None) -> int:
+    """The index of one of `costs`: softmax with a temperature of SPREAD of the best, or the best itself.
+
+    Of many only the best few and their equals: thousands that are a little worse would outweigh them together. Last
+    resorts make all costs large alike: they do not count in the temperature.
     """
-    first, last = blocks
-    price = {c.peer: HOP_COST + 0.1 * c.load + 0.01 * jitter() for c in candidates}
-
-    def pair(left: PeerId | None, right: PeerId | None) -> float:
-        known = left is not None and right is not None and left != right
-        return PAIR_COST if known and frozenset((str(left), str(right))) in bad_pairs else 0.0
-
-    best: dict[tuple[int, PeerId], tuple[float, Leg | None]] = {}
-    for block in range(last - 1, first - 1, -1):
-        for c in candidates:
-            if c.first <= block < c.last:
-                end = min(c.last, last)
-                here = price[c.peer] * (end - block) / max(1, c.last - c.first)
-                rest, onward = _onward(best, candidates, end, last, after, c.peer, pair)
-                best[block, c.peer] = (HOP_COST + here + rest, onward)
-    starts = [
-        (best[first, c.peer][0] + pair(before, c.peer), c)
-        for c in candidates
-        if (first, c.peer) in best
-    ]
-    finite = [entry for entry in starts if entry[0] < float("inf")]
-    if not finite:
-        return None
-    chosen = min(finite, key=lambda entry: entry[0])[1]
-    return _walk(best, Leg(chosen.peer, first, min(chosen.last, last)))
-
-
-def _onward(
-    best: Mapping[tuple[int, PeerId], tuple[float, Leg | None]],
-    candidates: Sequence[Candidate],
-    block: int,
-    last: int,
-    after: PeerId | None,
-    here: PeerId,
-    pair: Callable[[PeerId | None, PeerId | None], float],
-) -> tuple[float, Leg | None]:
-    """Cost of what follows a hop that ends at `block`, and the next leg."""
-    if block == last:
-        return pair(here, after), None
-    options = [
-        (best[block, c.peer][0] + pair(here, c.peer), c)
-        for c in candidates
-        if (block, c.peer) in best and c.peer != here
-    ]
-    if not options:
-        return float("inf"), None
-    cost, c = min(options, key=lambda option: option[0])
-    return cost, Leg(c.peer, block, min(c.last, last))
-
-
-def _walk(best: Mapping[tuple[int, PeerId], tuple[float, Leg | None]], leg: Leg) -> list[Leg]:
-    legs = [leg]
-    while (onward := best[legs[-1].first, legs[-1].peer][1]) is not None:
-        legs.append(onward)
-    return legs
+    best = float(costs.min())
+    if draw is None:
+        return int(costs.argmin())
+    temperature = max(SPREAD * (best % LAST_RESORT), 1e-9)
+    weights = np.exp((best - costs) / temperature)
+    if costs.size > DRAWN_FROM:
+        weights[weights < EQUALS * np.partition(weights, -DRAWN_FROM)[-DRAWN_FROM]] = 0.0
+    weights = weights.cumsum()
+    pick = int(np.searchsorted(weights, draw() * weights[-1], side="right"))
+    return min(pick, len(costs) - 1)

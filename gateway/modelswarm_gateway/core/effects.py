@@ -34,6 +34,9 @@ class GatewaySettings:
     copy_seconds: float = 5.0  # a copy that gets no nearer for so long is dropped
     copy_tries: int = 3  # after so many failed copies, a session is moved without one
     move_seconds: float = 0.5  # pause after a failed move; doubles with each
+    affinity_seconds: float = (
+        2.0  # a new turn waits no longer for a server that another can replace
+    )
     input_tokens: int = 8192  # most log entries per Input message
     short_input: int = 256  # up to here an Input goes on live: cheaper than waking the bulk lane
 

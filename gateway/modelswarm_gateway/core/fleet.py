@@ -1,35 +1,23 @@
 """The servers this gateway is linked to, and which pairs of them keep losing each other.
 
-Used by the loop to cover blocks with servers of one kind (`kinds.py`). Knows nothing of sessions beyond how many hops
-each server carries.
+Used by the loop to cover blocks with servers of one kind (`kinds.py`), at prices that `pricing.py` keeps. Knows nothing
+of sessions beyond how many hops each server carries.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Hello
 from modelswarm_gateway.core.health import SLOW_EJECTION, Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.core.pace import Pace
-from modelswarm_gateway.routing import Candidate, Leg, cover
-
-FAILED_LOAD = 1000.0  # hops that a server whose steps fail seems to carry: the last resort
-
-
-@dataclass(slots=True)
-class Server:
-    hello: Hello
-    beat: Beat | None = None
-    draining: bool = False  # to be left: only if nobody else holds a block
-
-    @property
-    def address(self) -> Address:
-        return Address(self.hello.peer, self.hello.target)
+from modelswarm_gateway.core.pricing import Needs, Price, Pricing
+from modelswarm_gateway.core.servers import Server
+from modelswarm_gateway.routing import Leg
 
 
 @dataclass(slots=True)
@@ -52,10 +40,10 @@ class Fleet:
         self._servers: dict[PeerId, Server] = {}
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
         self._holds: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
-        self._failed: dict[PeerId, float] = {}  # linked servers whose steps failed, and when
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self._health = Health()
         self.left: dict[PeerId, str] = {}  # servers that sessions are moved away from, and why
+        self._pricing = Pricing(self.standing, pair_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
 
@@ -64,16 +52,17 @@ class Fleet:
         if not makes_sense(hello):
             return False
         self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
+        self._pricing.forget()
         if hello.hold_ms:
             self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
         self._lead(hello.model)
         return True
 
     def leave(self, peer: PeerId) -> None:
-        self._failed.pop(peer, None)
         self._health.leave(peer)
         server = self._servers.pop(peer, None)
         if server is not None:
+            self._pricing.forget()
             self._lead(server.hello.model)
 
     def _lead(self, model: str) -> None:
@@ -105,8 +94,8 @@ class Fleet:
 
     def failed(self, peer: PeerId, now: float) -> None:
         """A step failed there: its sessions may do better elsewhere."""
-        if self.linked(peer):
-            self._failed[peer] = now
+        if server := self._servers.get(peer):
+            server.failed_at = now
             self.blame(peer, now)
 
     def linked(self, peer: PeerId) -> bool:
@@ -127,7 +116,8 @@ class Fleet:
 
     def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         if server := self._servers.get(peer):
-            server.beat = beat
+            server.heard(beat, now)
+            self._pricing.mark(peer)
             self._health.beat(peer, beat, now)
             if beat.draining:
                 self.leave_alone(peer, STOPPING)
@@ -140,6 +130,7 @@ class Fleet:
                 del self.left[next(iter(self.left))]
         if server := self._servers.get(peer):
             server.draining = True
+            self._pricing.mark(peer)
 
     def use_again(self, peer: PeerId, why: str) -> None:
         """Takes a `leave_alone` of that cause back."""
@@ -147,6 +138,7 @@ class Fleet:
             del self.left[peer]
             if server := self._servers.get(peer):
                 server.draining = False
+                self._pricing.mark(peer)
 
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
@@ -161,6 +153,29 @@ class Fleet:
             block for block in range(server.hello.first, server.hello.last) if block not in held
         ]
 
+    # ---- what it costs
+
+    def placed(self, peer: PeerId, positions: int, rows: int) -> None:
+        """A hop of ours is made there: KV for `positions`, and `rows` to run until it is at rest."""
+        self.hops[peer] += 1
+        if server := self._servers.get(peer):
+            server.place(positions, rows)
+            self._pricing.mark(peer)
+
+    def freed(self, peer: PeerId) -> None:
+        """A hop of ours there is given up."""
+        self.hops[peer] -= 1
+        if server := self._servers.get(peer):
+            server.placed -= 1
+            self._pricing.mark(peer)
+
+    def round_trip(self, peer: PeerId, seconds: float) -> None:
+        """A question to a server was answered after so long."""
+        if server := self._servers.get(peer):
+            server.answered(seconds)
+            self._pricing.zones.heard(server.hello.zone, 1000 * seconds)
+            self._pricing.mark(peer)
+
     # ---- health
 
     def standing(self, peer: PeerId, now: float) -> Standing:
@@ -172,6 +187,7 @@ class Fleet:
         """It was at fault: left out of new routes for a while, and then tried with one session."""
         if self.linked(peer):
             self._health.strike(peer, now)
+            self._pricing.mark(peer)
 
     def eject(self, peer: PeerId, now: float) -> None:
         """It is much slower than its like."""
@@ -201,6 +217,7 @@ class Fleet:
         """A session on these has a new token."""
         for peer in self._health.on_trial.intersection(peers):
             self._health.served(peer, now)
+            self._pricing.mark(peer)
 
     def pace(self, peer: PeerId) -> Pace:
         return self._health.pace(peer)
@@ -233,35 +250,38 @@ class Fleet:
         now: float,
         *,
         between: tuple[PeerId | None, PeerId | None],
-        bad_pairs: Collection[frozenset[PeerId]],
-        without: Collection[PeerId],
-        length: int,
+        needs: Needs,
+        cheapest: bool = False,
     ) -> list[Leg] | None:
-        """Servers for `blocks`, between two that stay; those that are leaving only if nobody else holds a block, and
-        those on which a session of `length` hardly fits if there are no others at all."""
-        servers = [s for s in self.of_kind(model, kind) if s.hello.peer not in without]
-        roomy = [s for s in servers if s.hello.max_length >= length]
-        staying = [s for s in roomy if not s.draining]
-        for choice in (staying, roomy, servers):
-            legs = cover(
-                [self._candidate(server, now) for server in choice],
-                blocks,
-                before=between[0],
-                after=between[1],
-                bad_pairs=bad_pairs,
-                jitter=lambda: (self._draw() >> 11) / (1 << 53),
-            )
-            if legs is not None:
-                return legs
-        return None
+        """Servers for `blocks`, between two that stay: drawn among the best, so that gateways do not herd.
 
-    def _candidate(self, server: Server, now: float) -> Candidate:
-        hello = server.hello
-        load = float(self.hops[hello.peer])
-        failed = now - self._failed.get(hello.peer, -math.inf) <= self._pair_seconds
-        if failed or self.standing(hello.peer, now).ejected:
-            load += FAILED_LOAD
-        return Candidate(hello.peer, hello.first, hello.last, load)
+        Servers that drain, fail or are ejected only where nobody else holds a block; those on which the session hardly
+        fits if there are no others at all.
+        """
+
+        def draw() -> float:
+            return (self._draw() >> 11) / (1 << 53)
+
+        return self._pricing.cover(
+            (model, kind),
+            lambda: self.of_kind(model, kind),
+            blocks,
+            between,
+            needs,
+            now,
+            None if cheapest else draw,
+        )
+
+    def cost(
+        self, model: str, kind: Kind, route: Sequence[tuple[PeerId, int, int]], now: float
+    ) -> float:
+        """What a route of (peer, first, last) would cost somebody who takes it now, in ms."""
+        return self._pricing.cost((model, kind), lambda: self.of_kind(model, kind), route, now)
+
+    def price(self, server: Server, now: float) -> Price:
+        """What a hop on a linked server costs now, and why."""
+        usual = self._pricing.usual_ms((server.hello.model, kind_of(server.hello)))
+        return self._pricing.price(server, usual, now)
 
     def max_length(self, model: str) -> int:
         kind = self.leading(model)
@@ -277,11 +297,3 @@ class Fleet:
         spans = [s.hello for s in self.of_kind(model, kind)]
         held = {block for hello in spans for block in range(hello.first, hello.last)}
         return [block for block in range(kind.n_blocks) if block not in held]
-
-
-def failing(
-    route: Sequence[PeerId], bad_pairs: Mapping[frozenset[PeerId], int]
-) -> dict[frozenset[PeerId], int]:
-    """The pairs to avoid that a route has: neighbours, and tail and head, which the ring joins."""
-    links = zip(route, [*route[1:], route[0]], strict=True)
-    return {pair: bad_pairs[pair] for link in links if (pair := frozenset(link)) in bad_pairs}

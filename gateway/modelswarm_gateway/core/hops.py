@@ -42,17 +42,17 @@ class Hops:
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.replies:
             reply = self._draw()
-        return Hop(server.address, first, last, reply)
+        return Hop(server.address, first, last, reply, zone=server.hello.zone)
 
     def take(self, session: Session, hop: Hop) -> None:
         """The session has it from now on, as part of its route or beside it."""
         if hop not in session.hops and hop not in session.spare:
-            self._fleet.hops[hop.peer] += 1
+            self._fleet.placed(hop.peer, session.turn.reserve, session.length)
         self.leaving.pop(hop.reply, None)
         self.replies[hop.reply] = (session, hop)
 
     def leave(self, hop: Hop) -> None:
-        self._fleet.hops[hop.peer] -= 1
+        self._fleet.freed(hop.peer)
         if not self._fleet.linked(hop.peer):
             self.replies.pop(hop.reply, None)  # Live frees it there when the link returns
         elif hop.own != NO_HANDLE:
@@ -65,7 +65,7 @@ class Hops:
 
     def never_was(self, hop: Hop) -> None:
         """The server did not open it: nothing is there to close."""
-        self._fleet.hops[hop.peer] -= 1
+        self._fleet.freed(hop.peer)
         self.replies.pop(hop.reply, None)
 
     def answered(self, hop: Hop, answer: Fenced) -> bool:

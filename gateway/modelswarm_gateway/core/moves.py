@@ -28,6 +28,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.planning import bad_neighbours, needs_of
 from modelswarm_gateway.core.recovery import Recovery, neighbour
 from modelswarm_gateway.core.session import Hop, Session, State
 from modelswarm_gateway.routing import Leg
@@ -223,21 +224,19 @@ class Moves:
         assert session.kind is not None, "a session that has hops has a kind"
         rest, at = self._rest(session), session.hops.index(old)
         before, after = session.hops[:at], session.hops[at + 1 :]
-        for without in (self._fleet.left.keys() | rest.refused, self._fleet.left.keys()):
+        between = before[-1].peer if before else None, after[0].peer if after else None
+        left = frozenset(self._fleet.left)
+        parted = bad_neighbours(between, self._fleet.bad_pairs(now))
+        for without in (left | rest.refused | parted, left | rest.refused, left):
+            needs = needs_of(session, without)
             legs = self._fleet.cover(
-                session.model,
-                session.kind,
-                old.blocks,
-                now,
-                between=(before[-1].peer if before else None, after[0].peer if after else None),
-                bad_pairs=self._fleet.bad_pairs(now),
-                without=without,
-                length=session.turn.end,
+                session.model, session.kind, old.blocks, now, between=between, needs=needs
             )
             if legs is not None:
-                return legs
+                break
+        if without == left:
             rest.refused.clear()
-        return None
+        return legs
 
     def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
         """An answer that the loop has taken note of."""

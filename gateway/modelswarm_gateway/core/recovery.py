@@ -6,7 +6,7 @@ Called by `gateway.py` with a session and what happened; it changes the session 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import (
@@ -22,15 +22,13 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
-from modelswarm_gateway.core.fleet import Fleet, failing
+from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.hops import Hops
+from modelswarm_gateway.core.planning import Plan, Planner
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 from modelswarm_gateway.core.verdict import judge
-
-MOST_DETOURS = (
-    32  # servers and pairs of them left out of a plan, in search of one without failing pairs
-)
+from modelswarm_gateway.routing import Leg
 
 
 class Recovery:
@@ -48,6 +46,7 @@ class Recovery:
         self._fleet = fleet
         self._emit = emit
         self._forget = forget  # drops a broken session from the core's table
+        self._planner = Planner(settings, fleet)
         self.hops = Hops(fleet, draw, emit)
         self.replies = self.hops.replies
 
@@ -109,73 +108,25 @@ class Recovery:
 
     def _complete(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
-        route = self._plan(session, self._fleet.suspected, now)
-        if route is None and self._fleet.suspected:  # the last resort: they may yet speak
-            route = self._plan(session, frozenset(), now)
-        if route is None:
+        plan = self._plan(session, self._fleet.suspected, now)
+        if plan is None and self._fleet.suspected:  # the last resort: they may yet speak
+            plan = self._plan(session, frozenset(), now)
+        if plan is None:
             self._no_way(session, now)
             return False
-        self._replace(session, route)
+        self._replace(session, [self._hop(session, each) for each in plan])
         return True
 
-    def _plan(self, session: Session, silent: frozenset[PeerId], now: float) -> list[Hop] | None:
-        """The kept hops and what they lack, around pairs that keep failing (R5), or through those that failed least.
-
-        Leaves out one or the other of such a pair, then of what that brings, until a route is free of them.
-        """
-        if session.kind is None:
-            return None
-        best: list[Hop] | None = None
-        fewest = 0
-        bad_pairs = self._fleet.bad_pairs(now)
-        without = [frozenset[PeerId]()]
-        for left_out in without:  # grows below
-            route = self._fill(session, left_out | session.shunned | silent, bad_pairs, now)
-            if route is None:
-                continue
-            bad = failing([hop.peer for hop in route], bad_pairs)
-            if not bad:
-                return route
-            failures = sum(bad.values())
-            if best is None or failures < fewest:
-                best, fewest = route, failures
-            if len(without) < MOST_DETOURS:
-                without += [left_out | {peer} for peer in sorted(next(iter(bad)))]
-        return best
-
-    def _fill(
-        self,
-        session: Session,
-        without: frozenset[PeerId],
-        bad_pairs: Collection[frozenset[PeerId]],
-        now: float,
-    ) -> list[Hop] | None:
-        """The session's hops that can stay, and cheapest servers for the blocks between them."""
+    def _plan(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
         kind = session.kind
-        assert kind is not None, "a route is planned for a kind of servers"
-        route: list[Hop] = []
-        kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
-        edge = 0
-        for hop in [*kept, None]:
-            end = kind.n_blocks if hop is None else hop.first
-            if edge < end:
-                legs = self._fleet.cover(
-                    session.model,
-                    kind,
-                    (edge, end),
-                    now,
-                    between=(route[-1].peer if route else None, hop.peer if hop else None),
-                    bad_pairs=bad_pairs,
-                    without=without,
-                    length=session.turn.end,
-                )
-                if legs is None:
-                    return None
-                route += [self.hops.find(session, leg.peer, leg.first, leg.last) for leg in legs]
-            if hop is not None:
-                route.append(hop)
-                edge = hop.last
-        return route
+        return None if kind is None else self._planner.plan(session, kind, without, now)
+
+    def _hop(self, session: Session, planned: Hop | Leg) -> Hop:
+        if isinstance(planned, Hop):
+            return planned
+        hop = self.hops.find(session, planned.peer, planned.first, planned.last)
+        hop.chosen = planned
+        return hop
 
     def _replace(self, session: Session, route: list[Hop]) -> None:
         """What the new route does not use, copies included, is left."""
@@ -238,6 +189,7 @@ class Recovery:
             hop.counters = answer.counters
             hop.low_kv = hop.low_log = NO_CUT
             if session.state is State.FENCING:
+                self._fleet.round_trip(peer, now - session.fenced_at)
                 hop.turn = session.turn_number
                 if session.overdue is not None and all(h.answered for h in session.hops):
                     self._blame(session, now)

@@ -13,6 +13,7 @@ from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, Peer
 from modelswarm.protocol.messages import Counters, KeptRows, Turn
 from modelswarm_gateway.core.effects import Why
 from modelswarm_gateway.core.kinds import Kind
+from modelswarm_gateway.routing import Leg
 
 NO_CUT = 1 << 60
 NO_EPOCH = Epoch(0, 0)
@@ -44,6 +45,8 @@ class Hop:
     kept: tuple[KeptRows, ...] = ()
     counters: Counters | None = None  # of its last epoch that ran
     turn: int = 0  # number of the last turn this hop has accepted
+    zone: str = ""  # failure domain of its server
+    chosen: Leg | None = None  # why it is there
 
     def cut(self, kv: int, log: int) -> None:
         self.low_kv, self.low_log = min(self.low_kv, kv), min(self.low_log, log)
