@@ -26,6 +26,7 @@ FULL = 0.1  # share of free KV pages below which a server counts as under pressu
 class Standing:
     score: float = 1.0  # in (0, 1]; costs are divided by it
     ejected: bool = False  # left out of new routes while others hold its blocks
+    canary: bool = False  # wants one session, to show that it is well again: as cheap as if it were
 
 
 WELL = Standing()
@@ -105,7 +106,7 @@ class Health:
         slow = 1.0 if record.slowness <= 1.5 else 1.5 / record.slowness
         pressed = 1.0 if record.free >= FULL else 0.5 + 0.5 * record.free / FULL
         score = slow * pressed / (1.0 + record.decayed(now))
-        return Standing(max(LEAST_SCORE, score), ejected)
+        return Standing(max(LEAST_SCORE, score), ejected, canary=record.trial and not ejected)
 
     def _of(self, peer: PeerId) -> Record:
         return self._records.setdefault(peer, Record())

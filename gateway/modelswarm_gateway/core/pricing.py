@@ -104,12 +104,13 @@ class Pricing:
     def price(self, server: Server, usual_ms: float, now: float) -> Price:
         peer = server.hello.peer
         standing = self._standing(peer, now)
+        score = 1.0 if standing.canary else standing.score
         failing = now - server.failed_at <= self._failing_seconds
         near = self.zones.near_ms(server.hello.zone)
         far = max(0.0, (server.rtt_ms or 0.0) - near - NOISE_MS) / 2
         return Price(
-            block_ms=server.block_ms(usual_ms, now) / standing.score,
-            hop_ms=(server.queue_ms + far + HANDLING_MS * server.slowdown) / standing.score,
+            block_ms=server.block_ms(usual_ms, now) / score,
+            hop_ms=(server.queue_ms + far + HANDLING_MS * server.slowdown) / score,
             queue_ms=server.queue_ms,
             far_ms=far,
             load=server.load,
