@@ -139,6 +139,10 @@ class Engine(Protocol):
         """Every model known here, ready or not."""
         ...
 
+    def knows(self) -> bool:
+        """Whether every server that was there at the start has been tried: who is no card now, is not served."""
+        ...
+
     def card(self, model: str) -> ModelCard | None: ...
 
     def open(self, model: str) -> str:

@@ -75,6 +75,7 @@ class Node:
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
         self._beats = BeatTimer()
+        self._looked = self._knows = False
         self.faults = Faults()
         self.drains = Drains(self._core, clock, self._flush)
 
@@ -93,6 +94,7 @@ class Node:
     def look_around(self) -> None:
         """Every 200 ms."""
         self._directory.poll()
+        self._looked = True
         self._library.expect(self._source.models())
         self._library.tick()
 
@@ -143,6 +145,10 @@ class Node:
         self._flush()
 
     # ---- Engine
+
+    def knows(self) -> bool:
+        self._knows = self._knows or (self._looked and self._directory.settled())
+        return self._knows
 
     def cards(self) -> Sequence[ModelCard]:
         return list(self._all_cards().values())

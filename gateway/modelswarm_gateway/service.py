@@ -98,6 +98,9 @@ class Service:
 
     def _model(self, name: str) -> tuple[ModelCard, ModelText]:
         card = self.engine.card(name)
+        if card is None and not self.engine.knows():
+            detail = "this gateway has just started, and finds out what is served"
+            raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         if card is None:
             raise model_not_found(name)
         if card.text is None:

@@ -20,6 +20,7 @@ from swarm.running import Answer
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
 LONG_WAIT = 2.0  # seconds: worth a line in the log
+NOT_KNOWN = "model_not_found"
 AROUND_A_KILL = (
     15.0  # seconds in which calls may fail because the gateway was killed and starts again
 )
@@ -125,6 +126,8 @@ class Judge:
             return
         if heard.code in REFUSALS and not heard.answer.tokens:
             return
+        if heard.code == NOT_KNOWN and not heard.answer.tokens and self.gateway_kills:
+            return  # it comes back to a swarm whose servers may all be gone: nobody tells it their model
         if heard.code in GATEWAY_GONE and any(
             heard.began - AROUND_A_KILL <= kill <= heard.ended for kill in self.gateway_kills
         ):

@@ -266,7 +266,8 @@ class Running:
             alive = {member.peer for member in self.members()}
             return linked == alive and len(alive) == len(self.local.slots)
 
-        assert self.local.wait_ready(READY_SECONDS)
+        ready = self.local.wait_ready(READY_SECONDS)
+        assert ready, f"not all serve: {[server.job for server in self.local.servers]}"
         wait_until(whole, READY_SECONDS, "the swarm did not become whole again")
 
     def wait_empty(self, seconds: float = 10.0) -> None:
