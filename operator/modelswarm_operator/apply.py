@@ -30,6 +30,7 @@ from modelswarm_operator.metrics import Metrics
 from modelswarm_operator.observe import Cache
 from modelswarm_operator.views import swarm_view
 from modelswarm_operator.world import (
+    TAKEN,
     Action,
     ApplyChild,
     CreatePod,
@@ -145,7 +146,7 @@ class Apply:
                 raise
             pod = await self._api.get(POD.path(swarm.namespace, name))
             if not _is_the_same(pod, action.manifest, swarm):
-                self._refused(swarm, action.slot, f"a pod {name} that is not this swarm's is there")
+                self._refused(swarm, action.slot, f"a pod {name} {TAKEN}")
                 return
         except RejectedError as error:
             self._refused(swarm, action.slot, str(error))
@@ -207,7 +208,7 @@ class Apply:
         what = f"{kind.kind}/{name}"
         known = self._cache.has_child(kind, swarm.uid, name)
         if not known and await self._taken_by(kind, name, swarm):
-            self._refused(swarm, what, f"a {kind.kind} {name} that is not this swarm's is there")
+            self._refused(swarm, what, f"a {kind.kind} {name} {TAKEN}")
             return
         try:
             self._learn(kind, await self._api.apply(path, manifest, MANAGER))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from modelswarm_operator.memory import SlotMemory, after_failure
 from modelswarm_operator.policy import Policy
-from modelswarm_operator.world import CreatePod, DeletePod, Json, LabelPod, PodView, Tell
+from modelswarm_operator.world import TAKEN, CreatePod, DeletePod, Json, LabelPod, PodView, Tell
 
 REFUSED = "refused: "  # how a failure begins that the API server told
 _MOST_TOLD = 8  # events of one kind in a turn; a mass failure is told in one
@@ -92,11 +92,14 @@ class Ledger:
         self.remember(slot, self.memory(slot).kept_promise())
 
     def fulfil(self, slot: str, refused: str, make: Callable[[int], Json]) -> None:
-        """Create the promised pod when its time has come. Repeating it is harmless: the name is taken then."""
+        """Create the promised pod when its time has come. Repeating it is harmless: the name is taken then. By a pod
+        of somebody else's, it would be for ever: the next try has another name."""
         if not self.due(slot):
             return
         if refused:
             self.refuse(slot, refused)
+        if refused.endswith(TAKEN):
+            self.promise(slot)
         self.creates.append(CreatePod(slot, make(self.memory(slot).promised)))
 
     def delete(self, pod: PodView, reason: str, grace_seconds: int | None = None) -> None:

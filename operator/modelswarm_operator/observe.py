@@ -24,6 +24,7 @@ class Stored:
     view: SwarmView
     created: float
     served_name: str
+    has_it: bool  # its status says that it has that name
 
     @property
     def place(self) -> str:
@@ -34,7 +35,8 @@ def _stored(raw: Json) -> Stored:
     view = swarm_view(raw)
     named = view.spec.model.served_name if view.spec is not None else None
     created = moment(raw["metadata"].get("creationTimestamp")) or 0.0
-    return Stored(view, created, named or view.name)
+    served_name = named or view.name
+    return Stored(view, created, served_name, view.status.get("servedName") == served_name)
 
 
 def _child_of(kind: Kind) -> Callable[[Json], Json]:
@@ -138,7 +140,7 @@ class Cache:
             pods=tuple(self.pods.of(uid)),
             nodes=self._nodes if self.sees_nodes else None,
             children={**self._children(SERVICE, uid), **self._children(BUDGET, uid)},
-            served_name_taken_by=self._elder(stored),
+            served_name_taken_by=self._holder(stored),
             rejected=dict(self._rejected.get(uid, {})),
         )
 
@@ -152,8 +154,13 @@ class Cache:
         found = self._shelf(kind).of(uid)
         return {(kind.kind, child["metadata"]["name"]): child for child in found}
 
-    def _elder(self, stored: Stored) -> str:
-        """The oldest swarm of this served name keeps it; created in one second, the lower uid is older."""
+    def _holder(self, stored: Stored) -> str:
+        """Who has this served name keeps it, whoever takes the same later; among those that begin, the oldest swarm.
+        Created in one second, the lower uid is older."""
+
+        def rank(other: Stored) -> tuple[bool, float, str]:
+            return (not other.has_it, other.created, other.view.uid)
+
         namesakes = self._serving.get(stored.served_name, {}).values()
-        eldest = min(namesakes, key=lambda other: (other.created, other.view.uid), default=stored)
-        return "" if eldest.view.uid == stored.view.uid else eldest.place
+        first = min(namesakes, key=rank, default=stored)
+        return "" if first.view.uid == stored.view.uid else first.place

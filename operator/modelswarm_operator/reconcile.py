@@ -83,6 +83,14 @@ class _Turn:
             return self.swarm.spec.replicas
         return self.stored.spans[0].desired if self.stored.spans else 0
 
+    @property
+    def _served_name(self) -> str:
+        """What it has: while another swarm has the name that it asks for, the one it had before."""
+        if self.observed.served_name_taken_by:
+            return self.stored.served_name
+        asked = self.swarm.spec.model.served_name if self.swarm.spec is not None else None
+        return asked or self.swarm.name
+
     def decide(self) -> Decision:
         outcome = _Outcome(self.stored.model, self.stored.plan)
         spec = self.swarm.spec
@@ -186,6 +194,7 @@ class _Turn:
             ledger,
             outcome.model,
             outcome.plan,
+            self._served_name,
         ).document()
         actions: list[Action] = []
         if status != self.swarm.status:

@@ -95,9 +95,9 @@ def status_of(
     ledger: Ledger,
     model: ModelStatus | None,
     plan: PlanStatus | None,
+    served: str,
 ) -> Status:
     desired = tally.spans[0].desired if tally.spans else 0
-    served = (swarm.spec.model.served_name if swarm.spec else None) or swarm.name
     told: dict[str, object] = {
         "observed_generation": swarm.generation,
         "conditions": conditions,

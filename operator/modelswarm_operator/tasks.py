@@ -198,9 +198,12 @@ class Turns:
     def _plan_next(self, sleeper: Sleeper, decision: Decision | None) -> None:
         """What a turn did is looked at again at once, until there is nothing left to do."""
         now = time.monotonic()
-        sleeper.busy = sleeper.busy + 1 if decision is not None and decision.actions else 0
+        if decision is None:
+            sleeper.wake_at = now  # the swarm is gone: its task sees that and ends
+            return
+        sleeper.busy = sleeper.busy + 1 if decision.actions else 0
         wait = float("inf")
-        if decision is not None and decision.wake_at is not None:
+        if decision.wake_at is not None:
             wait = max(DEBOUNCE, decision.wake_at - time.time())
         if sleeper.busy:
             wait = min(wait, DEBOUNCE * 2.0 ** min(max(0, sleeper.busy - PATIENCE), 20))

@@ -79,6 +79,9 @@ class NodeView:
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
+TAKEN = "that is not this swarm's is there"
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """Everything one turn looks at. `pods` is complete: it comes from a LIST plus the events since."""
@@ -90,9 +93,10 @@ class Observed:
     )  # None: no right to read nodes; what needs them is left out
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
     """Our Services and PodDisruptionBudgets as stored, by (kind, name)."""
-    served_name_taken_by: str = ""  # "namespace/name" of an older swarm that serves the same name
+    served_name_taken_by: str = ""  # "namespace/name" of the swarm that has the same name already
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """Why the API server refused the last create of a slot's pod ("0-1": quota, policy, ...), by slot."""
+    """Why the API server refused the last create of a slot's pod ("0-1": quota, policy, ...), by slot. What ends with
+    TAKEN is no wish of the API server's: another name will do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,9 +203,11 @@ def test_a_taken_name_starts_nothing() -> None:
     assert not world.pods
     told = world.condition("Degraded")
     assert told["reason"] == "ServedNameTaken" and "other/first" in told["message"]
+    assert world.status["servedName"] == "", "it does not have the name"
     world.taken_by = ""
     world.settle()
     assert len(world.ready()) == 4
+    assert world.status["servedName"] == "counting"
 
 
 def test_reserved_fields_of_a_patch_are_named_and_without_effect() -> None:

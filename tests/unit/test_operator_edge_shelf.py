@@ -179,6 +179,24 @@ def test_the_elder_swarm_keeps_a_served_name_and_the_younger_learns_when_it_is_f
     assert alone.served_name_taken_by == ""
 
 
+def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_it_later(
+    cache: Cache,
+) -> None:
+    """A suspended swarm may be renamed: what serves must not be held for that."""
+    later = "2026-11-21T11:00:00Z"
+    younger = swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
+    cache.feed(SWARM, False, younger | {"status": {"servedName": "shared"}})
+    renamed = swarm("s1", 3, model={"servedName": "shared"})
+    assert cache.feed(SWARM, False, renamed | {"status": {"servedName": "counting"}}) == {
+        "s1",
+        "s2",
+    }
+    first, second = cache.observed("s1"), cache.observed("s2")
+    assert first is not None
+    assert second is not None
+    assert (first.served_name_taken_by, second.served_name_taken_by) == ("here/other", "")
+
+
 def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
     bad = swarm("s1", 2)
     bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}

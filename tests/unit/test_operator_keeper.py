@@ -6,7 +6,14 @@ import pytest
 from unit.operator_world import POLICY, World, document
 
 from modelswarm_operator import names
-from modelswarm_operator.world import ContainerView, CreatePod, DeletePod, LabelPod, WriteStatus
+from modelswarm_operator.world import (
+    TAKEN,
+    ContainerView,
+    CreatePod,
+    DeletePod,
+    LabelPod,
+    WriteStatus,
+)
 
 
 def created(world: World) -> list[str]:
@@ -181,6 +188,19 @@ def test_a_refused_create_is_repeated_with_growing_pauses_under_the_same_name() 
     world.settle()
     assert len(world.ready()) == 2
     assert world.condition("Degraded")["status"] == "False"
+
+
+def test_a_promised_name_that_a_foreign_pod_has_is_given_up_for_the_next_one() -> None:
+    world = World(spec=document(1, 1))
+    world.turn()
+    world.pods.clear()  # it was never made: a pod of somebody else's has the name
+    world.rejected["0-0"] = f"a pod counting-s0-1 {TAKEN}"
+    (again,) = [one for one in world.decide().actions if isinstance(one, CreatePod)]
+    assert again.manifest["metadata"]["labels"]["modelswarm.io/incarnation"] == "2"
+    world.rejected.clear()
+    world.settle()
+    assert len(world.ready()) == 1
+    assert not world.status.get("slots")
 
 
 def test_refusals_do_not_use_up_the_budget_of_failures() -> None:
