@@ -14,6 +14,7 @@ NAMES = (
     "hop",
     "gap_after_kill",
     "gap_after_freeze",
+    "drain_gap",
     "metrics_cost",
     "protocol_faults",
     "operator_converge",
