@@ -333,3 +333,14 @@ def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
     script.says(new, script._answer(new, create))
     assert len(script.told(new, Close)) == 1
     assert not script.core._recovery.hops.leaving
+
+
+def test_a_server_is_left_until_every_cause_of_it_is_taken_back() -> None:
+    script, old, _ = two_spans()
+    script.core.moves.leave(old, "slow", script.now)
+    script.core.moves.leave(old, "drain", script.now)
+    script.core.moves.stay(old, "slow", script.now)
+    assert [view.leaving for view in script.core.servers()] == ["", "drain", ""]
+    script.core.moves.stay(old, "drain", script.now)
+    script.core.moves.stay(old, "drain", script.now)
+    assert [view.leaving for view in script.core.servers()] == ["", "", ""]

@@ -107,7 +107,7 @@ def test_a_server_that_ends_is_left_before_it_goes() -> None:
     run_to(swarm, "a", 5)
     old = swarm.servers[routed(swarm, "a")[1]]
     swarm.serve(2, 3)
-    old.core.refuse_new()
+    old.core.leave(swarm.now)
     swarm.core.receive(old.peer, old.core.beat(), swarm.now)
     for count in range(5, 20):
         run_to(swarm, "a", count)

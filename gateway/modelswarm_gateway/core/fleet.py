@@ -43,6 +43,7 @@ class Fleet:
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self._health = Health()
         self.left: dict[PeerId, str] = {}  # servers that sessions are moved away from, and why
+        self._causes: dict[PeerId, list[str]] = {}  # all of them, the one that came first at first
         self._pricing = Pricing(self.standing, pair_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
@@ -124,18 +125,27 @@ class Fleet:
 
     def leave_alone(self, peer: PeerId, why: str) -> None:
         """Nothing new goes there. It is remembered while the server's link is down: it may come back."""
-        if peer not in self.left:
-            self.left[peer] = why
+        causes = self._causes.setdefault(peer, [])
+        if why not in causes:
+            causes.append(why)
+            self.left[peer] = causes[0]
             if len(self.left) > MOST_LEFT:
-                del self.left[next(iter(self.left))]
+                oldest = next(iter(self.left))
+                del self.left[oldest], self._causes[oldest]
         if server := self._servers.get(peer):
             server.draining = True
             self._pricing.mark(peer)
 
     def use_again(self, peer: PeerId, why: str) -> None:
         """Takes a `leave_alone` of that cause back."""
-        if self.left.get(peer) == why:
-            del self.left[peer]
+        causes = self._causes.get(peer, [])
+        if why not in causes:
+            return
+        causes.remove(why)
+        if causes:
+            self.left[peer] = causes[0]
+        else:
+            del self.left[peer], self._causes[peer]
             if server := self._servers.get(peer):
                 server.draining = False
                 self._pricing.mark(peer)
