@@ -29,7 +29,17 @@ def show(swarm: SwarmPlan) -> None:
     out.print(
         f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
     )
-    columns = ("span", "blocks", "weights", "KV/token", "pages", "KV", "total", "free KV tokens")
+    columns = (
+        "span",
+        "blocks",
+        "weights",
+        "KV/token",
+        "pages",
+        "KV",
+        "kept rows",
+        "total",
+        "free KV tokens",
+    )
     rows = [_row(index, server) for index, server in enumerate(swarm.servers)]
     out.print(table("One server of each span", columns, rows))
     out.print(
@@ -50,6 +60,7 @@ def _row(index: int, server: ServerPlan) -> tuple[str, ...]:
         human_bytes(server.kv_bytes_per_token),
         str(server.pages),
         human_bytes(server.kv_bytes),
+        human_bytes(server.replay_bytes),
         human_bytes(server.total_bytes),
         str(server.free_tokens),
     )

@@ -28,6 +28,7 @@ class ServerPlan:
     span: Span
     weight_bytes: int
     kv_bytes_per_token: int
+    row_bytes: int
     pages: int
 
     @property
@@ -35,8 +36,13 @@ class ServerPlan:
         return self.pages * PAGE_SIZE * self.kv_bytes_per_token
 
     @property
+    def replay_bytes(self) -> int:
+        """Rows that are kept for a lost neighbour: one for every position that there is KV for."""
+        return self.pages * PAGE_SIZE * self.row_bytes
+
+    @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes
+        return self.weight_bytes + self.kv_bytes + self.replay_bytes
 
     @property
     def free_tokens(self) -> int:
@@ -147,7 +153,7 @@ def _spans(
     pages = _wanted_pages(spec.sessions.concurrent or 1, max_length)
 
     def needed(span: Span) -> int:
-        per_token = span.blocks * facts.kv_bytes(dtype)
+        per_token = span.blocks * facts.kv_bytes(dtype) + facts.row_bytes(dtype)
         return facts.weight_bytes(span.first, span.last, dtype) + pages * PAGE_SIZE * per_token
 
     return automatic_spans(facts.outline.n_blocks, needed, available)
@@ -157,8 +163,8 @@ def _server(
     spec: Spec, facts: ModelFacts, dtype: str, max_length: int, span: Span, available: int | None
 ) -> ServerPlan:
     weights = facts.weight_bytes(span.first, span.last, dtype)
-    per_token = span.blocks * facts.kv_bytes(dtype)
-    room = None if available is None else (available - weights) // (per_token * PAGE_SIZE)
+    per_token, row = span.blocks * facts.kv_bytes(dtype), facts.row_bytes(dtype)
+    room = None if available is None else (available - weights) // ((per_token + row) * PAGE_SIZE)
     if room is not None and room < _wanted_pages(1, 1):
         raise UserError(
             "memory",
@@ -173,7 +179,7 @@ def _server(
             f"{spec.sessions.concurrent} sessions of {max_length} positions do not fit beside the weights "
             f"of blocks {span} in {human_bytes(available or 0)}; allowed: at most {fitting}",
         )
-    return ServerPlan(span, weights, per_token, pages)
+    return ServerPlan(span, weights, per_token, row, pages)
 
 
 def _pages(spec: Spec, max_length: int, per_token: int, room: int | None) -> int:

@@ -22,6 +22,7 @@ from modelswarm_operator.world import Json, SwarmView
 
 METRICS = 7001
 USER = 65532
+DRAIN_MARGIN = 5  # seconds of a pod's grace period that its server leaves for its own end
 HUB_CACHE = "/var/cache/huggingface"
 CLAIMS = "/mnt/modelswarm"
 CONTAINER = "server"
@@ -74,6 +75,12 @@ class Maker:
 
 def drain_seconds(spec: Spec) -> int:
     return math.ceil(seconds_of(spec.rollout.drain_limit))
+
+
+def server_drain_seconds(spec: Spec) -> float:
+    """What a server may wait for its sessions; the rest of the grace period is for its end."""
+    grace = drain_seconds(spec)
+    return max(grace - DRAIN_MARGIN, grace / 2)
 
 
 def server_pod(
@@ -141,6 +148,7 @@ def _server_container(
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,
         "--hold": f"{seconds_of(spec.sessions.hold_limit):g}",
+        "--drain": f"{server_drain_seconds(spec):g}",
         "--metrics": f"0.0.0.0:{METRICS}",
         **words_flags(spec.model),
     }

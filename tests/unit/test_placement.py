@@ -24,6 +24,7 @@ FACTS = ModelFacts(
 BLOCK = 40_000  # bytes in float32
 TABLE = 64 * 320 * 4
 KV = 256  # bytes per position and block
+ROW = 64 * 4  # bytes of a row at a boundary
 
 
 def swarm(**spec: Any) -> ModelSwarm:
@@ -134,12 +135,14 @@ def test_a_plan_counts_weights_and_kv_of_every_span() -> None:
     assert head.weight_bytes == tail.weight_bytes == 4 * BLOCK + TABLE
     assert head.kv_bytes_per_token == 4 * KV
     assert head.kv_bytes == head.pages * PAGE_SIZE * 4 * KV
+    assert head.replay_bytes == head.pages * PAGE_SIZE * ROW
+    assert head.total_bytes == head.weight_bytes + head.kv_bytes + head.replay_bytes
     assert plan.total_bytes == 2 * (head.total_bytes + tail.total_bytes)
     assert plan.max_length == 512
 
 
 def test_a_plan_fills_the_memory_of_the_pool_and_never_more() -> None:
-    page = PAGE_SIZE * 4 * KV
+    page = PAGE_SIZE * (4 * KV + ROW)
     plan = plan_swarm(swarm(spans={"count": 2}, pools=[pool("1Mi")]), FACTS, "file:///tiny")
 
     for server in plan.servers:
