@@ -28,6 +28,7 @@ from modelswarm.protocol import api_pb2, api_pb2_grpc
 SWARM = "counting"
 SERVERS = "modelswarm.io/role=server"
 EVENTS = "/api/v1/namespaces/{}/events"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 WHOLE_SECONDS = 240.0
 NOTICED_SECONDS = 4.0  # until a fault has reached the stream, at the latest
 HTTP, GRPC, METRICS = 8000, 8001, 8002
@@ -155,6 +156,13 @@ class Installed:
         options = {"gracePeriodSeconds": 0} if force else {}
         self.plain.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
         return when
+
+    # ---- the operator
+
+    def operator(self) -> str:
+        """Who leads, as it calls itself: its pod's name, "_" and a mark of this life; "" while nobody does."""
+        (lease,) = self.plain.items(LEASES.format(NAMESPACE))
+        return str(lease["spec"].get("holderIdentity") or "")
 
     # ---- the swarm
 

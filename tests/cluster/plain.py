@@ -5,8 +5,9 @@ Used by tests that look often or write a lot. One `Plain` per thread.
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -65,9 +66,16 @@ class Plain:
         answer = self._client.request("DELETE", path, json=options or None)
         return {} if answer.status_code == 404 else self._read(answer)
 
-    def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Of a watch, until the API server ends it. From any thread."""
+    def lines(
+        self, path: str, opened: Callable[[socket.socket], None], **query: str
+    ) -> Iterator[str]:
+        """Of a watch, until the API server ends it or somebody shuts the socket given to `opened`. From any thread.
+
+        Closing this client under such a thread would be wrong: it would go on to read from whatever gets the same
+        file descriptor next.
+        """
         with self._client.stream("GET", path, params=query, timeout=WATCH) as answer:
+            opened(answer.extensions["network_stream"].get_extra_info("socket"))
             if answer.is_error:
                 answer.read()
                 self._read(answer)

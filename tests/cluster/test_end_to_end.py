@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ FOLDER = Path(demo.__file__).parent / "counting"
 NEW = 900  # tokens: seconds, so that a fault hits the middle
 KILL_AT = 60
 REPLACED_SECONDS = 180.0
+NEXT_GATEWAY_SECONDS = 60.0  # most of it is how long the Service still names the dead one
+NEXT_OPERATOR_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +192,44 @@ def test_a_gateway_that_is_deleted_finishes_its_stream(
     tell(place, fault, "kubectl delete pod of the gateway that carries the stream")
 
 
+def test_a_killed_gateway_ends_its_streams_and_another_answers(
+    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+) -> None:
+    """No stream outlives its gateway's process by itself: the client is told, and asks again."""
+    stream, carried = begin(place, ask)
+    (pid,) = place.cluster.container_pids(carried.gateway, NAMESPACE)
+    fault = place.timeline.now(f"kill -9 of the process in {carried.gateway}")
+    os.kill(pid, signal.SIGKILL)
+    heard, error = stream.heard()
+    place.timeline.now(f"its stream ends: {code_of(error)}, after {len(heard.tokens)} tokens")
+    assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+    assert heard.tokens == calm.tokens[: len(heard.tokens)]
+    again = ask_until_answered(place, ask)
+    place.timeline.add(again.times[0], "first token of the answer to the same question")
+    check_twins(model, calm, again.answer())
+    assert again.times[0] - fault < NEXT_GATEWAY_SECONDS
+    place.wait_whole()
+    tell(place, fault, "kill -9 of the gateway that carries the stream")
+
+
+def test_a_stream_does_not_miss_the_operator(
+    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+) -> None:
+    """It is killed, and a server with it: the stream goes on, and who leads next refills the slot."""
+    stream, carried = begin(place, ask)
+    leader, victim = place.operator(), carried.servers[-1]
+    (pid,) = place.cluster.container_pids(leader.rpartition("_")[0], NAMESPACE)
+    place.timeline.now(f"kill -9 of the operator that leads, {leader}")
+    os.kill(pid, signal.SIGKILL)
+    fault = place.delete_pod(victim)
+    finish(place, stream, fault, calm, model)
+    place.wait("another operator to lead", lambda: place.operator() not in ("", leader), 60)
+    successor = place.lives.successor(victim, fault, REPLACED_SECONDS)
+    place.wait_whole()
+    tell(place, fault, "the death of the operator, and of a server that it cannot replace")
+    assert successor.created - fault < NEXT_OPERATOR_SECONDS
+
+
 def test_streams_go_on_and_begin_while_the_api_server_is_down(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
@@ -286,6 +327,25 @@ def finish(
     check_contiguous(answer)
     check_tokens(model, answer)
     check_twins(model, calm, answer)
+
+
+def code_of(error: grpc.RpcError | None) -> object:
+    return error.code() if isinstance(error, grpc.Call) else error
+
+
+def ask_until_answered(place: Installed, ask: Ask) -> Stream:
+    """As a client does that is told UNAVAILABLE: the same question again, through the Service."""
+    deadline = time.monotonic() + NEXT_GATEWAY_SECONDS
+    while True:
+        stream = place.stream(ask)
+        while not stream.done and not stream.times:
+            time.sleep(0.01)
+        if stream.times:
+            return stream
+        _, error = stream.heard()
+        assert code_of(error) == grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() < deadline, error
+        time.sleep(0.1)
 
 
 def tell(place: Installed, fault: float, title: str) -> None:

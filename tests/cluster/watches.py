@@ -6,7 +6,9 @@ killed meanwhile) begins again. Times are `time.perf_counter()` at this client.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +18,7 @@ import httpx
 from cluster.plain import Json, Plain
 
 AGAIN_SECONDS = 0.1
+CLOSE_SECONDS = 40.0  # longer than a request may take to be answered
 Seen = Callable[[float, str, Json], None]  # when; ADDED, MODIFIED or DELETED; the object
 
 
@@ -28,17 +31,28 @@ class Watch:
         self._selector = selector
         self._seen = seen
         self._closed = threading.Event()
+        self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Events that come later are not told."""
+        """Events that come later are not told; the thread has ended, so that the client may be closed."""
         self._closed.set()
+        if self._socket is not None:
+            _shut(self._socket)
+        self._thread.join(CLOSE_SECONDS)
+        assert not self._thread.is_alive(), f"the watch of {self._path} does not end"
+
+    def _opened(self, connection: socket.socket) -> None:
+        self._socket = connection
+        if self._closed.is_set():
+            _shut(connection)
 
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                for line in self._plain.lines(self._path, labelSelector=self._selector, watch="1"):
+                query = {"labelSelector": self._selector, "watch": "1"}
+                for line in self._plain.lines(self._path, self._opened, **query):
                     if self._closed.is_set():
                         return
                     event = json.loads(line)
@@ -47,6 +61,12 @@ class Watch:
             except httpx.HTTPError:
                 pass  # begun again below, from what there is then
             self._closed.wait(AGAIN_SECONDS)
+
+
+def _shut(connection: socket.socket) -> None:
+    """Whoever reads from it sees its end. Past TLS, whose state is the reader's."""
+    with contextlib.suppress(OSError):  # it is closed already
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)

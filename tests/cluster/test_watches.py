@@ -1,0 +1,31 @@
+"""What tests see of a cluster by watches: it comes, and a watch that is closed leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+
+from cluster.kube.api_level import ApiLevel
+from cluster.kube.waiting import wait_for
+from cluster.plain import Json, Plain
+from cluster.watches import Watch
+
+CONFIGS = "/api/v1/namespaces/{}/configmaps"
+
+
+def test_a_closed_watch_has_let_go_of_its_connection(api: ApiLevel, namespace: str) -> None:
+    """Else its thread would read what the next pipe or socket of the test brings."""
+    seen: list[str] = []
+
+    def note(when: float, kind: str, found: Json) -> None:
+        seen.append(found["metadata"]["name"])
+
+    before = threading.active_count()
+    with Plain(api) as plain:
+        path = CONFIGS.format(namespace)
+        watch = Watch(plain, path, "", note)
+        plain.post(path, {"metadata": {"name": "one"}})
+        wait_for("the event", lambda: "one" in seen, 30, every=0.05)
+        watch.close()
+        plain.post(path, {"metadata": {"name": "two"}})
+    assert threading.active_count() == before
+    assert "two" not in seen
