@@ -131,6 +131,8 @@ class Watcher(Protocol):
 
     def moved(self, model: str, cause: str, outcome: str) -> None: ...
 
+    def ejected(self, model: str, cause: str) -> None: ...
+
 
 class Engine(Protocol):
     """All calls are on the event loop and return at once."""

@@ -1,11 +1,11 @@
-"""Which turns look for a route again or are moved, why, and how that ended: told to whoever counts it.
+"""Which turns look for a route again or are moved, why, and how that ended; who was ejected: told to whoever counts it.
 
 Used by the node. A turn carries its own cause, so nothing is left behind when it ends.
 """
 
 from __future__ import annotations
 
-from modelswarm_gateway.core.effects import Moved
+from modelswarm_gateway.core.effects import Ejected, Moved
 from modelswarm_gateway.engine import Recovery, TokenStream, Watcher
 
 
@@ -36,6 +36,10 @@ class Faults:
     def moved(self, moved: Moved) -> None:
         if self.watcher is not None:
             self.watcher.moved(self._models.get(moved.session, ""), moved.why, moved.outcome)
+
+    def ejected(self, ejected: Ejected) -> None:
+        if self.watcher is not None:
+            self.watcher.ejected(ejected.model, ejected.cause)
 
     def over(
         self, session: str, stream: TokenStream | None, outcome: str, seconds: float | None = None

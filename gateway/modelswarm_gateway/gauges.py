@@ -61,6 +61,15 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                  (([card.name], len(servers[card.name])) for card in cards))  # fmt: skip
     yield _gauge("draining_servers", "Linked servers that are about to leave.", per_model,
                  (([card.name], sum(map(_leaves, servers[card.name]))) for card in cards))  # fmt: skip
+    yield _gauge("suspected_servers", "Linked servers that have fallen silent.", per_model,
+                 (([card.name], sum(view.suspected for view in servers[card.name]))
+                  for card in cards))  # fmt: skip
+    yield _gauge("ejected_servers", "Linked servers that get no new sessions.", per_model,
+                 (([card.name], sum(view.ejected for view in servers[card.name]))
+                  for card in cards))  # fmt: skip
+    yield _gauge("worst_score", "Health of the worst server, of 1.", per_model,
+                 (([card.name], min((view.score for view in servers[card.name]), default=1.0))
+                  for card in cards))  # fmt: skip
     yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
                  (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
     yield _gauge("uncovered_blocks", "Blocks without a server.", per_model,

@@ -34,6 +34,7 @@ RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 3
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER = "other"
 CAUSES = (*(trouble.value for trouble in Trouble), "silent", "slow", "late")
+EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
 MOVE_CAUSES = ("drain", "stopping", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
@@ -155,6 +156,9 @@ class Metrics:
             "outcome",
         )
 
+        self._ejections = count(
+            "ejections", "Servers that get no new sessions for a while.", "model", "cause"
+        )
         self._moves = count(
             "moves",
             "Planned moves of sessions off a server by cause and outcome.",
@@ -215,6 +219,9 @@ class Metrics:
         if recovery.seconds is not None:
             self._recovery.labels(label).observe(recovery.seconds)
 
+    def ejected(self, model: str, cause: str) -> None:
+        self._ejections.labels(self._label(model), cause).inc()
+
     def moved(self, model: str, cause: str, outcome: str) -> None:
         self._moves.labels(self._label(model), cause, outcome).inc()
 
@@ -256,6 +263,8 @@ class Metrics:
             self._reroutes.labels(label, cause)
             for ended in Recovery.OUTCOMES:
                 self._recoveries.labels(label, cause, ended)
+        for cause in EJECTION_CAUSES:
+            self._ejections.labels(label, cause)
         for cause in MOVE_CAUSES:
             for how in Ended:
                 self._moves.labels(label, cause, how.value)

@@ -28,6 +28,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.effects import (
     Broken,
+    Ejected,
     Emitted,
     GatewaySettings,
     Moved,
@@ -216,6 +217,9 @@ class Node:
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)
                     self.faults.rerouted(session, self._streams.get(session), cause)
+                case Ejected(peer=peer, cause=cause):
+                    log.warning("%s gets no new sessions for a while: %s", peer, cause)
+                    self.faults.ejected(effect)
                 case Moved():
                     log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
                     self.faults.moved(effect)

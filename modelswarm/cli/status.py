@@ -68,12 +68,13 @@ def _model_line(model: api_pb2.ModelState) -> str:
 
 
 def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
-    columns = ("server", "blocks", "health", "sessions", "free pages", "step", "address")
+    columns = ("server", "blocks", "health", "score", "sessions", "free pages", "step", "address")
     rows = [
         (
             server_name(server.peer),
             f"{server.first}:{server.last}",
             server.health,
+            f"{server.score:.2f}",
             str(server.sessions),
             f"{server.free_pages} of {server.total_pages}",
             f"{server.step_ms:.1f} ms",

@@ -474,6 +474,7 @@ class Server(_message.Message):
     STEP_MS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     target: _builtins.str
     model: _builtins.str
@@ -483,7 +484,7 @@ class Server(_message.Message):
     last: _builtins.int
     n_blocks: _builtins.int
     health: _builtins.str
-    """"linked" or "draining" """
+    """"linked"; "draining"; "suspected": silent; "ejected": no new sessions for a while"""
     free_pages: _builtins.int
     total_pages: _builtins.int
     sessions: _builtins.int
@@ -493,6 +494,8 @@ class Server(_message.Message):
     step_ms: _builtins.float
     steps: _builtins.int
     rows: _builtins.int
+    score: _builtins.float
+    """how well it does, in (0, 1]"""
     def __init__(
         self,
         *,
@@ -511,10 +514,11 @@ class Server(_message.Message):
         step_ms: _builtins.float = ...,
         steps: _builtins.int = ...,
         rows: _builtins.int = ...,
+        score: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "free_pages", b"free_pages", "health", b"health", "last", b"last", "model", b"model", "n_blocks", b"n_blocks", "own_sessions", b"own_sessions", "peer", b"peer", "revision", b"revision", "rows", b"rows", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "target", b"target", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "free_pages", b"free_pages", "health", b"health", "last", b"last", "model", b"model", "n_blocks", b"n_blocks", "own_sessions", b"own_sessions", "peer", b"peer", "revision", b"revision", "rows", b"rows", "score", b"score", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "target", b"target", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

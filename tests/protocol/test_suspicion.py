@@ -8,9 +8,9 @@ from protocol.review_swarm import MODEL, Server, Swarm, expected
 from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.effects import Broken, Emitted, Refused, Rerouted, TurnRequest
-from modelswarm_gateway.core.suspicion import FIRST_GAPS, LONGEST_SILENCE, Suspicion
+from modelswarm_gateway.core.suspicion import FIRST_GAP, LONGEST_SILENCE, Suspicion
 
-FIRST = 4 * FIRST_GAPS[0]  # the patience with a server that has not beaten yet
+FIRST = 4 * FIRST_GAP  # the patience with a server that has not beaten yet
 
 
 def beating(gaps: list[float]) -> tuple[Suspicion, float]:

@@ -105,6 +105,8 @@ COVERAGE = Row("Coverage", [
           "leave.", "short", [
               Query(f"min by (model) ({gateway('servers')})", "{{model}}"),
               Query(f"max by (model) ({gateway('draining_servers')})", "{{model}}, draining"),
+              Query(f"max by (model) ({gateway('suspected_servers')})", "{{model}}, silent"),
+              Query(f"max by (model) ({gateway('ejected_servers')})", "{{model}}, ejected"),
           ], width=6, height=10),
 ])  # fmt: skip
 
@@ -118,6 +120,11 @@ RECOVERY = Row("Recovery", [
           [Query(increase(gateway("recoveries_total"), by="outcome"), "{{outcome}}")], stacked=True),
     Panel("Held sessions", "Sessions that wait for a server or for room before they can go on.", "short",
           [Query(f"sum by (model) ({gateway('sessions', state='held')})", "{{model}}")]),
+    Panel("Ejections by cause", "Servers that get no new sessions for a while. silent: no sign of life; overdue: rows "
+          "and no work; failed: a step raised; slow: much slower than others like it.", "short",
+          [Query(increase(gateway("ejections_total"), by="cause"), "{{cause}}")], stacked=True),
+    Panel("Health of the worst server", "Of 1: what slowness, faults and full KV leave of it.", "short",
+          [Query(f"min by (model) ({gateway('worst_score')})", "{{model}}")]),
     Panel("Planned moves by outcome", "Sessions moved off servers that are drained, stop or are slow. moved: no reader "
           "noticed; rebuilt: without a copy; dropped: tried again; overtaken: by a fault or the end of the turn.",
           "short", [Query(increase(gateway("moves_total"), by="outcome"), "{{outcome}}")], stacked=True),

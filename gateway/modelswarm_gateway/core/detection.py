@@ -13,7 +13,7 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.deadlines import Progress, expected, owed, patience
 from modelswarm_gateway.core.effects import GatewaySettings
-from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.fleet import SLOW, Fleet
 from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Hop, Session, State
@@ -21,7 +21,6 @@ from modelswarm_gateway.core.slowness import Slowness
 from modelswarm_gateway.core.suspicion import Suspicion
 
 COMPARE_SECONDS = 1.0
-SLOW = "slow"  # why its sessions are moved
 ALIVE_SECONDS = 2.0  # a server that says other things may take so long over a Fence
 
 
@@ -54,12 +53,12 @@ class Detection:
     def left(self, peer: PeerId, now: float) -> None:
         self._suspicion.leave(peer)
         self._take_back({peer} & self._slow, now)
-        self._fleet.suspected = self._suspicion.suspected
+        self._fleet.suspect(self._suspicion.suspected)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Anything is a sign of life."""
         if self._suspicion.heard(peer, self._clock.read(now)):
-            self._fleet.suspected = self._suspicion.suspected
+            self._fleet.suspect(self._suspicion.suspected)
 
     def look(self, sessions: Collection[Session], now: float) -> None:
         """At every tick."""
@@ -91,8 +90,8 @@ class Detection:
 
     def _suspect(self, peer: PeerId, sessions: Collection[Session], now: float) -> None:
         """Every session on it looks for another route, those that wait for its answers too."""
-        self._fleet.suspected = self._suspicion.suspected
-        self._fleet.blame(peer, now)
+        self._fleet.suspect(self._suspicion.suspected)
+        self._fleet.blame(peer, "silent", now)
         for session in sessions:
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "silent", peer, now)
@@ -102,7 +101,7 @@ class Detection:
         over = {peer for peer in self._slow if self._fleet.ejection_over(peer, now)}
         self._take_back(over, now)
         for peer in self._slowness.find(now):
-            self._fleet.eject(peer, now)
+            self._fleet.blame(peer, SLOW, now)
             self._slow.add(peer)
             self._moves.leave(peer, SLOW, now)
 
@@ -123,7 +122,7 @@ class Detection:
         }
         if missing and self._recovery.go_around(session, missing, now):
             for peer in missing:
-                self._fleet.blame(peer, now)
+                self._fleet.blame(peer, "silent", now)
 
     def _overdue(self, hop: Hop, session: Session, now: float) -> bool:
         """Whether an answer should have come. Who says other things meanwhile has a step to finish first."""

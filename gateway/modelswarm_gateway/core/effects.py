@@ -116,7 +116,16 @@ class Moved:
     seconds: float
 
 
-Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved
+@dataclass(frozen=True, slots=True)
+class Ejected:
+    """A server gets no new sessions for a while; for logs and metrics."""
+
+    peer: PeerId
+    model: str
+    cause: str  # silent, overdue, failed, slow
+
+
+Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved | Ejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,9 @@ class ServerView:
     own_sessions: int  # hops this gateway has there
     leaving: str  # why its sessions are moved elsewhere; empty: they are not
     beat: Beat | None
+    suspected: bool = False  # silent
+    ejected: bool = False  # gets no new sessions for now, but for one when it is on trial
+    score: float = 1.0  # how well it does, in (0, 1]
 
 
 @dataclass(frozen=True, slots=True)

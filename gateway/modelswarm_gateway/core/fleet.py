@@ -12,12 +12,15 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Hello
-from modelswarm_gateway.core.health import SLOW_EJECTION, Health, Standing
+from modelswarm_gateway.core.effects import Effect, Ejected
+from modelswarm_gateway.core.health import EJECTION, SLOW_EJECTION, Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.core.pricing import Needs, Price, Pricing
 from modelswarm_gateway.core.servers import Server
 from modelswarm_gateway.routing import Leg
+
+SLOW = "slow"  # cause of an ejection that lasts longer, while sessions are moved away
 
 
 @dataclass(slots=True)
@@ -34,7 +37,10 @@ LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
 
 
 class Fleet:
-    def __init__(self, pair_seconds: float, draw: Callable[[], int]) -> None:
+    def __init__(
+        self, pair_seconds: float, draw: Callable[[], int], emit: Callable[[Effect], None]
+    ) -> None:
+        self._emit = emit
         self._pair_seconds = pair_seconds
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
@@ -97,7 +103,7 @@ class Fleet:
         """A step failed there: its sessions may do better elsewhere."""
         if server := self._servers.get(peer):
             server.failed_at = now
-            self.blame(peer, now)
+            self.blame(peer, "failed", now)
 
     def linked(self, peer: PeerId) -> bool:
         return peer in self._servers
@@ -193,22 +199,28 @@ class Fleet:
         standing = self._health.standing(peer, now, self.hops[peer])
         return replace(standing, ejected=True) if peer in self.suspected else standing
 
-    def blame(self, peer: PeerId, now: float) -> None:
+    def blame(self, peer: PeerId, cause: str, now: float) -> None:
         """It was at fault: left out of new routes for a while, and then tried with one session."""
-        if self.linked(peer):
-            self._health.strike(peer, now)
-            self._pricing.mark(peer)
+        server = self._servers.get(peer)
+        if server is None:
+            return
+        self._pricing.mark(peer)
+        if self._health.strike(peer, now, SLOW_EJECTION if cause == SLOW else EJECTION):
+            self._emit(Ejected(peer, server.hello.model, cause))
 
-    def eject(self, peer: PeerId, now: float) -> None:
-        """It is much slower than its like."""
-        self._health.strike(peer, now, SLOW_EJECTION)
+    def suspect(self, silent: frozenset[PeerId]) -> None:
+        """These, and no others, have fallen silent."""
+        for peer in silent ^ self.suspected:
+            self._pricing.mark(peer)
+        self.suspected = silent
 
     def ejection_over(self, peer: PeerId, now: float) -> bool:
         return now >= self._health.ejected_until(peer)
 
     def compared(self, peer: PeerId, slowness: float) -> None:
         """Its block time, as a multiple of that of its like."""
-        self._health.compared(peer, slowness)
+        if self._health.compared(peer, slowness):
+            self._pricing.mark(peer)
 
     def spare(self, peer: PeerId, now: float) -> bool:
         """Whether all its blocks are held by others that do well: an ejection never uncovers a block."""

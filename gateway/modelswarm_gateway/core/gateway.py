@@ -46,6 +46,7 @@ from modelswarm_gateway.core.effects import (
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.recovery import Recovery
+from modelswarm_gateway.core.servers import Server
 from modelswarm_gateway.core.session import Session, State
 
 
@@ -57,9 +58,10 @@ class GatewayCore:
         self._settings = settings
         self._peer = peer
         self._incarnation = incarnation
+        self._now = 0.0  # of the last tick, for views
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
-        self._fleet = Fleet(settings.pair_seconds, draw)
+        self._fleet = Fleet(settings.pair_seconds, draw, self._effects.append)
         self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
         self.moves = Moves(
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
@@ -196,6 +198,7 @@ class GatewayCore:
     def tick(self, now: float) -> None:
         """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
         self._wake(now)
+        self._now = now
         sessions = list(self._sessions.values())
         self._detection.look(sessions, now)
         for session in sessions:
@@ -273,21 +276,26 @@ class GatewayCore:
         self._sessions.pop(session.name, None)
 
     def servers(self) -> list[ServerView]:
-        return [
-            ServerView(
-                peer=server.hello.peer,
-                target=server.hello.target,
-                model=server.hello.model,
-                revision=server.hello.revision,
-                first=server.hello.first,
-                last=server.hello.last,
-                n_blocks=server.hello.n_blocks,
-                own_sessions=self._fleet.hops[server.hello.peer],
-                leaving=self._fleet.left.get(server.hello.peer, ""),
-                beat=server.beat,
-            )
-            for server in self._fleet
-        ]
+        return [self._server_view(server) for server in self._fleet]
+
+    def _server_view(self, server: Server) -> ServerView:
+        peer = server.hello.peer
+        standing = self._fleet.standing(peer, self._now)
+        return ServerView(
+            peer=peer,
+            target=server.hello.target,
+            model=server.hello.model,
+            revision=server.hello.revision,
+            first=server.hello.first,
+            last=server.hello.last,
+            n_blocks=server.hello.n_blocks,
+            own_sessions=self._fleet.hops[peer],
+            leaving=self._fleet.left.get(peer, ""),
+            beat=server.beat,
+            suspected=peer in self._fleet.suspected,
+            ejected=standing.ejected,
+            score=standing.score,
+        )
 
     def sessions(self) -> list[SessionView]:
         return [self._view(session) for session in self._sessions.values()]

@@ -67,20 +67,22 @@ class Health:
         if beat.total_pages:
             record.free = beat.free_pages / beat.total_pages
 
-    def strike(self, peer: PeerId, now: float, seconds: float = EJECTION) -> None:
-        """It was at fault: ejected, each time for twice as long."""
+    def strike(self, peer: PeerId, now: float, seconds: float = EJECTION) -> bool:
+        """It was at fault: ejected, each time for twice as long. False if it is ejected already."""
         record = self._of(peer)
         if record.strikes and now - record.struck_at > FORGIVEN:
             record.strikes = 0
         record.errors = record.decayed(now) + 1.0
         record.struck_at = now
-        if now >= record.until:  # faults of one outage count as one
+        first = now >= record.until
+        if first:  # faults of one outage count as one
             record.strikes += 1
         pause = seconds * 2 ** min(record.strikes - 1, 16)
         record.until = now + min(pause, LONGEST_EJECTION)
         record.trial = True
         record.pace.restart()
         self.on_trial.add(peer)
+        return first
 
     def served(self, peer: PeerId, now: float) -> None:
         """A session that runs there has a new token: the canary lives."""
@@ -93,9 +95,11 @@ class Health:
         record = self._records.get(peer)
         return 0.0 if record is None else record.until
 
-    def compared(self, peer: PeerId, slowness: float) -> None:
-        """Its block time, as a multiple of that of its like."""
-        self._of(peer).slowness = slowness
+    def compared(self, peer: PeerId, slowness: float) -> bool:
+        """Its block time, as a multiple of that of its like. Whether that is news."""
+        record = self._of(peer)
+        before, record.slowness = record.slowness, slowness
+        return before != slowness
 
     def standing(self, peer: PeerId, now: float, hops: int) -> Standing:
         """`hops`: how many it carries for us. On trial it is given one session and no more."""

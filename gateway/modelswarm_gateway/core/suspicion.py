@@ -15,7 +15,8 @@ from modelswarm.protocol.identity import PeerId
 
 BEAT_GAP = 0.1  # seconds between beats on a live route
 LEAST_GAP = BEAT_GAP / 2  # shorter ones are of tokens, and say nothing of beats
-FIRST_GAPS = (2 * BEAT_GAP,) * 2  # what is believed of a server before it has been seen to beat
+FIRST_GAP = 2 * BEAT_GAP  # what is believed of a server until it has been seen to beat ...
+ENOUGH_GAPS = 16  # ... so often
 KEPT_GAPS = 128
 GAPS_OF_SILENCE = 4.0
 LONGEST_SILENCE = 2.0  # seconds; whatever a server's gaps have been
@@ -25,8 +26,8 @@ class Gaps:
     """The last gaps between signs of life, sorted beside."""
 
     def __init__(self) -> None:
-        self._order = deque(FIRST_GAPS)
-        self._sorted = list(FIRST_GAPS)
+        self._order: deque[float] = deque()
+        self._sorted: list[float] = []
 
     def add(self, gap: float) -> None:
         if len(self._order) >= KEPT_GAPS:
@@ -36,7 +37,9 @@ class Gaps:
 
     @property
     def p99(self) -> float:
-        return self._sorted[-1 - len(self._sorted) // 100]
+        count = len(self._sorted)
+        longest = self._sorted[-1 - count // 100] if count else 0.0
+        return longest if count >= ENOUGH_GAPS else max(longest, FIRST_GAP)
 
 
 @dataclass(slots=True)

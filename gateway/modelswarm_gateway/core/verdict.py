@@ -32,5 +32,5 @@ def judge(session: Session, fleet: Fleet, now: float) -> set[PeerId]:
         reporter, peer = found.peers
         fleet.pair_failed(reporter, peer, -1 - int(now / APART), now)
         return set()
-    fleet.blame(found.peers[0], now)
+    fleet.blame(found.peers[0], "overdue", now)
     return set(found.peers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from modelswarm.protocol import api_pb2
 from modelswarm_gateway.core.effects import ServerView, SessionView
+from modelswarm_gateway.core.fleet import SLOW
 from modelswarm_gateway.engine import Engine, ModelCard
 
 
@@ -40,7 +41,8 @@ def _server(view: ServerView) -> api_pb2.Server:
         first=view.first,
         last=view.last,
         n_blocks=view.n_blocks,
-        health="draining" if view.leaving else "linked",
+        health=_health(view),
+        score=view.score,
         own_sessions=view.own_sessions,
     )
     if view.beat is not None:
@@ -49,6 +51,14 @@ def _server(view: ServerView) -> api_pb2.Server:
         made.sessions, made.step_ms = beat.sessions, beat.step_ms
         made.steps, made.rows = beat.steps, beat.rows
     return made
+
+
+def _health(view: ServerView) -> str:
+    if view.leaving and view.leaving != SLOW:
+        return "draining"
+    if view.suspected:
+        return "suspected"
+    return "ejected" if view.ejected or view.leaving else "linked"
 
 
 def _session(view: SessionView) -> api_pb2.Session:
