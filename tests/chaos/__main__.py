@@ -32,6 +32,7 @@ def main() -> int:
                 seed=given.seed,
                 streams=given.streams,
                 spans=given.spans,
+                gateways=given.gateways,
                 every=given.every,
                 faults=frozenset(given.faults or Fault),
             )
@@ -50,6 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="both", choices=(*MODELS, "both"), help="both: in turn")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--spans", type=int, default=2)
+    parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--every", type=float, default=1.5, help="seconds between two faults")
     parser.add_argument("--faults", type=Fault, nargs="*", choices=list(Fault), help="only these")
     return parser.parse_args()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chaos.proxy import Weather
-from chaos.schedule import GATEWAY, Event, Fault
+from chaos.schedule import Event, Fault
 from chaos.world import World
 from swarm.kills import prompt_of
 from swarm.models import VOCAB
@@ -112,14 +112,14 @@ class Injector:
         match event.fault:
             case Fault.KILL:
                 for name in event.targets:
-                    self.world.running.local.kill(name)
+                    self.world.kill(name)
                 return None
             case Fault.GATEWAY_KILL:
                 self.gateway_kills.append(time.monotonic())
-                self.world.running.local.kill(GATEWAY)
+                self.world.kill(event.targets[0])
                 return None
             case Fault.LEAVE:
-                self.world.running.local.kill(event.targets[0], signal.SIGTERM)
+                self.world.kill(event.targets[0], signal.SIGTERM)
                 return None
             case Fault.DRAIN:
                 self._drain(event.targets[0])
@@ -145,9 +145,8 @@ class Injector:
 
     def _freeze(self, name: str) -> Heal:
         """That life of it; if it is killed meanwhile, there is nobody to wake."""
-        local = self.world.running.local
-        local.kill(name, signal.SIGSTOP)
-        return lambda: _ignore(local.kill(name, signal.SIGCONT))
+        self.world.kill(name, signal.SIGSTOP)
+        return lambda: self.world.kill(name, signal.SIGCONT)
 
     def _slow_disk(self, name: str) -> Heal:
         """Who waits for a disk (a page of mapped weights, a line of a log) stands still for a moment, again and again:
@@ -156,9 +155,9 @@ class Injector:
 
         def stutter() -> None:
             while not over.is_set():
-                self.world.running.local.kill(name, signal.SIGSTOP)
+                self.world.kill(name, signal.SIGSTOP)
                 over.wait(STANDS)
-                self.world.running.local.kill(name, signal.SIGCONT)
+                self.world.kill(name, signal.SIGCONT)
                 over.wait(GOES)
 
         thread = threading.Thread(target=stutter, name="slow disk", daemon=True)
@@ -199,7 +198,3 @@ def _weather(event: Event) -> list[Weather]:
             return [Weather(source, to, doubled=event.amount)]
         case _:
             raise AssertionError(f"{event.fault} is done elsewhere")
-
-
-def _ignore(_: object) -> None:
-    return None

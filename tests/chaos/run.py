@@ -36,6 +36,7 @@ class Options:
     streams: int = 8
     spans: int = 2
     replicas: int = 2
+    gateways: int = 1
     every: float = 1.5  # seconds between two faults, on average
     new: int = 80  # tokens of an answer, about
     faults: frozenset[Fault] = frozenset(Fault)
@@ -47,7 +48,7 @@ class Options:
             only = f' FAULTS="{" ".join(sorted(self.faults))}"'
         return (
             f"make chaos SECONDS={self.seconds:g} SEED={self.seed} MODEL={self.model} "
-            f"STREAMS={self.streams} SPANS={self.spans} EVERY={self.every:g}{only}"
+            f"STREAMS={self.streams} SPANS={self.spans} GATEWAYS={self.gateways} EVERY={self.every:g}{only}"
         )
 
 
@@ -93,7 +94,7 @@ def chaos(
     options: Options, folder: Path, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
     """`folder` holds the toy model. Whatever is wrong is in the outcome."""
-    plan = Plan(options.model, options.seed, options.spans, options.replicas)
+    plan = Plan(options.model, options.seed, options.spans, options.replicas, options.gateways)
     right = right_by(options.model, folder)
     with world(folder, plan) as scene:
         say("asking without faults, for what is right")
@@ -119,7 +120,12 @@ class _Run:
         self._options, self._scene = options, scene
         scripts = scripts_of(calm, options.seed, options.new)
         events = schedule(
-            options.seed, options.seconds, scene.spans, every=options.every, faults=options.faults
+            options.seed,
+            options.seconds,
+            scene.spans,
+            gateways=scene.gateway_names,
+            every=options.every,
+            faults=options.faults,
         )
         self._injector = Injector(scene, events, tell=say)
         self.judge = Judge(
@@ -130,7 +136,7 @@ class _Run:
         )
         self._stopping = threading.Event()
         self._clients = [
-            Client(f"c{i}", scene.running, scripts, self.judge.hear, self._stopping, options.seed)
+            Client(f"c{i}", scene.stubs, scripts, self.judge.hear, self._stopping, options.seed)
             for i in range(options.streams)
         ]
         self._picture = ""

@@ -88,6 +88,7 @@ def schedule(
     seconds: float,
     spans: tuple[tuple[str, ...], ...],
     *,
+    gateways: tuple[str, ...] = (GATEWAY,),
     every: float = 1.5,
     faults: frozenset[Fault] = frozenset(Fault),
 ) -> tuple[Event, ...]:
@@ -100,39 +101,42 @@ def schedule(
     at = FIRST_AT
     while at < last:
         fault = rng.choices(kinds, weights)[0]
-        made.append(_event(rng, at, fault, spans, last - at))
+        made.append(_event(rng, at, fault, _Names(spans, gateways), last - at))
         at += rng.expovariate(1 / every)
     return tuple(made)
 
 
-def _event(
-    rng: random.Random, at: float, fault: Fault, spans: tuple[tuple[str, ...], ...], left: float
-) -> Event:
+@dataclass(frozen=True, slots=True)
+class _Names:
+    spans: tuple[tuple[str, ...], ...]
+    gateways: tuple[str, ...]
+
+
+def _event(rng: random.Random, at: float, fault: Fault, names: _Names, left: float) -> Event:
     shortest, longest = _SECONDS.get(fault, (0.0, 0.0))
     lasts = min(rng.uniform(shortest, longest), left)
     amount = rng.choice(_AMOUNTS.get(fault, (0.0,)))
-    return Event(round(at, 3), fault, _targets(rng, fault, spans), round(lasts, 3), amount)
+    return Event(round(at, 3), fault, _targets(rng, fault, names), round(lasts, 3), amount)
 
 
-def _targets(
-    rng: random.Random, fault: Fault, spans: tuple[tuple[str, ...], ...]
-) -> tuple[str, ...]:
+def _targets(rng: random.Random, fault: Fault, names: _Names) -> tuple[str, ...]:
     match fault:
         case Fault.GATEWAY_KILL | Fault.FULL:
-            return (GATEWAY,)
+            return (rng.choice(names.gateways),)
         case Fault.KILL:
-            span = rng.choice(spans)
+            span = rng.choice(names.spans)
             return span if rng.random() < BOTH_LOST else (rng.choice(span),)
         case Fault.FREEZE | Fault.SLOW_DISK | Fault.LEAVE | Fault.DRAIN:
-            return (rng.choice(rng.choice(spans)),)
+            return (rng.choice(rng.choice(names.spans)),)
         case _:
-            return _link(rng, spans)
+            return _link(rng, names)
 
 
-def _link(rng: random.Random, spans: tuple[tuple[str, ...], ...]) -> tuple[str, str]:
-    """Two that talk to each other, in either order: the gateway and a server, or servers that follow each other."""
+def _link(rng: random.Random, names: _Names) -> tuple[str, str]:
+    """Two that talk to each other, in either order: a gateway and a server, or servers that follow each other."""
+    spans = names.spans
     place = rng.randrange(len(spans))
-    here, other = rng.choice(spans[place]), GATEWAY
+    here, other = rng.choice(spans[place]), rng.choice(names.gateways)
     if len(spans) > 1 and rng.random() < 0.5:
         other = rng.choice(spans[(place + 1) % len(spans)])  # the head follows the tail: the ring
     return (here, other) if rng.random() < 0.5 else (other, here)

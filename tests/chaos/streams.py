@@ -15,7 +15,9 @@ from itertools import pairwise
 
 import grpc
 from chaos.asks import Script
-from swarm.running import Answer, Running, Stream
+from swarm.running import Answer, Stream
+
+from modelswarm.protocol import api_pb2_grpc
 
 LOSES_INTEREST = 0.08  # of asks
 PAUSE = 0.1  # seconds after a refusal
@@ -40,7 +42,7 @@ class Heard:
 @dataclass(slots=True)
 class Client:
     name: str
-    running: Running
+    stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
     scripts: Sequence[Script]
     hear: Callable[[Heard], None]
     stopping: threading.Event
@@ -92,7 +94,7 @@ class Client:
     def _once(self, twin: Answer) -> Heard:
         began, clock = time.monotonic(), time.perf_counter()
         self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session}"
-        stream = self.running.start(twin.ask)
+        stream = Stream(self._rng.choice(self.stubs), twin.ask)
         left = self._rng.random() < LOSES_INTEREST and self._leave(stream, len(twin.tokens))
         answer, error = stream.heard()
         if answer.finish:

@@ -28,6 +28,9 @@ def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> N
 @pytest.mark.soak
 @pytest.mark.parametrize("model", ("hash", "torch"))
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("spans", (2, 4))
-def test_a_swarm_is_disturbed_for_minutes(folder: Path, model: str, seed: int, spans: int) -> None:
-    check(chaos(Options(model=model, seconds=120, seed=seed, spans=spans), folder))
+@pytest.mark.parametrize(("spans", "gateways"), ((2, 1), (4, 2)))
+def test_a_swarm_is_disturbed_for_minutes(
+    folder: Path, model: str, seed: int, spans: int, gateways: int
+) -> None:
+    options = Options(model=model, seconds=120, seed=seed, spans=spans, gateways=gateways)
+    check(chaos(options, folder))

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc
+from chaos.gateways import MoreGateways, gateway_names
 from chaos.proxy import HOST, Network
 from swarm.running import Running, local_settings, wait_until
 from swarm.toy import TOY_LENGTH
@@ -24,6 +27,7 @@ from modelswarm.local.supervisor import Change
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, slots_of
+from modelswarm.protocol import api_pb2_grpc
 from modelswarm.resources_load import parse_document
 
 READY_SECONDS = 180.0
@@ -40,6 +44,7 @@ class Plan:
     seed: int
     spans: int = 2
     replicas: int = 2
+    gateways: int = 1
     sessions: int = 8  # of full length that each server has pages for
     hold_seconds: float = 60.0
 
@@ -50,6 +55,17 @@ class World:
     running: Running
     network: Network
     pids: set[int]  # of every process there ever was
+    gateways: MoreGateways
+    stubs: tuple[api_pb2_grpc.InferenceStub, ...]  # of each gateway
+
+    @property
+    def gateway_names(self) -> tuple[str, ...]:
+        return gateway_names(self.plan.gateways)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """A server, or any gateway."""
+        where = self.gateways if name in self.gateways.names else self.running.local
+        where.kill(name, number)
 
     @property
     def spans(self) -> tuple[tuple[str, ...], ...]:
@@ -79,19 +95,31 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
         settings = _settings(name, plan, network, slots)
         with LocalSwarm(swarm_plan, settings, changed) as local:
             running = Running(local)
+            names = gateway_names(plan.gateways)[1:]
+            more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY], changed)
             try:
+                more.start()
                 wait_until(
                     lambda: any(model.ready for model in running.view.snapshot().models),
                     READY_SECONDS,
                     "the model did not become ready",
                 )
                 running.wait_whole()
-                yield World(plan, running, network, pids)
+                with _stubs([local.grpc, *(more.door(name) for name in names)]) as stubs:
+                    yield World(plan, running, network, pids, more, stubs)
             finally:
+                more.stop()
                 running.close()
             local.check()
     finally:
         network.close()
+
+
+@contextmanager
+def _stubs(doors: Sequence[str]) -> Iterator[tuple[api_pb2_grpc.InferenceStub, ...]]:
+    with ExitStack() as stack:
+        channels = [stack.enter_context(grpc.insecure_channel(door)) for door in doors]
+        yield tuple(api_pb2_grpc.InferenceStub(channel) for channel in channels)
 
 
 def _plan_of(folder: Path, name: str, plan: Plan) -> SwarmPlan:

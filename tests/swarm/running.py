@@ -22,7 +22,7 @@ from modelswarm.local.commands import LocalSettings
 from modelswarm.local.members import Member
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm.protocol.messages import Sampling
 from modelswarm.resources_load import parse_document
@@ -262,7 +262,12 @@ class Running:
         """Until every server serves and the gateway is linked to all of them, and no old one."""
 
         def whole() -> bool:
-            linked = {server.peer for server in self.view.snapshot().servers}
+            try:
+                linked = {server.peer for server in self.view.snapshot().servers}
+            except SwarmDoorError:
+                return (
+                    False  # the gateway was killed, too, and its channel has not noticed its return
+                )
             alive = {member.peer for member in self.members()}
             return linked == alive and len(alive) == len(self.local.slots)
 
