@@ -15,6 +15,8 @@ NAMES = (
     "gap_after_kill",
     "gap_after_freeze",
     "drain_gap",
+    "span_recovery",
+    "failure_free_cost",
     "metrics_cost",
     "protocol_faults",
     "operator_converge",

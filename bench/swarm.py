@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from modelswarm.local.commands import LocalSettings
+from modelswarm.local.commands import GATEWAY, LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol import api_pb2, api_pb2_grpc
@@ -25,9 +25,17 @@ NAME = "bench"
 
 @contextmanager
 def swarm_of(
-    folder: Path, spans: int, replicas: int = 1, max_length: int = 1024, sessions: int = 10
+    folder: Path,
+    spans: int,
+    replicas: int = 1,
+    max_length: int = 1024,
+    sessions: int = 10,
+    server_flags: tuple[str, ...] = (),
+    gateway_flags: tuple[str, ...] = (),
 ) -> Iterator[LocalSwarm]:
     """A swarm of that model folder, one torch thread per server."""
+    slots = [f"{NAME}-s{span}-r{rank}" for span in range(spans) for rank in range(replicas)]
+    mark = "-flags" if server_flags or gateway_flags else ""
     document = f"""
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
@@ -39,7 +47,10 @@ spec:
   sessions: {{maxLength: {max_length}, concurrent: {sessions}}}
 """
     settings = LocalSettings(
-        publish=False, threads=1, run_name=f"bench-{folder.name}-{spans}x{replicas}"
+        publish=False,
+        threads=1,
+        run_name=f"bench-{folder.name}-{spans}x{replicas}{mark}",
+        flags={**dict.fromkeys(slots, server_flags), GATEWAY: gateway_flags},
     )
     with LocalSwarm(plan_document(parse_document(document, "bench")), settings) as swarm:
         if not swarm.wait_ready(START_SECONDS):

@@ -14,9 +14,10 @@ IDLE_SECONDS = 5.0
 
 
 class BeatTimer:
-    def __init__(self, jitter: Callable[[], float]) -> None:
+    def __init__(self, jitter: Callable[[], float], busy_seconds: float = BUSY_SECONDS) -> None:
         """`jitter` gives numbers in [0, 1): idle beats of many servers do not come at once."""
         self._jitter = jitter
+        self._busy = busy_seconds - BUSY_SECONDS / 2
         self._said: dict[PeerId, float] = {}
 
     @property
@@ -36,13 +37,13 @@ class BeatTimer:
     def due(self, now: float, busy: Collection[PeerId]) -> list[PeerId]:
         """Who is to be sent a beat now; counts as sent. `busy`: the gateways with sessions that run here.
 
-        Asked every BUSY_SECONDS: who heard something more than half of that ago would hear nothing for longer.
+        Asked every BUSY_SECONDS: whoever would hear nothing for longer than is promised until then is due now.
         """
         idle = IDLE_SECONDS * (0.75 + 0.25 * self._jitter())
         found = [
             peer
             for peer, said in self._said.items()
-            if now - said >= (BUSY_SECONDS / 2 if peer in busy else idle)
+            if now - said >= (self._busy if peer in busy else idle)
         ]
         for peer in found:
             self._said[peer] = now

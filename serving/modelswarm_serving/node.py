@@ -76,7 +76,7 @@ class Node:
         self._health, self._page = health, page
         if page is not None:
             page.registry = self._metrics.registry
-        self._beats = BeatTimer(random.random)
+        self._beats = BeatTimer(random.random, settings.beat_seconds)
         self._planned = False  # a plan is due in this pass of the loop
         self._stepping = False
         self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)

@@ -45,6 +45,7 @@ class Settings:
     replay_memory: int | None  # bytes for kept rows; None: a row for every position of the pages
     lease_seconds: float
     drain_seconds: float
+    beat_seconds: float
     hold_seconds: float | None  # told to gateways; None: they decide
     zone: str  # failure domain; "": not known
     hash_model: bool
@@ -94,6 +95,9 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
     click.Option(["--drain", "drain_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
                  show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
+    click.Option(["--beat", "beat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
+                 show_default=True, help="Seconds between signs of life to gateways whose sessions run here; "
+                 "theirs is when silence is suspicious (--silence)."),
     click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
                  "repair a session in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),

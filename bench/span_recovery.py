@@ -1,0 +1,90 @@
+"""Recovery of one of four spans over recovery of all four: seconds from SIGKILL to the next token, 1K-token contexts.
+
+Both kinds of loss take turns on the same swarm of 4 spans x 2 servers: either one server of the route is killed, a
+different place each time, or all four at once. With the rows that the others keep, only the lost blocks are computed
+again. `ratio` is that of the medians. MODELSWARM_BENCH_RECOVERIES shortens it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+from bench.gap_after_kill import differences
+from bench.harness import Bar, Result, quantile
+from bench.models import SHAPES, model_folder
+from bench.swarm import Door, Recorder, Streamed, swarm_of
+from modelswarm.local.supervisor import JobView
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.local.swarm_door import SwarmDoor, server_name
+
+ROUNDS = int(os.environ.get("MODELSWARM_BENCH_RECOVERIES", "20"))
+SPANS = 4
+PROMPT, NEW, KILL_AT = 1000, 40, 10
+REPLACE_SECONDS = 90.0
+
+
+def run() -> Result:
+    rng = random.Random(5)
+    gaps: dict[int, list[float]] = {1: [], SPANS: []}
+    lost = doubled = 0
+    with swarm_of(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
+        door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
+        for number in range(ROUNDS):
+            prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
+            calm = door.stream(prompt, NEW)
+            for places in ([number % SPANS], range(SPANS)):
+                stream, gap = lost_and_found(swarm, door, view, prompt, places)
+                gaps[len(places)].append(gap)
+                gone, again = differences(calm, stream)
+                lost, doubled = lost + gone, doubled + again
+    one, all_ = gaps[1], gaps[SPANS]
+    ratio = statistics.median(one) / statistics.median(all_)
+    return Result(
+        name="span_recovery",
+        figures={
+            "ratio": ratio,
+            "one_p50_s": quantile(one, 0.5),
+            "all_p50_s": quantile(all_, 0.5),
+            "one_max_s": max(one),
+            "all_max_s": max(all_),
+            "lost": lost,
+            "doubled": doubled,
+        },
+        columns=("lost spans", "recoveries", "p50 s", "max s"),
+        rows=[
+            ("1 of 4", str(len(one)), f"{quantile(one, 0.5):.3f}", f"{max(one):.3f}"),
+            ("4 of 4", str(len(all_)), f"{quantile(all_, 0.5):.3f}", f"{max(all_):.3f}"),
+        ],
+        shape=f"Llama 27M fp32, {SPANS} spans x 2 servers, prompt {PROMPT}",
+        threads=1,
+        bars=[Bar("ratio", "<=", 0.4), Bar("lost", "<=", 0), Bar("doubled", "<=", 0)],
+    )
+
+
+def lost_and_found(
+    swarm: LocalSwarm, door: Door, view: SwarmDoor, prompt: list[int], places: Sequence[int]
+) -> tuple[Streamed, float]:
+    """The stream, and the seconds from the kill of these hops to the next token that was not on its way already."""
+    recorder = Recorder()
+    killed: list[JobView] = []
+    killed_at = 0.0
+    for part in door.parts(prompt, NEW):
+        recorder.add(part)
+        if not killed and len(recorder.tokens) >= KILL_AT:
+            route = view.running_route()
+            killed_at = time.perf_counter()
+            killed = [swarm.kill(server_name(route[place].peer)) for place in places]
+    if not killed:
+        raise RuntimeError("the stream ended before the kill")
+    for victim in killed:
+        if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_SECONDS):
+            raise RuntimeError(f"{victim.name} was not replaced")
+    if not swarm.wait_ready(REPLACE_SECONDS):
+        raise RuntimeError("the swarm did not become whole again")
+    after = [b - max(a, killed_at) for a, b in pairwise(recorder.times) if b > killed_at]
+    return recorder.streamed(), max(after)
