@@ -26,6 +26,7 @@ DRAIN_MARGIN = 5  # seconds of a pod's grace period that its server leaves for i
 HUB_CACHE = "/var/cache/huggingface"
 CLAIMS = "/mnt/modelswarm"
 CONTAINER = "server"
+ZONE = "topology.kubernetes.io/zone"
 WORDS = "/etc/modelswarm"  # the chat template, if the swarm brings one
 CHAT_TEMPLATE = "chat_template.jinja"
 INSPECT_SECONDS = (
@@ -150,6 +151,7 @@ def _server_container(
         "--hold": f"{seconds_of(spec.sessions.hold_limit):g}",
         "--drain": f"{server_drain_seconds(spec):g}",
         "--metrics": f"0.0.0.0:{METRICS}",
+        "--zone": "$(NODE_ZONE)",
         **words_flags(spec.model),
     }
     return {
@@ -180,6 +182,11 @@ def _probe(path: str, period: int, failures: int) -> Json:
 def _container(maker: Maker, model: Model) -> Json:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        # Kubernetes 1.35 gives a pod this label of its node when it is placed; before, it is empty.
+        {
+            "name": "NODE_ZONE",
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE}']"}},
+        },
         {"name": "HF_HOME", "value": HUB_CACHE},
         {"name": "HOME", "value": "/tmp"},  # an emptyDir: the rest is read-only
     ]

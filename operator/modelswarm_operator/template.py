@@ -28,7 +28,7 @@ _SPEC = (
     "activeDeadlineSeconds",
 )
 _CONTAINER = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
-_ENV = ("POD_IP",)
+_ENV = ("POD_IP", "NODE_ZONE")
 _PORTS = (LINKS, "metrics")
 _OURS = (f"{names.DOMAIN}/", "app.kubernetes.io/")
 
