@@ -20,12 +20,13 @@ from chaos.schedule import Fault, schedule
 from chaos.streams import Client
 from chaos.world import LEASE_SECONDS, Plan, World, world
 from swarm.pids import alive, gone_within
-from swarm.running import Answer, Ask
+from swarm.running import Answer, Ask, metrics, total, wait_until
 
 LONGEST_WAIT = 75.0  # seconds for a token, the hold included
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
 LAST_EVENTS = 60
+HELD = ("modelswarm_server_sessions", "modelswarm_server_replay_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,7 @@ class _Run:
         try:
             self._scene.running.wait_whole()
             self._scene.running.wait_empty(EMPTY_SECONDS)
+            wait_until(lambda: not held(self._scene), EMPTY_SECONDS, lambda: str(held(self._scene)))
         except AssertionError as problem:
             self.judge.blame(f"when all was over: {problem}")
         self._look()
@@ -192,6 +194,16 @@ class _Run:
         """The first picture after something went wrong shows most."""
         if self.judge.wrong and not self._picture:
             self._picture = look(self._scene, self._clients)
+
+
+def held(scene: World) -> dict[str, float]:
+    """What servers still have of sessions, besides pages: by server and what it is."""
+    found = {}
+    for member in scene.running.members():
+        values = metrics(member.metrics)
+        for name in HELD:
+            found[f"{member.name}: {name}"] = total(values, name)
+    return {what: count for what, count in found.items() if count}
 
 
 def look(scene: World, clients: list[Client]) -> str:
