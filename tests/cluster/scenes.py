@@ -245,6 +245,5 @@ def scene(
 
 def install_crd(level: ApiLevel) -> None:
     level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    level.kubectl(
-        "wait", "--for=condition=Established", "crd/modelswarms.modelswarm.io", "--timeout=30s"
-    )
+    # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
+    level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)

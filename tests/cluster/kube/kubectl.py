@@ -70,7 +70,7 @@ class Kubectl:
     def condition(self, kind: str, name: str, condition: str) -> str:
         """`True`, `False`, `Unknown`, or nothing."""
         found = self.find(kind, name) or {}
-        for each in found.get("status", {}).get("conditions", []):
+        for each in (found.get("status") or {}).get("conditions") or ():
             if each["type"] == condition:
                 return str(each["status"])
         return ""
