@@ -14,6 +14,7 @@ NAMES = (
     "hop",
     "gap_after_kill",
     "gap_after_freeze",
+    "false_ejections",
     "drain_gap",
     "span_recovery",
     "failure_free_cost",

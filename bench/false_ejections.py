@@ -1,0 +1,86 @@
+"""Ten minutes of twice the load that a swarm was planned for, without a fault: no server may be ejected or suspected.
+
+Twenty clients ask again and again, of a swarm with room for ten; who is refused comes back at once. Whatever the
+gateway counts as an ejection is a false one. MODELSWARM_BENCH_OVERLOAD_SECONDS shortens it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import urllib.request
+from collections import Counter
+
+import grpc
+
+from bench.harness import Bar, Result
+from bench.models import SHAPES, model_folder
+from bench.swarm import Door, swarm_of
+
+SECONDS = float(os.environ.get("MODELSWARM_BENCH_OVERLOAD_SECONDS", "600"))
+ROOM, CLIENTS = 10, 20
+PROMPT, NEW = 200, 60
+EJECTIONS = "modelswarm_gateway_ejections_total"
+REROUTES = "modelswarm_gateway_reroutes_total"
+
+
+def run() -> Result:
+    asked: Counter[str] = Counter()
+    with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=512, sessions=ROOM) as swarm:
+        until = time.monotonic() + SECONDS
+        clients = [
+            threading.Thread(target=ask, args=(swarm.grpc, number, until, asked))
+            for number in range(CLIENTS)
+        ]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        counted = metrics(swarm.metrics)
+    ejected = {name: value for name, value in counted.items() if name.startswith(EJECTIONS)}
+    rerouted = sum(value for name, value in counted.items() if name.startswith(REROUTES))
+    count = int(sum(ejected.values()))
+    return Result(
+        name="false_ejections",
+        figures={"count": count, "reroutes": rerouted, "seconds": SECONDS},
+        columns=("seconds", "answered", "refused", "reroutes", "ejections"),
+        rows=[
+            (
+                f"{SECONDS:.0f}",
+                str(asked["answered"]),
+                str(asked["refused"]),
+                f"{rerouted:.0f}",
+                ", ".join(
+                    f"{name.partition('{')[2][:-1]} {n:.0f}" for name, n in ejected.items() if n
+                )
+                or "0",
+            )
+        ],
+        shape=f"Llama 27M fp32, 2 spans x 2 servers with room for {ROOM} sessions, {CLIENTS} clients",
+        threads=1,
+        bars=[Bar("count", "<=", 0)],
+    )
+
+
+def ask(target: str, number: int, until: float, asked: Counter[str]) -> None:
+    door, rng = Door(target), random.Random(number)
+    while time.monotonic() < until:
+        prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
+        try:
+            door.stream(prompt, NEW)
+            asked["answered"] += 1
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            asked["refused"] += 1
+            time.sleep(0.2)
+
+
+def metrics(target: str) -> dict[str, float]:
+    """Name with labels -> value."""
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
