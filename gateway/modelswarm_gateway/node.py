@@ -38,6 +38,7 @@ from modelswarm_gateway.core.effects import (
     ServerView,
     SessionView,
     TurnRequest,
+    Unlink,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
@@ -217,9 +218,8 @@ class Node:
                 case Rerouted(session=session, cause=cause, peer=peer):
                     log.info("%s looks for its route again: %s (%s)", session, cause, peer)
                     self.faults.rerouted(session, self._streams.get(session), cause)
-                case Ejected(peer=peer, cause=cause):
-                    log.warning("%s gets no new sessions for a while: %s", peer, cause)
-                    self.faults.ejected(effect)
+                case Unlink() | Ejected():
+                    self._about_server(effect)
                 case Moved():
                     log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
                     self.faults.moved(effect)
@@ -230,6 +230,14 @@ class Node:
             now = self._clock()
             for send in sends:
                 self._beats.sent(send.to.peer, now)
+
+    def _about_server(self, effect: Unlink | Ejected) -> None:
+        match effect:
+            case Unlink(peer=peer, reason=reason):
+                self._links.unlink(peer, reason)
+            case Ejected(peer=peer, cause=cause):
+                log.warning("%s gets no new sessions for a while: %s", peer, cause)
+                self.faults.ejected(effect)
 
     def _emitted(self, effect: Emitted) -> None:
         stream = self._streams.get(effect.session)

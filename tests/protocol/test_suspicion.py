@@ -7,7 +7,14 @@ from protocol.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.awake import AwakeClock
-from modelswarm_gateway.core.effects import Broken, Emitted, Refused, Rerouted, TurnRequest
+from modelswarm_gateway.core.effects import (
+    Broken,
+    Emitted,
+    Refused,
+    Rerouted,
+    TurnRequest,
+    Unlink,
+)
 from modelswarm_gateway.core.suspicion import FIRST_GAP, LONGEST_SILENCE, Suspicion
 
 FIRST = 4 * FIRST_GAP  # the patience with a server that has not beaten yet
@@ -243,6 +250,23 @@ def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     swarm.core.close(session, swarm.now)
     swarm.run()
     return [hop.peer for hop in view.route]
+
+
+def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
+    """Idle ones too: three beats are missing."""
+    swarm = swarm_of((0, 2), (2, 4))
+    swarm.wait(30.0)
+    assert not closed(swarm)
+    dead = next(iter(swarm.servers.values()))
+    swarm.freeze(dead)
+    swarm.wait(14.0)
+    assert not closed(swarm)
+    swarm.wait(3.0)
+    assert closed(swarm) == {dead.peer}
+
+
+def closed(swarm: Swarm) -> set[str]:
+    return {effect.peer for effect in swarm.effects if isinstance(effect, Unlink)}
 
 
 def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:

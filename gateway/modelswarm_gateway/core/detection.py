@@ -77,6 +77,7 @@ class Detection:
         if now - self._compared_at >= COMPARE_SECONDS:
             self._compared_at = now
             self._compare(now)
+            self._give_up(time)
 
     def wake(self, sessions: Collection[Session], now: float) -> None:
         """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken
@@ -104,6 +105,12 @@ class Detection:
             self._fleet.blame(peer, SLOW, now)
             self._slow.add(peer)
             self._moves.leave(peer, SLOW, now)
+
+    def _give_up(self, time: float) -> None:
+        """Coverage counts who is linked; a link that nobody speaks on is none."""
+        for peer, silence in self._suspicion.unheard(time):
+            if silence >= self._settings.dead_seconds:
+                self._fleet.give_up(peer, f"it has said nothing for {silence:.0f} s")
 
     def _take_back(self, peers: Collection[PeerId], now: float) -> None:
         self._slow.difference_update(peers)

@@ -22,6 +22,7 @@ class GatewaySettings:
     overdue_seconds: float = 1.0  # ... and what its servers' steps take: a token is due
     answer_seconds: float = 0.3  # ... and its longest step: a hop's answer to a Fence is due
     fenced_seconds: float = 5.0  # it is waited for so long if there is no way around it
+    dead_seconds: float = 15.0  # silence of any server, three idle beats: its link is closed
     lease_seconds: float = 30.0  # the servers' (R19): half of it asleep, and all is fenced anew
     retry_seconds: float = 0.1  # first pause of a held session; doubles up to retry_limit_seconds
     retry_limit_seconds: float = 2.0
@@ -117,6 +118,14 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Unlink:
+    """A server has been silent for so long that its link is to be closed, and dialled anew."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ejected:
     """A server gets no new sessions for a while; for logs and metrics."""
 
@@ -125,7 +134,9 @@ class Ejected:
     cause: str  # silent, overdue, failed, slow
 
 
-Effect: TypeAlias = Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved | Ejected
+Effect: TypeAlias = (
+    Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved | Ejected | Unlink
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Hello
-from modelswarm_gateway.core.effects import Effect, Ejected
+from modelswarm_gateway.core.effects import Effect, Ejected, Unlink
 from modelswarm_gateway.core.health import EJECTION, SLOW_EJECTION, Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.core.pace import Pace
@@ -207,6 +207,10 @@ class Fleet:
         self._pricing.mark(peer)
         if self._health.strike(peer, now, SLOW_EJECTION if cause == SLOW else EJECTION):
             self._emit(Ejected(peer, server.hello.model, cause))
+
+    def give_up(self, peer: PeerId, reason: str) -> None:
+        """Its link is closed; if it is there, it will be found again."""
+        self._emit(Unlink(peer, reason))
 
     def suspect(self, silent: frozenset[PeerId]) -> None:
         """These, and no others, have fallen silent."""

@@ -12,9 +12,9 @@ from typing import Any
 from protocol.simulator.network import Endpoint
 from protocol.simulator.processes import ServerProcess, Tools
 
-from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
 from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
-from modelswarm_gateway.core.effects import Effect, GatewaySettings
+from modelswarm_gateway.core.effects import Effect, GatewaySettings, Unlink
 
 TICK = 0.05
 BEAT = 1.0
@@ -109,6 +109,8 @@ class GatewayProcess:
         for effect in effects:
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
+            elif isinstance(effect, Unlink):
+                self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
             self._deliver([each for each in effects if not isinstance(each, Send)])
 

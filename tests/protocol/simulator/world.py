@@ -22,7 +22,7 @@ from protocol.simulator.scenario import Scenario
 from protocol.simulator.switches import draw
 from protocol.simulator.trace import Trace, Violation
 
-from modelswarm_gateway.core.effects import Effect, Ejected, Refused, Rerouted
+from modelswarm_gateway.core.effects import Effect, Ejected, Refused, Rerouted, Unlink
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
@@ -156,7 +156,7 @@ class World:
         """Give each client its effects, as the gateway's doors would."""
         by_session: dict[str, list[Effect]] = {}
         for effect in effects:
-            if isinstance(effect, Ejected):
+            if isinstance(effect, Ejected | Unlink):
                 continue
             session = getattr(effect, "session", "")
             by_session.setdefault(session, []).append(effect)
