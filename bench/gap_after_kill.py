@@ -54,7 +54,7 @@ def run() -> Result:
                 str(doubled),
             )
         ],
-        shape="Llama 27M fp32, 2 spans x 2 servers, prompt 1000, replay from the head's tokens",
+        shape="Llama 27M fp32, 2 spans x 2 servers, prompt 1000, only the lost span is rebuilt",
         threads=1,
         bars=[Bar("lost", "<=", 0), Bar("doubled", "<=", 0)],
     )

@@ -248,7 +248,7 @@ class Recovery:
             return
         points = restart_points([HopState(h.kv, h.last, h.kept) for h in session.hops])
         session.credit = session.wanted_credit()
-        session.goes_from(points[0].start)
+        session.goes_from(points[0].start, min(point.start for point in points))
         session.reading = session.length - min(point.start for point in points)
         for index, point in enumerate(points):
             self._go(session, index, point)

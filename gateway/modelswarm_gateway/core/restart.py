@@ -1,7 +1,6 @@
 """The pass R6: from where every hop of a route restarts, given what each still has.
 
-Pure. Called by the loop with what `Fenced` reported; kept rows are empty until servers keep a replay log, and
-then the restart is from the head's tokens.
+Pure. Called by the loop with what `Fenced` reported, kept rows included: a run at the very boundary where the hop ends.
 """
 
 from __future__ import annotations

@@ -139,12 +139,12 @@ class Session:
         self.moved = False
         return since
 
-    def goes_from(self, start: int) -> None:
-        """The head runs the log from `start` on."""
+    def goes_from(self, head: int, lowest: int) -> None:
+        """The head runs the log from `head` on, some hop from `lowest`."""
         if not self.mending:
-            self.reused = start
+            self.reused = head
         else:
-            self.replayed += max(0, self.length - 1 - start)
+            self.replayed += max(0, self.length - 1 - lowest)
 
     def wanted_credit(self) -> int:
         return max(self.read, self.length) if self.read_only else self.read + self.credit_ahead
