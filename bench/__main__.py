@@ -20,6 +20,7 @@ NAMES = (
     "failure_free_cost",
     "metrics_cost",
     "protocol_faults",
+    "near_ties",
     "operator_converge",
     "operator_idle",
     "pod_replacement",

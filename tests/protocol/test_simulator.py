@@ -12,7 +12,7 @@ from protocol.simulator.coverage import routable
 from protocol.simulator.switches import SWITCHES, draw
 from protocol.simulator.world import World, simulate
 
-SEEDS = 45
+SEEDS = 30
 CHUNK = 15
 ROOT = Path(__file__).parents[2]
 

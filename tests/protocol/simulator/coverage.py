@@ -32,12 +32,22 @@ class Coverage:
         """May this server hold these blocks from now on? Then it does."""
         return self._accept({**self.spans, name: span}, self._parted)
 
+    def without(self, names: Iterable[str]) -> bool:
+        """Could the others do it all for a while?"""
+        gone = set(names)
+        return self._suffice({s: x for s, x in self.spans.items() if s not in gone}, self._parted)
+
     def _accept(self, spans: dict[str, Span], parted: set[frozenset[str]]) -> bool:
+        if not self._suffice(spans, parted):
+            return False
+        self.spans, self._parted = spans, parted
+        return True
+
+    def _suffice(self, spans: Mapping[str, Span], parted: set[frozenset[str]]) -> bool:
         for gateway in self._gateways():
             heard = {s: span for s, span in spans.items() if frozenset((s, gateway)) not in parted}
             if not routable(heard, self._n_blocks, parted):
                 return False
-        self.spans, self._parted = spans, parted
         return True
 
 

@@ -14,6 +14,7 @@ from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.processes import ServerProcess, Tools
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm_serving.beats import BUSY_SECONDS
 
 
 class Faults:
@@ -26,6 +27,7 @@ class Faults:
         start_gateway: Callable[[str, int], None],
     ) -> None:
         self.struck: Counter[str] = Counter()
+        self._last = 0.0  # when the last one struck
         self._tools = tools
         self._plan = tools.scenario.faults
         self._servers = servers
@@ -44,13 +46,23 @@ class Faults:
             "freeze": self._freeze,
             "stop": self._stop,
             "stop_gateway": self._stop_gateway,
+            "wedge": self._wedge,
             "hush": self._hush,
             "partition": self._partition,
             "cut_off": self._cut_off,
             "drain": self._drain,
+            "order": self._order,
+            "evict": self._evict,
             "gateway": self._kill_gateway,
             "extinction": self._extinguish,
         }
+
+    @property
+    def over(self) -> float:
+        """No fault strikes after this."""
+        if self._plan.weights and self.struck.total() < self._plan.most:
+            return self._plan.until
+        return self._last
 
     def start(self) -> None:
         if self._plan.weights:
@@ -66,6 +78,7 @@ class Faults:
         [kind] = self._rng.choices(list(weights), list(weights.values()))
         if self._kinds[kind]():
             self.struck[kind] += 1
+            self._last = self._tools.clock.now
         burst = self._rng.random() < self._plan.burst_chance
         self._schedule(self._plan.burst_gap if burst else self._plan.gap)
 
@@ -129,10 +142,34 @@ class Faults:
         if not living:
             return False
         server = self._rng.choice(living)
-        self._note("drains", server.name)
+        grace = self._rng.choice((0.1, 0.3, 2.0, 5.0)) * self._rng.random()
+        self._note("drains", f"{server.name}, which ends after {grace:.3f} at the latest")
         server.retire()
-        self._tools.clock.after(self._rng.uniform(0.0, 0.3), self._end, server)
+        self._leave(server, self._tools.clock.now + grace)
         return True
+
+    def _leave(self, server: ServerProcess, deadline: float) -> None:
+        """As the node does after SIGTERM: it ends when its sessions have been moved away, or when its time is up."""
+        clock = self._tools.clock
+        if clock.now >= deadline or not server.core.stats.sessions:
+            self._end(server)
+        else:
+            clock.after(BUSY_SECONDS, self._leave, server, deadline)
+
+    def _order(self) -> bool:
+        """`modelswarm drain`, perhaps taken back."""
+        gateway = self._rng.choice(list(self._gateways.values()))
+        server = self._rng.choice(list(self._servers.values()))
+        peer = server.address.peer
+        self._note("orders", f"{gateway.name} to leave {server.name}")
+        gateway.later(0.0, gateway.leave, peer)
+        if self._rng.random() < 0.7:
+            gateway.later(self._rng.choice((0.02, 0.3, 2.0)), gateway.stay, peer)
+        return True
+
+    def _evict(self) -> bool:
+        living = [server for server in self._servers.values() if server.alive]
+        return bool(living) and self._rng.choice(living).evict()
 
     def _kill_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
@@ -163,6 +200,21 @@ class Faults:
         server.stop(seconds)
         return True
 
+    def _wedge(self) -> bool:
+        """SIGSTOP for long, while others could do what this one does."""
+        now = self._tools.clock.now
+        living = [server for server in self._servers.values() if server.alive]
+        asleep = [server.name for server in living if server.wakes_at > now]
+        if not living:
+            return False
+        server = self._rng.choice(living)
+        if not self._coverage.without([server.name, *asleep]):
+            return False
+        seconds = self._rng.uniform(1.0, 8.0)
+        self._note("wedges", f"{server.name} for {seconds:.3f}")
+        server.stop(seconds)
+        return True
+
     def _stop_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
         seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
@@ -176,7 +228,7 @@ class Faults:
         if not pairs:
             return False
         deaf, mute = self._rng.sample(self._rng.choice(pairs), 2)
-        seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
+        seconds = self._rng.choice((0.05, 0.5, 2.0, 8.0)) * self._rng.random()
         self._note("hushes", f"{deaf} hears nothing of {mute} for {seconds:.3f}")
         self._tools.network.hush(deaf, mute, seconds)
         return True

@@ -14,10 +14,11 @@ from protocol.simulator.processes import ServerProcess, Tools
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
 from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
+from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Unlink
 
 TICK = 0.05
-BEAT = 1.0
+ORDERED = "ordered"  # why a server is left that an administrator named
 
 
 class GatewayProcess:
@@ -39,6 +40,7 @@ class GatewayProcess:
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
         self._known: dict[PeerId, Address] = {}
+        self._beats = BeatTimer()
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw
         )
@@ -90,10 +92,12 @@ class GatewayProcess:
 
     def linked(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
+        self._beats.join(other.address.peer, self._tools.clock.now)
         self.core.connected(other.hello, self._tools.clock.now)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
+        self._beats.leave(peer)
         self.core.disconnected(peer, self._tools.clock.now)
         self.later(self._rng.uniform(0.005, 0.1), self._dial, peer)
         self.pump()
@@ -102,6 +106,18 @@ class GatewayProcess:
         self.core.receive(peer, item, self._tools.clock.now)
         self.pump()
 
+    # -- what an administrator asks for ----------------------------------------------------
+
+    def leave(self, peer: PeerId) -> None:
+        if self.alive:
+            self.core.moves.leave(peer, ORDERED, self._tools.clock.now)
+            self.pump()
+
+    def stay(self, peer: PeerId) -> None:
+        if self.alive:
+            self.core.moves.stay(peer, ORDERED, self._tools.clock.now)
+            self.pump()
+
     # -- work ------------------------------------------------------------------------------
 
     def pump(self) -> None:
@@ -109,6 +125,7 @@ class GatewayProcess:
         for effect in effects:
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
+                self._beats.sent(effect.to.peer, self._tools.clock.now)
             elif isinstance(effect, Unlink):
                 self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
@@ -117,15 +134,10 @@ class GatewayProcess:
     def tick(self) -> None:
         if not self.alive:
             return
-        self.core.tick(self._tools.clock.now)
+        now = self._tools.clock.now
+        self.core.tick(now)
         self.pump()
+        for peer in self._beats.due(now, self.core.live):
+            send = Send(reply_address(peer), Lane.LIVE, Beat())
+            self._tools.network.send(self.address.peer, send)
         self.later(TICK, self.tick)
-
-    def beat(self) -> None:
-        if not self.alive:
-            return
-        for peer in self._known:
-            self._tools.network.send(
-                self.address.peer, Send(reply_address(peer), Lane.LIVE, Beat())
-            )
-        self.later(BEAT, self.beat)

@@ -93,6 +93,7 @@ class Network:
         self.trace = trace
         self.lost = 0
         self.repeated = 0
+        self.hushed_until = 0.0
         self._rng = rng
         self._ports: dict[PeerId, Port] = {}
         self._listening: dict[str, Port] = {}
@@ -143,6 +144,7 @@ class Network:
     def hush(self, deaf: str, mute: str, seconds: float) -> None:
         """For so long nothing new that `mute` says arrives at `deaf`; nothing is lost, and no link breaks."""
         until = self.clock.now + seconds
+        self.hushed_until = max(self.hushed_until, until)
         for link in self._links:
             for channel in link.channels.values():
                 if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):

@@ -12,9 +12,11 @@ from protocol.simulator.processes import ServerProcess
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Violation
 
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import Go, Sampling
 from modelswarm_serving.model.base import Picked
 from modelswarm_serving.model.hash import MASK, embed, key_value, output, pick
+
+AMPLE = 1 << 20  # bytes of kept rows, for all sessions of a simulated server
 
 
 class Reference:
@@ -66,6 +68,36 @@ def check_pages(server: ServerProcess) -> None:
         )
 
 
+def check_kept(server: ServerProcess) -> None:
+    """The replay log of a hop is whole as long as nothing was evicted (R6): it ends where its KV ends."""
+    core = server.core
+    if server.evicted or core._log.dropped or core._log.limit < AMPLE:
+        return
+    for hop in core._life.hops:
+        if hop.is_tail:
+            continue
+        run = core._log._runs.get(hop.handle)
+        kept = (0, 0) if run is None else (run.firsts[0], run.end)
+        if kept != (0, hop.kv):
+            raise Violation(f"{server.name} keeps rows {kept} of {hop.kv}", hop.session)
+
+
+def check_go(server: ServerProcess, go: Go) -> None:
+    """R6 wastes nothing: a hop that has all rows which its successor lacks goes on from its own KV."""
+    core = server.core
+    hop = core._life.hops.get(go.handle)
+    if hop is None or hop.epoch != go.epoch or hop.answer is None or go.warm:
+        return
+    spared = hop.is_tail or go.send_from >= hop.kv
+    run = core._log._runs.get(hop.handle)
+    if run is not None and run.firsts[0] <= go.send_from and run.end >= hop.kv:
+        spared = True
+    if spared and go.start != hop.kv:
+        raise Violation(
+            f"{server.name} has {hop.kv} rows and all of them kept, but {go}", hop.session
+        )
+
+
 def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
     """Every session is closed and time has passed: nothing is held anywhere (I5)."""
     for gateway in gateways:
@@ -77,6 +109,8 @@ def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPr
     for server in servers:
         if not server.alive:
             continue
+        if server.core._log.bytes or server.core._log._runs:
+            raise Violation(f"{server.name} keeps {server.core._log.bytes} bytes of rows")
         stats = server.core.stats
         if stats.free_pages != stats.total_pages or stats.sessions:
             raise Violation(f"{server.name} leaks: {stats}")

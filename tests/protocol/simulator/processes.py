@@ -15,9 +15,11 @@ from protocol.simulator.network import Endpoint, Network
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Trace
 
-from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
+    Fenced,
+    Go,
     Hello,
     Item,
     Lane,
@@ -59,7 +61,14 @@ class Tools:
 class ServerProcess:
     """One boot. A restart is a new ServerProcess under the same name and target."""
 
-    def __init__(self, tools: Tools, name: str, span: tuple[int, int], boot: int) -> None:
+    def __init__(
+        self,
+        tools: Tools,
+        name: str,
+        span: tuple[int, int],
+        boot: int,
+        sees_go: Callable[[ServerProcess, Go], None],
+    ) -> None:
         self._tools = tools
         self.name = name
         self.span = span
@@ -90,6 +99,8 @@ class ServerProcess:
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
         self.rows = 0
+        self.evicted = False  # kept rows have been taken away by the simulator
+        self.sees_go = sees_go
         self._work: Sequence[Work] = ()
         self._frozen_until = 0.0
         self._beats = BeatTimer(lambda: self._rng.random())
@@ -131,6 +142,8 @@ class ServerProcess:
         self._pump()
 
     def received(self, peer: PeerId, item: Item) -> None:
+        if isinstance(item, Go):
+            self.sees_go(self, item)
         self.core.receive(peer, item, self._tools.clock.now)
         self._pump()
 
@@ -139,6 +152,17 @@ class ServerProcess:
     def freeze(self, seconds: float) -> None:
         """The engine does not get on for so long; links are read all the same."""
         self._frozen_until = self._tools.clock.now + seconds
+
+    def evict(self) -> bool:
+        """The kept rows of some hop go, as when memory is short."""
+        kept = list(self.core._log._runs)
+        if kept:
+            self._evict(self._rng.choice(kept))
+        return bool(kept)
+
+    def _evict(self, handle: Handle) -> None:
+        self.evicted = True
+        self.core._log.drop(handle)
 
     def retire(self) -> None:
         """A graceful stop begins: no new hops."""
@@ -178,7 +202,10 @@ class ServerProcess:
             self._work = core.plan_step(now)
             if self._work:
                 self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
+        chance = self._tools.scenario.weather.evict_chance
         for send in core.drain():
+            if chance and isinstance(send.item, Fenced) and self._rng.random() < chance:
+                self._evict(send.item.own)
             self._beats.sent(send.to.peer, now)
             self._send(send)
 

@@ -43,6 +43,7 @@ class Weather:
     slow_step_chance: float = 0.0
     slow_step: float = 0.5
     failed_step_chance: float = 0.0
+    evict_chance: float = 0.0  # of kept rows going right after a Fenced that told of them
     notice: float = 0.003  # mean time until a side hears that a link broke
     late_notice_chance: float = 0.2  # ... of one side hearing it `late_notice` later
     late_notice: float = 0.3
@@ -99,9 +100,14 @@ class Scenario:
     vocab: int = 4093
 
     @property
+    def planned(self) -> bool:
+        """Whether servers are only left as planned: no session may see a fault."""
+        return set(self.faults.weights) == {"order"}
+
+    @property
     def silent_faults(self) -> bool:
         """Whether there are troubles that nobody is told of: only a deadline ends what they hold up."""
-        quiet = {"freeze", "stop", "stop_gateway", "hush", "partition", "cut_off"}
+        quiet = {"freeze", "stop", "stop_gateway", "wedge", "hush", "partition", "cut_off"}
         weather = self.weather
         return bool(
             quiet & set(self.faults.weights) or weather.slow_step_chance or weather.spike_chance

@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from protocol.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
 
+from modelswarm_gateway.core.effects import GatewaySettings
+
 
 def draw(seed: int, switch: str = "mixed") -> Scenario:
     """The scenario of a seed: the same for the same (seed, switch)."""
@@ -64,7 +66,7 @@ def _draw_faults(rng: random.Random) -> Faults:
     return Faults(
         until=rng.uniform(0.3, 1.2),
         gap=rng.choice((0.02, 0.05, 0.15)),
-        weights={"drop": 1.0, "kill": 0.5, "freeze": 0.1},
+        weights={"drop": 1.0, "kill": 0.5},
         restart=rng.choice((0.01, 0.05, 0.3)),
         never_back_chance=rng.choice((0.0, 0.3)),
     )
@@ -77,6 +79,10 @@ def _draw_load(rng: random.Random) -> Load:
 def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
     """Turn the switch: more of one kind of trouble, less of the others."""
     scenario = SWITCHES[scenario.switch](scenario, rng)
+    if not scenario.silent_faults:  # a stall is one that nothing else could have ended
+        scenario = replace(scenario, overdue_seconds=5.0)
+    elif scenario.fenced_seconds == NEVER and rng.random() < 0.7:
+        scenario = replace(scenario, fenced_seconds=GatewaySettings().fenced_seconds)
     layout = scenario.layout
     if scenario.weather.duplicate_chance and layout.grant_seconds == NEVER:
         # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
@@ -86,7 +92,8 @@ def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
 
 def _mixed(scenario: Scenario, rng: random.Random) -> Scenario:
     """A little of everything."""
-    return scenario
+    weights = {"drop": 1.0, "kill": 0.5, "freeze": 0.1, "drain": 0.1, "evict": 0.1}
+    return replace(scenario, faults=replace(scenario.faults, weights=weights))
 
 
 def _calm(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -261,6 +268,42 @@ def _drains(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, faults=replace(scenario.faults, weights={"drain": 1.0, "drop": 0.3}))
 
 
+def _moves(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Servers are left as planned, all the time, and while copies run other things happen to them."""
+    layout = scenario.layout
+    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
+    weights = {"drain": 1.0, "order": 1.0}
+    if rng.random() < 0.6:
+        weights |= {"drop": rng.choice((0.2, 1.0)), "kill": rng.choice((0.0, 0.5))}
+    if rng.random() < 0.3:
+        weights |= {"evict": 0.5}
+    faults = replace(
+        scenario.faults,
+        until=rng.uniform(0.5, 2.0),
+        gap=rng.choice((0.05, 0.15)),
+        weights=weights,
+        never_back_chance=0.0,
+    )
+    load = replace(
+        scenario.load,
+        prompt=rng.choice(((1, 12), (20, 80))),
+        max_tokens=(10, 60),
+        turns=rng.randint(1, 3),
+        spread=1.0,
+    )
+    return replace(
+        scenario, layout=replace(layout, spans=spans), faults=faults, load=load, patience=20.0
+    )
+
+
+def _orders(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Nothing but planned moves (R13): sessions go over to copies, and no reader notices."""
+    scenario = _moves(scenario, rng)
+    weather = Weather(latency=scenario.weather.latency, bulk_factor=scenario.weather.bulk_factor)
+    faults = replace(scenario.faults, weights={"order": 1.0})
+    return replace(scenario, weather=weather, faults=faults)
+
+
 def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
     """Gateways share servers and are killed; their clients lose their sessions, others start with new ones."""
     faults = replace(
@@ -317,6 +360,31 @@ def _stops(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def _silence(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Servers that are stopped for long, and links that hold everything back: only silence tells."""
+    layout = scenario.layout
+    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
+    weights = {"wedge": 1.0, "hush": 0.5, "stop_gateway": 0.1, "drop": 0.2, "kill": 0.2}
+    faults = replace(scenario.faults, gap=0.2, until=2.0, weights=weights)
+    load = replace(scenario.load, spread=1.5, turns=rng.randint(2, 5), think=0.1)
+    return replace(
+        scenario,
+        layout=replace(layout, spans=spans),
+        faults=faults,
+        load=load,
+        patience=20.0,
+        fenced_seconds=GatewaySettings().fenced_seconds,
+    )
+
+
+def _frozen(scenario: Scenario, rng: random.Random) -> Scenario:
+    """One server is stopped for long, and others hold its blocks: nobody may wait for it."""
+    quiet = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
+    scenario = replace(_silence(scenario, rng), weather=quiet)
+    faults = replace(scenario.faults, most=1, gap=0.5, weights={"wedge": 1.0})
+    return replace(scenario, faults=faults, patience=3.0)
+
+
 def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
     """Everything at once, on routes of any length."""
     layout = _draw_layout(rng, lengths=(1, 2, 3, 4, 5))
@@ -328,6 +396,7 @@ def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
         gateways=rng.choice((1, 1, 2)),
     )
     weights = dict.fromkeys(("drop", "kill", "freeze", "stop", "stop_gateway", "hush"), 1.0)
+    weights["wedge"] = 1.0
     weights |= {"partition": 0.3, "cut_off": 0.3, "drain": 0.5}
     faults = replace(
         scenario.faults,
@@ -345,8 +414,15 @@ def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
     rows = rng.choice((0, 20, 60, 200, 1000))
     load = replace(scenario.load, sessions=rng.randint(4, 10), prompt=(5, 40), spread=0.1)
     faults = replace(scenario.faults, gap=0.03, weights={"drop": 0.5, "kill": 1.0})
+    if rng.random() < 0.5:
+        scenario = replace(scenario, layout=_draw_layout(rng, lengths=(3, 4, 5)))
     layout = replace(scenario.layout, replay_bytes=rows * 60)
-    return replace(scenario, layout=layout, load=load, faults=faults)
+    weather = scenario.weather
+    if rng.random() < 0.5:  # ... or right between what is said of them and what is planned with it
+        layout = scenario.layout
+        weather = replace(weather, evict_chance=rng.choice((0.05, 0.3, 1.0)))
+        faults = replace(faults, weights={**faults.weights, "evict": rng.choice((0.5, 3.0))})
+    return replace(scenario, layout=layout, load=load, faults=faults, weather=weather)
 
 
 SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
@@ -370,12 +446,16 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "partition": _partition,
     "deadlines": _deadlines,
     "drains": _drains,
+    "moves": _moves,
+    "orders": _orders,
     "gateways": _gateways,
     "extinction": _extinction,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,
     "stops": _stops,
+    "silence": _silence,
+    "frozen": _frozen,
     "storm": _storm,
     "evictions": _evictions,
 }

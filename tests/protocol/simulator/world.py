@@ -16,13 +16,20 @@ from protocol.simulator.coverage import Span
 from protocol.simulator.faults import Faults
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.network import Network
-from protocol.simulator.oracles import check_at_rest, check_pages
+from protocol.simulator.oracles import check_at_rest, check_go, check_kept, check_pages
 from protocol.simulator.processes import Cores, ServerProcess, Tools
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.switches import draw
 from protocol.simulator.trace import Trace, Violation
 
-from modelswarm_gateway.core.effects import Effect, Ejected, Refused, Rerouted, Unlink
+from modelswarm_gateway.core.effects import (
+    Effect,
+    Ejected,
+    Moved,
+    Refused,
+    Rerouted,
+    Unlink,
+)
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
@@ -45,6 +52,7 @@ class Outcome:
     repeated: int = 0
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)  # planned ones, by how they ended
     causes: Counter[str] = field(default_factory=Counter)  # of reroutes
 
     def add(self, other: Outcome) -> None:
@@ -60,6 +68,7 @@ class Outcome:
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.faults.update(other.faults)
         self.causes.update(other.causes)
+        self.moves.update(other.moves)
 
 
 class World:
@@ -98,11 +107,17 @@ class World:
         self.faults.start()
         while not all(client.done for client in self.clients.values()):
             self._step()
-        rest = max(self.clock.now, self.scenario.faults.until) + QUIET
+        rest = max(self.clock.now, self.scenario.faults.until, self._all_awake()) + QUIET
         while self.clock.now < rest:
             self._step()
         check_at_rest(self.gateways.values(), self.servers.values())
         return self._summary()
+
+    def _all_awake(self) -> float:
+        """When no process is stopped any more, and no link holds anything back."""
+        servers = max(server.wakes_at for server in self.servers.values())
+        gateways = max(gateway.wakes_at for gateway in self.gateways.values())
+        return max(self.network.hushed_until, servers, gateways)
 
     def _start_gateway(self, name: str, incarnation: int) -> None:
         """A gateway, perhaps in the place of one that died with its sessions; it finds the servers and its clients."""
@@ -114,7 +129,6 @@ class World:
         self.gateways[name] = gateway
         self.network.join(gateway)
         gateway.tick()
-        gateway.beat()
         for server in self.servers.values():
             gateway.later(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
         load = self.scenario.load
@@ -139,7 +153,7 @@ class World:
         return out
 
     def _boot(self, name: str, span: Span, boot: int) -> None:
-        server = ServerProcess(self._tools, name, span, boot)
+        server = ServerProcess(self._tools, name, span, boot, check_go)
         if name in self.servers:
             self.outcome.rows += self.servers[name].rows
             self.trace.note(self.clock.now, name, "restarts", f"as boot {boot}")
@@ -167,12 +181,16 @@ class World:
                 self._check_cause(effect)
             elif isinstance(effect, Refused):
                 self.outcome.refused += 1
+            elif isinstance(effect, Moved):
+                self.outcome.moves[effect.outcome] += 1
         for session, each in by_session.items():
             self.clients[session].sees(each)
 
     def _check_cause(self, effect: Rerouted) -> None:
         """The second oracle: what everybody is told of needs no deadline."""
         self.outcome.causes[effect.cause] += 1
+        if self.scenario.planned:
+            raise Violation(f"a planned move was noticed: {effect}", effect.session)
         if effect.cause in DEADLINES and not self.scenario.silent_faults:
             raise Violation(f"only a deadline helped: {effect}", effect.session)
 
@@ -182,9 +200,10 @@ class World:
         for server in self.servers.values():
             if server.alive:
                 check_pages(server)
+                check_kept(server)
         for client in self.clients.values():
             if client.turn is not None:
-                waited = now - max(client.progress_at, self.scenario.faults.until)
+                waited = now - max(client.progress_at, self.faults.over)
                 self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
                 if waited > self.scenario.patience:
                     raise Violation(f"{client.name} has waited {waited:.1f} s", client.name)

@@ -1,0 +1,130 @@
+"""The second oracle over failed runs: how many picks lay so near a tie that a rebuilt KV page could change them.
+
+Eight streams at a time (greedy, sampled, filtered, penalised) through 4 spans x 2 servers of a small transformer; two
+servers are killed under each eight. The log that each client got is run through the whole model in one piece. Of the
+`tokens` judged so, `count` have a margin below TAU, and `flips` of these were picked the other way; an answer with a
+token that is neither right nor near a tie is `wrong`, one with a token lost or doubled is `incomplete`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.harness import Bar, Result
+
+if TYPE_CHECKING:
+    from swarm.running import Answer, Ask
+    from transformers import PreTrainedModel
+
+ROUNDS, NEW, KILL_AT = 12, 160, 15
+KILLS_PER_ROUND = 2
+
+
+@dataclass(slots=True)
+class Verdict:
+    flips: int = 0
+    wrong: int = 0
+    incomplete: int = 0
+
+
+def run() -> Result:
+    from swarm.oracles import TAU
+    from swarm.toy import JUDGED, make_toy
+
+    verdict = Verdict()
+    with tempfile.TemporaryDirectory() as folder:
+        toy = make_toy(Path(folder))
+        tried = fail_and_judge(toy, verdict)
+    return Result(
+        name="near_ties",
+        figures={
+            "count": JUDGED.near_ties,
+            "tokens": JUDGED.tokens,
+            "flips": verdict.flips,
+            "wrong": verdict.wrong,
+            "incomplete": verdict.incomplete,
+        },
+        columns=("kills", "answers", "tokens", "near ties", "flips", "wrong", "incomplete"),
+        rows=[
+            tuple(
+                str(number)
+                for number in (
+                    KILLS_PER_ROUND * ROUNDS,
+                    tried,
+                    JUDGED.tokens,
+                    JUDGED.near_ties,
+                    verdict.flips,
+                    verdict.wrong,
+                    verdict.incomplete,
+                )
+            )
+        ],
+        shape=f"Llama of 8 blocks, hidden 128, fp32, 4 spans x 2 servers; near: below {TAU:g} in logits",
+        threads=1,
+        bars=[Bar("wrong", "<=", 0), Bar("incomplete", "<=", 0)],
+    )
+
+
+def fail_and_judge(toy: Path, verdict: Verdict) -> int:
+    """How many answers were judged."""
+    import torch
+    from swarm import kills
+    from swarm.models import load_whole
+    from swarm.running import local_settings, running_swarm
+
+    torch.set_num_threads(1)
+    model = load_whole(toy)
+    settings = local_settings("near-ties", token_budget=16)
+    tried = 0
+    with running_swarm(toy, "near-ties", spans=4, replicas=2, settings=settings) as running:
+        for number in range(ROUNDS):
+            place = number % (kills.TAIL + 1)
+            for answer in kills.kill_under_many(running, asks(number), place, KILL_AT):
+                judge(model, answer, verdict)
+                tried += 1
+    return tried
+
+
+def asks(number: int) -> Sequence[Ask]:
+    """Eight requests, other ones in every round."""
+    from swarm.kills import SAMPLED, prompt_of
+    from swarm.models import VOCAB
+    from swarm.running import Ask
+
+    from modelswarm.protocol.messages import Sampling
+
+    first = 1000 * (number + 1)
+    ways = [
+        Sampling(),
+        Sampling(),
+        Sampling(repetition_penalty=1.3),
+        SAMPLED,
+        Sampling(temperature=0.7, seed=first),
+        Sampling(temperature=1.0, top_p=0.9, seed=first + 1),
+        Sampling(temperature=1.3, min_p=0.05, seed=first + 2),
+        Sampling(temperature=0.9, top_k=20, repetition_penalty=1.1, seed=first + 3),
+    ]
+    lengths = (5, 333, 64, 150, 31, 200, 90, 17)
+    return [
+        Ask(prompt_of(length, first + index, VOCAB), NEW, way)
+        for index, (length, way) in enumerate(zip(lengths, ways, strict=True))
+    ]
+
+
+def judge(model: PreTrainedModel, answer: Answer, verdict: Verdict) -> None:
+    from swarm.oracles import check_contiguous, check_tokens
+
+    try:
+        check_contiguous(answer)
+    except AssertionError:
+        verdict.incomplete += 1
+        return
+    try:
+        verdict.flips += check_tokens(model, answer)
+    except AssertionError as error:
+        print(f"near_ties: {error}")
+        verdict.wrong += 1
