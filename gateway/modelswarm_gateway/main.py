@@ -1,20 +1,18 @@
 """`modelswarm-gateway`: flags in, a serving process, an exit code out.
 
 0 after a graceful stop, 2 with one sentence when it cannot start; that sentence is the last line on stderr. Little is
-imported before the flags are read and a signal can end the process: as the first process of a container it would
-ignore one that it has no handler for.
+imported before the flags are read and a signal can end the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 import sys
 from collections.abc import Sequence
 
 from modelswarm.command_line import exit_code
+from modelswarm.first_process import end_when_asked
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_gateway.settings import Settings, parse
 
@@ -28,8 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end_early)  # until the process has its own way to stop
+    end_when_asked()  # until the process has its own way to stop
     logging.basicConfig(
         level=logging.INFO,
         format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
@@ -42,10 +39,6 @@ def _serve(settings: Settings) -> int:
 
     asyncio.run(Process(settings).run())
     return 0
-
-
-def _end_early(number: int, frame: object) -> None:
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Sequence
 
 from modelswarm.command_line import exit_code
+from modelswarm.first_process import end_when_asked
 from modelswarm.local.announcement import announce, withdraw
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_operator.client import Api, load_configuration
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _operate(settings: Settings) -> int:
+    end_when_asked()  # until the process has its own way to stop
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
         end_with_parent(settings.parent_fd)

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.command_line import exit_code
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.first_process import end_when_asked
 from modelswarm.local.lifeline import end_with_parent
 from modelswarm_serving.files import ModelFiles, files_of
 from modelswarm_serving.health import Health
@@ -58,8 +58,7 @@ def main() -> Never:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code. Whatever is not expected leaves as an exception, with its traceback."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)  # until the node has its own way to stop
+    end_when_asked()  # until the node has its own way to stop
     return exit_code(PROGRAM, lambda: _serve(parse(arguments)), flag=_flag)
 
 
@@ -146,12 +145,6 @@ def _load_hash(settings: Settings) -> Loaded:
     )
     files = files_of(folder, settings.tokenizer, settings.chat_template)
     return Loaded(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.mark}")
-
-
-def _leave(number: int, frame: object) -> None:
-    """Before the node runs there is nothing to tidy up; an exception could come up in a finaliser, which drops it."""
-    logging.shutdown()
-    os._exit(0)
 
 
 def _flag(field: str) -> str:

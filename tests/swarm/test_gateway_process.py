@@ -126,7 +126,7 @@ def test_bad_flags_are_one_sentence_and_exit_code_two(
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelswarm_gateway.main", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_gateway_loads_no_torch_and_no_transformers() -> None:

@@ -1,0 +1,12 @@
+"""`modelswarm-server` as it is installed: can be asked to stop before it has imported what it needs."""
+
+from __future__ import annotations
+
+from modelswarm.first_process import end_when_asked
+
+
+def main() -> int:
+    end_when_asked()
+    from modelswarm_serving.main import main as serve
+
+    return serve()
