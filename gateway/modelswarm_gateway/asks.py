@@ -49,6 +49,10 @@ class Ask:
     stop: tuple[str, ...] = ()
     session_id: str | None = None
     usual_tokens: int | None = None  # when neither the request nor the model limits the answer
+    after: int | None = (
+        None  # goes on behind this position of the log: the client has what was before
+    )
+    forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 
 async def prompt_tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:

@@ -14,11 +14,13 @@ IDLE_SECONDS = 5.0
 
 
 class BeatTimer:
-    def __init__(self) -> None:
+    def __init__(self, lease_seconds: float = 30.0) -> None:
+        """A lease never ends for want of a beat (R19)."""
+        self._idle = min(IDLE_SECONDS, lease_seconds / 4)
         self._said: dict[PeerId, float] = {}
 
     def join(self, server: PeerId, now: float) -> None:
-        self._said[server] = now - IDLE_SECONDS  # the first beat is due at once
+        self._said[server] = now - self._idle  # the first beat is due at once
 
     def leave(self, server: PeerId) -> None:
         self._said.pop(server, None)
@@ -32,7 +34,7 @@ class BeatTimer:
         found = [
             server
             for server, said in self._said.items()
-            if now - said >= (BUSY_SECONDS if server in live else IDLE_SECONDS)
+            if now - said >= (BUSY_SECONDS if server in live else self._idle)
         ]
         for server in found:
             self._said[server] = now

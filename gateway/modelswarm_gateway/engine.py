@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from modelswarm.protocol.messages import Finish
-from modelswarm_gateway.core.effects import ServerView, SessionView, TurnRequest
+from modelswarm_gateway.core.effects import (
+    KeptTurn,
+    ServerView,
+    SessionView,
+    TurnRequest,
+    Whereabouts,
+)
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.text import ModelText
 
@@ -147,8 +153,28 @@ class Engine(Protocol):
 
     def card(self, model: str) -> ModelCard | None: ...
 
-    def open(self, model: str) -> str:
-        """A new, empty session; its name."""
+    def open(self, model: str, name: str = "", above: int = 0) -> str:
+        """A new, empty session; its name. One with a name of its own has epochs above those of earlier ones."""
+        ...
+
+    async def find(self, session: str, model: str) -> Whereabouts:
+        """What the servers know of a session that is not open here."""
+        ...
+
+    async def adopt(self, where: Whereabouts, model: str) -> bool:
+        """Opens what another gateway left; False if that cannot be."""
+        ...
+
+    def kept(self, session: str) -> KeptTurn | None:
+        """The log of an open session and its last turn; None if it has none."""
+        ...
+
+    def keep(self, session: str, length: int) -> None:
+        """Cut the log of a session whose turn is over."""
+        ...
+
+    def leave(self, session: str) -> None:
+        """Nobody reads its turn any more: it stands still, and may go on later."""
         ...
 
     def turn(self, session: str, request: TurnRequest) -> TokenStream:

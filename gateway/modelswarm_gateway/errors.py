@@ -28,6 +28,8 @@ class Code(enum.Enum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "request_too_large"
     SESSION_BUSY = "session_busy"
+    SESSION_ELSEWHERE = "session_elsewhere"
+    SESSION_LOST = "session_lost"
     NO_CAPACITY = "no_capacity"
     NO_SERVERS = "no_servers"
     STOPPING = "gateway_stopping"
@@ -58,6 +60,8 @@ TABLE: dict[Code, Mapping] = {
     Code.METHOD_NOT_ALLOWED: Mapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
     Code.TOO_LARGE: Mapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.SESSION_BUSY: Mapping(409, grpc.StatusCode.ABORTED, _USER, True),
+    Code.SESSION_ELSEWHERE: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.SESSION_LOST: Mapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
     Code.NO_CAPACITY: Mapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
     Code.NO_SERVERS: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.STOPPING: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
@@ -114,6 +118,11 @@ def invalid(param: str | None, message: str) -> ApiError:
 
 def model_not_found(name: str) -> ApiError:
     return ApiError(Code.MODEL_NOT_FOUND, f"the model {name!r} does not exist here", param="model")
+
+
+def taken_over() -> ApiError:
+    detail = "another gateway has taken this session over; go on there with Last-Event-ID"
+    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
 def stopping() -> ApiError:

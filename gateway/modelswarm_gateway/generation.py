@@ -14,6 +14,7 @@ from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSessi
 from modelswarm_gateway.engine import Engine, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_core
 from modelswarm_gateway.metrics import Metrics, Outcome
+from modelswarm_gateway.resume import Resumed
 from modelswarm_gateway.sessions import Key, SessionBook
 from modelswarm_gateway.stops import StopMatcher
 from modelswarm_gateway.text import ModelText
@@ -43,30 +44,46 @@ class Place:
     ended: Callable[[Generation], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """With what one turn begins."""
+
+    request: TurnRequest
+    text: ModelText
+    asked_at: float
+    above: int = 0  # epochs of the session's name that others have used
+    resumed: Resumed | None = None  # the turn had begun before
+
+
 class Generation:
     """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
 
-    def __init__(
-        self, place: Place, ask: Ask, request: TurnRequest, text: ModelText, asked_at: float
-    ) -> None:
-        self._place, self._ask, self._request = place, ask, request
-        self._detokeniser = text.detokeniser(request.tokens)
+    def __init__(self, place: Place, ask: Ask, begin: Begin) -> None:
+        request = begin.request
+        self._place, self._ask, self._request, self._above = place, ask, request, begin.above
+        self._detokeniser = begin.text.detokeniser(request.tokens)
         self._stops = StopMatcher(ask.stop)
-        self._meter = place.metrics.turn(ask.model, len(request.tokens), asked_at)
+        self._meter = place.metrics.turn(ask.model, len(request.tokens), begin.asked_at)
         self._finish: str | None = None  # how it ended, once it has ended well
         self._failure: Code | None = None
-        self._refused = self._closed = False
+        self._refused = self._closed = self._aborted = False
         self.prompt = request.tokens
-        self.completion_tokens = 0
-        self._key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
-        self._session, self._stream = self._begin()
+        self.completion_tokens = self._before = 0
+        self.key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
+        self._said: Piece | None = None  # what was generated before, and the client has not seen
+        if begin.resumed is None:
+            self._session, self._stream = self._begin()
+        else:
+            self._session, self._stream = self._resume(begin.resumed)
         self._meter.began(place.clock())
 
     def _begin(self) -> tuple[str, TokenStream]:
         """A session with its turn started; opened anew when the core has lost a kept one."""
         engine, book = self._place.engine, self._place.book
         for _ in range(2):
-            session = book.acquire(self._key) if self._key else engine.open(self._ask.model)
+            session = (
+                book.acquire(self.key, self._above) if self.key else engine.open(self._ask.model)
+            )
             try:
                 return session, engine.turn(session, self._request)
             except UnknownSession:
@@ -76,27 +93,64 @@ class Generation:
                 raise from_core(error, self._ask.field) from error
         raise ApiError(Code.INTERNAL, "the session was lost twice")
 
+    def _resume(self, resumed: Resumed) -> tuple[str, TokenStream]:
+        """Shows again what was generated, as far as the client has not seen it, and goes on if that was not all."""
+        assert self.key is not None
+        engine, first = self._place.engine, len(self.prompt)
+        session = self._place.book.acquire(self.key)
+        self._stream = TokenStream(first, lambda _: None, lambda length: None)
+        shown: list[str] = []
+        end = first
+        for event in resumed.events(first):
+            text, self._finish = self._show(event)
+            end = event.position + 1
+            if event.position > resumed.after:
+                shown.append(text)
+            if self._finish is not None:
+                break
+        self.completion_tokens = self._before = end - first
+        new = resumed.generated[max(0, resumed.after + 1 - first) : end - first]
+        self._said = Piece("".join(shown), new, end - len(new), end, self._finish)
+        try:
+            if self._finish is not None:
+                engine.keep(session, end)
+                return session, self._stream
+            self._request = TurnRequest(
+                tokens=(*self.prompt, *resumed.generated),
+                max_tokens=resumed.turn.end - end,
+                sampling=resumed.turn.sampling,
+                credit_ahead=self._request.credit_ahead,
+            )
+            return session, engine.turn(session, self._request)
+        except CoreError as error:
+            self._leave(session, keep=True)
+            raise from_core(error, self._ask.field) from error
+
     def _leave(self, session: str, *, keep: bool) -> None:
         """A session the client named may be kept; all others end with their turn."""
-        if self._key and keep:
-            self._place.book.release(self._key)
+        if self.key and keep:
+            self._place.book.release(self.key)
         else:
             self._discard(session)
 
     def _discard(self, session: str) -> None:
-        if self._key:
-            self._place.book.drop(self._key)
+        if self.key:
+            self._place.book.drop(self.key)
         else:
             self._place.engine.close(session)
 
     async def take(self, timeout: float) -> Piece | None:
         """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
+        if self._said is not None and not self._aborted:
+            said, self._said = self._said, None
+            if said.tokens or said.finish is not None:
+                return said
         while True:
             try:
                 events = await self._stream.take(timeout)
             except ApiError as error:
                 if not self._make_room(error):
-                    self._refused = error.code in _NOT_STARTED and not self.completion_tokens
+                    self._refused = error.code in _NOT_STARTED and not self._made
                     self._failure = error.code
                     raise
             else:
@@ -104,7 +158,7 @@ class Generation:
 
     def _make_room(self, error: ApiError) -> bool:
         """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
-        if error.code is not Code.NO_CAPACITY or self.completion_tokens or self._closed:
+        if error.code is not Code.NO_CAPACITY or self._made or self._closed:
             return False
         if not self._place.book.evict(self._ask.model):  # those of others hold no page that helps
             return False
@@ -113,6 +167,11 @@ class Generation:
         except CoreError as broken:
             raise from_core(broken, self._ask.field) from error
         return True
+
+    @property
+    def _made(self) -> int:
+        """Tokens that this turn has generated, without those that it had before."""
+        return self.completion_tokens - self._before
 
     def _piece(self, events: Sequence[TokenEvent]) -> Piece:
         texts: list[str] = []
@@ -162,16 +221,28 @@ class Generation:
     def abort(self, error: ApiError) -> None:
         """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
         if self._finish is None and not self._closed:
+            self._aborted = True
             self._stream.abort(error)
 
     def close(self) -> None:
-        """Frees what the turn holds. A named session is kept if its turn ended well or never started."""
+        """Frees what the turn holds. A named session is kept if its turn ended well, never started, or was left."""
         if self._closed:
             return
         self._closed = True
         self._place.ended(self)
         self._account()
-        self._leave(self._session, keep=self._finish is not None or self._refused)
+        keep = self._finish is not None or self._refused
+        if self.key and not keep and self._failure in (None, Code.CANCELLED):
+            keep = self._park()
+        self._leave(self._session, keep=keep)
+
+    def _park(self) -> bool:
+        """The client left before the end: it may come back for the rest."""
+        try:
+            self._place.engine.leave(self._session)
+        except UnknownSession:
+            return False
+        return True
 
     def _account(self) -> None:
         place, outcome = self._place, self._outcome()

@@ -28,10 +28,14 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.effects import (
     Broken,
+    Effect,
     Ejected,
     Emitted,
+    Fetched,
     GatewaySettings,
+    KeptTurn,
     Moved,
+    Outranked,
     Refused,
     Rerouted,
     Resumed,
@@ -39,15 +43,17 @@ from modelswarm_gateway.core.effects import (
     SessionView,
     TurnRequest,
     Unlink,
+    Whereabouts,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
 from modelswarm_gateway.directory import Directory, Source
 from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
-from modelswarm_gateway.errors import ApiError, Code, from_refusal
+from modelswarm_gateway.errors import ApiError, Code, from_refusal, taken_over
 from modelswarm_gateway.faults import Faults
 from modelswarm_gateway.library import Entry, Library
+from modelswarm_gateway.questions import Questions
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +82,15 @@ class Node:
         )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
-        self._beats = BeatTimer()
+        self._beats = BeatTimer(settings.lease_seconds)
         self._looked = self._knows = False
         self.faults = Faults()
         self.drains = Drains(self._core, clock, self._flush)
+        self._questions = Questions(self._core, clock, self._flush)
+
+    def reachable_at(self, target: str) -> None:
+        """Where other gateways may pass requests on to: `HTTP,GRPC`. Before the first link."""
+        self._links.reachable_at(target)
 
     # ---- time
 
@@ -158,11 +169,33 @@ class Node:
     def card(self, model: str) -> ModelCard | None:
         return self._all_cards().get(model)
 
-    def open(self, model: str) -> str:
-        session = f"{self.peer}:{secrets.token_hex(8)}"
-        self._core.open(session, model, self._clock())
+    def open(self, model: str, name: str = "", above: int = 0) -> str:
+        session = name or f"{self.peer}:{secrets.token_hex(8)}"
+        self._core.open(session, model, self._clock(), above if name else None)
         self.faults.opened(session, model)
         return session
+
+    async def find(self, session: str, model: str) -> Whereabouts:
+        return await self._questions.find(session, model)
+
+    async def adopt(self, where: Whereabouts, model: str) -> bool:
+        adopted = await self._questions.adopt(where, model)
+        if adopted:
+            log.info("%s is adopted from %s", where.session, where.owner)
+            self.faults.opened(where.session, model)
+        return adopted
+
+    def kept(self, session: str) -> KeptTurn | None:
+        return self._core.kept(session)
+
+    def keep(self, session: str, length: int) -> None:
+        self._core.stop_at(session, length, self._clock())
+        self._flush()
+
+    def leave(self, session: str) -> None:
+        self.faults.over(session, self._streams.pop(session, None), "abandoned")
+        self._core.leave(session, self._clock())
+        self._flush()
 
     def turn(self, session: str, request: TurnRequest) -> TokenStream:
         first = self._core.turn(session, request, self._clock())
@@ -215,29 +248,36 @@ class Node:
                 case Broken(session=session, detail=detail):
                     log.warning("%s could not be saved: %s", session, detail)
                     self._end(session, ApiError(Code.STREAM_BROKEN, detail))
-                case Rerouted(session=session, cause=cause, peer=peer):
-                    log.info("%s looks for its route again: %s (%s)", session, cause, peer)
-                    self.faults.rerouted(session, self._streams.get(session), cause)
-                case Unlink() | Ejected():
-                    self._about_server(effect)
-                case Moved():
-                    log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
-                    self.faults.moved(effect)
-                case Resumed(session=session, seconds=seconds):
-                    self.faults.resumed(session, self._streams.get(session), seconds)
+                case Outranked(session=session):
+                    log.warning("%s is let go: another gateway has it", session)
+                    self._end(session, taken_over())
+                    self.faults.closed(session)
+                case Whereabouts() | Fetched():
+                    self._questions.answered(effect)
+                case Unlink(peer=peer, reason=reason):
+                    self._links.unlink(peer, reason)
+                case _:
+                    self._happened(effect)
         if sends:
             self._links.send(sends)
             now = self._clock()
             for send in sends:
                 self._beats.sent(send.to.peer, now)
 
-    def _about_server(self, effect: Unlink | Ejected) -> None:
+    def _happened(self, effect: Effect) -> None:
+        """What is only to be told and counted."""
         match effect:
-            case Unlink(peer=peer, reason=reason):
-                self._links.unlink(peer, reason)
+            case Rerouted(session=session, cause=cause, peer=peer):
+                log.info("%s looks for its route again: %s (%s)", session, cause, peer)
+                self.faults.rerouted(session, self._streams.get(session), cause)
             case Ejected(peer=peer, cause=cause):
                 log.warning("%s gets no new sessions for a while: %s", peer, cause)
                 self.faults.ejected(effect)
+            case Moved():
+                log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
+                self.faults.moved(effect)
+            case Resumed(session=session, seconds=seconds):
+                self.faults.resumed(session, self._streams.get(session), seconds)
 
     def _emitted(self, effect: Emitted) -> None:
         stream = self._streams.get(effect.session)

@@ -29,7 +29,7 @@ from modelswarm_gateway.node import Node
 from modelswarm_gateway.pod_gauges import PodGauges
 from modelswarm_gateway.readiness import Readiness
 from modelswarm_gateway.service import Service, ServiceSettings
-from modelswarm_gateway.settings import Settings
+from modelswarm_gateway.settings import Settings, reachable_at
 
 if TYPE_CHECKING:
     from modelswarm_gateway.cluster import Cluster
@@ -72,6 +72,7 @@ class Process:
         ]
         for door in doors:
             await door.start()
+        node.reachable_at(reachable_at(settings, doors[0].target, grpc_target))
         tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
         targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
         if settings.announce is not None:
@@ -105,6 +106,7 @@ class Process:
             hold_seconds=settings.hold_seconds,
             silent_seconds=settings.silence_seconds,
             fenced_seconds=settings.fence_seconds,
+            lease_seconds=settings.lease_seconds,
         )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)

@@ -14,10 +14,14 @@ from modelswarm_gateway.asks import Ask, max_tokens, prompt_tokens
 from modelswarm_gateway.core.effects import TurnRequest
 from modelswarm_gateway.engine import Engine, ModelCard
 from modelswarm_gateway.errors import ApiError, Code, model_not_found, stopping
-from modelswarm_gateway.generation import Generation, Place
+from modelswarm_gateway.finder import Finder
+from modelswarm_gateway.generation import Begin, Generation, Place
 from modelswarm_gateway.metrics import Metrics
-from modelswarm_gateway.sessions import SessionBook
+from modelswarm_gateway.resume import Resumed, resumed
+from modelswarm_gateway.sessions import Key, SessionBook, wire_name
 from modelswarm_gateway.text import ModelText
+
+RELEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,13 @@ class Service:
         self.engine, self.metrics, self.clock = engine, metrics, clock
         self.settings = settings or ServiceSettings()
         self.book = SessionBook(
-            engine.open,
+            lambda key, above: engine.open(key[0], wire_name(key), above),
             engine.close,
             clock,
             limit=self.settings.sessions,
             idle_seconds=self.settings.idle_seconds,
         )
+        self._finder = Finder(engine, self.book, clock)
         self._place = Place(engine, self.book, metrics, clock, self._retire)
         self.accepting = True
         self.leaving = False  # clients are to go elsewhere; those that still come are served
@@ -62,7 +67,7 @@ class Service:
             generation.abort(stopping())
 
     async def start(self, ask: Ask) -> Generation:
-        """Raises ApiError. The caller must `close` what it gets, whatever happens."""
+        """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
         asked_at = self.clock()
         if not self.accepting:
             raise stopping()
@@ -77,9 +82,38 @@ class Service:
             sampling=text.defaults.sampling(ask.options, secrets.randbits(64)),
             credit_ahead=self.settings.credit_ahead,
         )
-        generation = Generation(self._place, ask, request, text, asked_at)
+        above, resume = 0, None
+        if ask.session_id is not None:
+            key = (ask.model, ask.session_id)
+            if ask.after is not None:
+                await self._release(key)
+            above = await self._finder.bring(ask, key)
+            resume = self._resumed(ask, key, tokens)
+        begin = Begin(request, text, asked_at, above, resume)
+        generation = Generation(self._place, ask, begin)
         self._running.add(generation)
         return generation
+
+    async def lives_elsewhere(self, ask: Ask) -> bool:
+        """Whether the gateway that had the session of a request still has it."""
+        return ask.session_id is not None and await self._finder.living((ask.model, ask.session_id))
+
+    def _resumed(self, ask: Ask, key: Key, prompt: tuple[int, ...]) -> Resumed | None:
+        if ask.after is None:
+            return None
+        if self.book.busy(key):
+            raise self.book.is_busy(key)
+        kept = self.engine.kept(self.book.name(key)) if self.book.has(key) else None
+        return resumed(prompt, kept, ask.after)
+
+    async def _release(self, key: Key) -> None:
+        """Who goes on with a stream has lost it: if it still runs here, nobody reads it any more."""
+        for generation in tuple(self._running):
+            if generation.key == key:
+                generation.abort(ApiError(Code.CANCELLED, "the client goes on elsewhere"))
+        until = self.clock() + RELEASE_SECONDS
+        while self.book.busy(key) and self.clock() < until:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     def _retire(self, generation: Generation) -> None:
         self._running.discard(generation)

@@ -6,6 +6,7 @@ bounded, and the one idle for longest gives way when room is short. Knows nothin
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,11 @@ from modelswarm_gateway.errors import ApiError, Code
 
 Key = tuple[str, str]
 """(model, session_id as the client wrote it)"""
+
+
+def wire_name(key: Key) -> str:
+    """The name of the session among gateways and servers: the same at every gateway, whatever the client wrote."""
+    return "named:" + hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
 
 
 @dataclass(slots=True)
@@ -26,7 +32,7 @@ class _Kept:
 class SessionBook:
     def __init__(
         self,
-        open_session: Callable[[str], str],
+        open_session: Callable[[Key, int], str],
         close_session: Callable[[str], None],
         clock: Callable[[], float],
         *,
@@ -40,8 +46,28 @@ class SessionBook:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def acquire(self, key: Key) -> str:
-        """The session of that name, new or kept, busy from now on until `release` or `drop`."""
+    def has(self, key: Key) -> bool:
+        return key in self._kept
+
+    def busy(self, key: Key) -> bool:
+        kept = self._kept.get(key)
+        return kept is not None and kept.busy
+
+    def name(self, key: Key) -> str:
+        """The core's name of one that is here."""
+        return self._kept[key].session
+
+    def adopted(self, key: Key, session: str) -> None:
+        """One that is open already, and idle."""
+        if len(self._kept) >= self._limit:
+            self.evict()
+        self._kept[key] = _Kept(session, False, self._clock())
+
+    def acquire(self, key: Key, above: int = 0) -> str:
+        """The session of that name, new or kept, busy from now on until `release` or `drop`.
+
+        `above`: how far its epochs have come elsewhere.
+        """
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= self._limit and not self.evict():
@@ -51,18 +77,22 @@ class SessionBook:
                     param="session_id",
                     retry_after=1.0,
                 )
-            kept = self._kept[key] = _Kept(self._open(key[0]), True, 0.0)
+            kept = self._kept[key] = _Kept(self._open(key, above), True, 0.0)
             return kept.session
         if kept.busy:
-            raise ApiError(
-                Code.SESSION_BUSY,
-                f"the session {key[1]!r} is still answering its last request",
-                param="session_id",
-                retry_after=1.0,
-            )
+            raise self.is_busy(key)
         kept.busy = True
         self._kept.move_to_end(key)
         return kept.session
+
+    @staticmethod
+    def is_busy(key: Key) -> ApiError:
+        return ApiError(
+            Code.SESSION_BUSY,
+            f"the session {key[1]!r} is still answering its last request",
+            param="session_id",
+            retry_after=1.0,
+        )
 
     def release(self, key: Key) -> None:
         """Its turn is over; it is kept."""

@@ -29,6 +29,7 @@ class Settings:
     metrics: str
     name: str
     incarnation: int
+    advertise: str  # host, where other gateways reach this one; empty: the one of --http
     announce: Path | None
     parent_fd: int | None
     leave_seconds: float
@@ -37,6 +38,7 @@ class Settings:
     keepalive_seconds: float
     silence_seconds: float
     fence_seconds: float
+    lease_seconds: float
     idle_seconds: float
     sessions: int
     vllm_metrics: bool
@@ -63,6 +65,9 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--name"], default="gateway", show_default=True),
     click.Option(["--incarnation"], type=click.IntRange(min=0), help="Orders the lives of this "
                  "gateway; default: the time of its start."),
+    click.Option(["--advertise"], default="", metavar="HOST", help="Where other gateways reach "
+                 "this one, to pass on requests for its sessions; default: the host of --http, "
+                 "unless that is all of them."),
     click.Option(["--announce"], type=click.Path(path_type=Path), help="File to write the bound "
                  "addresses to, once all doors are open."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
@@ -84,6 +89,9 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not answer, if there "
                  "is no other; default: 5."),
+    click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
+                 default=30.0, show_default=True, help="Seconds after which other gateways may take "
+                 "over the sessions of one that is gone; the same as the servers' --lease."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
@@ -119,6 +127,8 @@ def _settings(
             raise UserError("--namespace", f"{name!r} is no name of a namespace")
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
+    if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
+        raise UserError("--advertise", f"{values['advertise']!r} is no host, like 10.0.0.3")
     hold = values["hold_seconds"]
     return Settings(
         incarnation=incarnation or 0,
@@ -127,3 +137,12 @@ def _settings(
         silence_seconds=timeouts.SILENCE if silence_seconds is None else silence_seconds,
         **values,
     )
+
+
+def reachable_at(settings: Settings, http: str, grpc: str) -> str:
+    """The doors as other gateways reach them, `HTTP,GRPC`; empty when nobody has said how."""
+    host = settings.advertise or split_target("--http", http)[0]
+    if host in ("0.0.0.0", "::"):
+        return ""
+    host = f"[{host}]" if ":" in host else host
+    return ",".join(f"{host}:{target.rpartition(':')[2]}" for target in (http, grpc))

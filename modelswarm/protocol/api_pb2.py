@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmodelswarm/protocol/api.proto\x12\rmodelswarm.v1\"\x98\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.modelswarm.v1.MessagesH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.modelswarm.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.modelswarm.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x42\x07\n\x05inputB\r\n\x0b_max_tokens\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.modelswarm.v1.Message\"6\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe2\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x12H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8d\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.modelswarm.v1.Usage\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\"\x1c\n\x0bListRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1c\n\x14min_interval_seconds\x18\x02 \x01(\x01\"B\n\x0c\x44rainRequest\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"v\n\nDrainState\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x14\n\x0cown_sessions\x18\x02 \x01(\r\x12\x0e\n\x06moving\x18\x03 \x01(\r\x12\x18\n\x10uncovered_blocks\x18\x04 \x03(\r\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0c\n\x04gone\x18\x06 \x01(\x08\"\x87\x01\n\x08Snapshot\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.modelswarm.v1.ModelState\x12&\n\x07servers\x18\x02 \x03(\x0b\x32\x15.modelswarm.v1.Server\x12(\n\x08sessions\x18\x03 \x03(\x0b\x32\x16.modelswarm.v1.Session\"\x80\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x10\n\x08n_blocks\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x16\n\x0emissing_blocks\x18\x05 \x03(\r\x12\x18\n\x10tokenizer_loaded\x18\x06 \x01(\x08\"\x94\x02\n\x06Server\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\r\x12\x10\n\x08n_blocks\x18\x07 \x01(\r\x12\x0e\n\x06health\x18\x08 \x01(\t\x12\x12\n\nfree_pages\x18\t \x01(\r\x12\x13\n\x0btotal_pages\x18\n \x01(\r\x12\x10\n\x08sessions\x18\x0b \x01(\r\x12\x14\n\x0cown_sessions\x18\x0c \x01(\r\x12\x0f\n\x07step_ms\x18\r \x01(\x01\x12\r\n\x05steps\x18\x0e \x01(\x04\x12\x0c\n\x04rows\x18\x0f \x01(\x04\x12\r\n\x05score\x18\x10 \x01(\x01\"u\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12!\n\x05route\x18\x06 \x03(\x0b\x32\x12.modelswarm.v1.Hop\"0\n\x03Hop\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\r2\xad\x01\n\tInference\x12K\n\x08Generate\x12\x1e.modelswarm.v1.GenerateRequest\x1a\x1f.modelswarm.v1.GenerateResponse\x12S\n\x0eGenerateStream\x12\x1e.modelswarm.v1.GenerateRequest\x1a\x1f.modelswarm.v1.GenerateResponse0\x01\x32\xc8\x01\n\x05Swarm\x12;\n\x04List\x12\x1a.modelswarm.v1.ListRequest\x1a\x17.modelswarm.v1.Snapshot\x12?\n\x05Watch\x12\x1b.modelswarm.v1.WatchRequest\x1a\x17.modelswarm.v1.Snapshot0\x01\x12\x41\n\x05\x44rain\x12\x1b.modelswarm.v1.DrainRequest\x1a\x19.modelswarm.v1.DrainState0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmodelswarm/protocol/api.proto\x12\rmodelswarm.v1\"\xc4\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.modelswarm.v1.MessagesH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.modelswarm.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12)\n\x08sampling\x18\x06 \x01(\x0b\x32\x17.modelswarm.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0cresume_after\x18\n \x01(\x04H\x02\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x0f\n\r_resume_after\"4\n\x08Messages\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.modelswarm.v1.Message\"6\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xe2\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x12H\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\x8d\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08position\x18\x04 \x01(\x04\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.modelswarm.v1.Usage\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x03 \x01(\r\"\x1c\n\x0bListRequest\x12\r\n\x05model\x18\x01 \x01(\t\";\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1c\n\x14min_interval_seconds\x18\x02 \x01(\x01\"B\n\x0c\x44rainRequest\x12\x0e\n\x06server\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"v\n\nDrainState\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x14\n\x0cown_sessions\x18\x02 \x01(\r\x12\x0e\n\x06moving\x18\x03 \x01(\r\x12\x18\n\x10uncovered_blocks\x18\x04 \x03(\r\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x12\x0c\n\x04gone\x18\x06 \x01(\x08\"\x87\x01\n\x08Snapshot\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.modelswarm.v1.ModelState\x12&\n\x07servers\x18\x02 \x03(\x0b\x32\x15.modelswarm.v1.Server\x12(\n\x08sessions\x18\x03 \x03(\x0b\x32\x16.modelswarm.v1.Session\"\x80\x01\n\nModelState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x10\n\x08n_blocks\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x12\x16\n\x0emissing_blocks\x18\x05 \x03(\r\x12\x18\n\x10tokenizer_loaded\x18\x06 \x01(\x08\"\x94\x02\n\x06Server\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\r\n\x05\x66irst\x18\x05 \x01(\r\x12\x0c\n\x04last\x18\x06 \x01(\r\x12\x10\n\x08n_blocks\x18\x07 \x01(\r\x12\x0e\n\x06health\x18\x08 \x01(\t\x12\x12\n\nfree_pages\x18\t \x01(\r\x12\x13\n\x0btotal_pages\x18\n \x01(\r\x12\x10\n\x08sessions\x18\x0b \x01(\r\x12\x14\n\x0cown_sessions\x18\x0c \x01(\r\x12\x0f\n\x07step_ms\x18\r \x01(\x01\x12\r\n\x05steps\x18\x0e \x01(\x04\x12\x0c\n\x04rows\x18\x0f \x01(\x04\x12\r\n\x05score\x18\x10 \x01(\x01\"u\n\x07Session\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06length\x18\x05 \x01(\x04\x12!\n\x05route\x18\x06 \x03(\x0b\x32\x12.modelswarm.v1.Hop\"0\n\x03Hop\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x0c\n\x04last\x18\x03 \x01(\r2\xad\x01\n\tInference\x12K\n\x08Generate\x12\x1e.modelswarm.v1.GenerateRequest\x1a\x1f.modelswarm.v1.GenerateResponse\x12S\n\x0eGenerateStream\x12\x1e.modelswarm.v1.GenerateRequest\x1a\x1f.modelswarm.v1.GenerateResponse0\x01\x32\xc8\x01\n\x05Swarm\x12;\n\x04List\x12\x1a.modelswarm.v1.ListRequest\x1a\x17.modelswarm.v1.Snapshot\x12?\n\x05Watch\x12\x1b.modelswarm.v1.WatchRequest\x1a\x17.modelswarm.v1.Snapshot0\x01\x12\x41\n\x05\x44rain\x12\x1b.modelswarm.v1.DrainRequest\x1a\x19.modelswarm.v1.DrainState0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,39 +32,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'modelswarm.protocol.api_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=49
-  _globals['_GENERATEREQUEST']._serialized_end=329
-  _globals['_MESSAGES']._serialized_start=331
-  _globals['_MESSAGES']._serialized_end=383
-  _globals['_MESSAGE']._serialized_start=385
-  _globals['_MESSAGE']._serialized_end=439
-  _globals['_TOKENIDS']._serialized_start=441
-  _globals['_TOKENIDS']._serialized_end=464
-  _globals['_SAMPLING']._serialized_start=467
-  _globals['_SAMPLING']._serialized_end=693
-  _globals['_GENERATERESPONSE']._serialized_start=696
-  _globals['_GENERATERESPONSE']._serialized_end=837
-  _globals['_USAGE']._serialized_start=839
-  _globals['_USAGE']._serialized_end=918
-  _globals['_LISTREQUEST']._serialized_start=920
-  _globals['_LISTREQUEST']._serialized_end=948
-  _globals['_WATCHREQUEST']._serialized_start=950
-  _globals['_WATCHREQUEST']._serialized_end=1009
-  _globals['_DRAINREQUEST']._serialized_start=1011
-  _globals['_DRAINREQUEST']._serialized_end=1077
-  _globals['_DRAINSTATE']._serialized_start=1079
-  _globals['_DRAINSTATE']._serialized_end=1197
-  _globals['_SNAPSHOT']._serialized_start=1200
-  _globals['_SNAPSHOT']._serialized_end=1335
-  _globals['_MODELSTATE']._serialized_start=1338
-  _globals['_MODELSTATE']._serialized_end=1466
-  _globals['_SERVER']._serialized_start=1469
-  _globals['_SERVER']._serialized_end=1745
-  _globals['_SESSION']._serialized_start=1747
-  _globals['_SESSION']._serialized_end=1864
-  _globals['_HOP']._serialized_start=1866
-  _globals['_HOP']._serialized_end=1914
-  _globals['_INFERENCE']._serialized_start=1917
-  _globals['_INFERENCE']._serialized_end=2090
-  _globals['_SWARM']._serialized_start=2093
-  _globals['_SWARM']._serialized_end=2293
+  _globals['_GENERATEREQUEST']._serialized_end=373
+  _globals['_MESSAGES']._serialized_start=375
+  _globals['_MESSAGES']._serialized_end=427
+  _globals['_MESSAGE']._serialized_start=429
+  _globals['_MESSAGE']._serialized_end=483
+  _globals['_TOKENIDS']._serialized_start=485
+  _globals['_TOKENIDS']._serialized_end=508
+  _globals['_SAMPLING']._serialized_start=511
+  _globals['_SAMPLING']._serialized_end=737
+  _globals['_GENERATERESPONSE']._serialized_start=740
+  _globals['_GENERATERESPONSE']._serialized_end=881
+  _globals['_USAGE']._serialized_start=883
+  _globals['_USAGE']._serialized_end=962
+  _globals['_LISTREQUEST']._serialized_start=964
+  _globals['_LISTREQUEST']._serialized_end=992
+  _globals['_WATCHREQUEST']._serialized_start=994
+  _globals['_WATCHREQUEST']._serialized_end=1053
+  _globals['_DRAINREQUEST']._serialized_start=1055
+  _globals['_DRAINREQUEST']._serialized_end=1121
+  _globals['_DRAINSTATE']._serialized_start=1123
+  _globals['_DRAINSTATE']._serialized_end=1241
+  _globals['_SNAPSHOT']._serialized_start=1244
+  _globals['_SNAPSHOT']._serialized_end=1379
+  _globals['_MODELSTATE']._serialized_start=1382
+  _globals['_MODELSTATE']._serialized_end=1510
+  _globals['_SERVER']._serialized_start=1513
+  _globals['_SERVER']._serialized_end=1789
+  _globals['_SESSION']._serialized_start=1791
+  _globals['_SESSION']._serialized_end=1908
+  _globals['_HOP']._serialized_start=1910
+  _globals['_HOP']._serialized_end=1958
+  _globals['_INFERENCE']._serialized_start=1961
+  _globals['_INFERENCE']._serialized_end=2134
+  _globals['_SWARM']._serialized_start=2137
+  _globals['_SWARM']._serialized_end=2337
 # @@protoc_insertion_point(module_scope)

@@ -118,6 +118,10 @@ class Links:
         self._hello = replace(self._hello, target=self._hello.target or bound)
         return bound
 
+    def reachable_at(self, target: str) -> None:
+        """What links that are made from now on say of where this process can be reached, if it does not listen."""
+        self._hello = replace(self._hello, target=target)
+
     def dial(self, address: Address) -> None:
         """Link to a peer: `linked` or `unlinked` follows. Nothing happens if it is linked already."""
         if self._closing or address.peer in self._dials or self._linked(address.peer):

@@ -308,7 +308,8 @@ class Found:
     owner: PeerId = ""  # the gateway
     target: str = ""  # as the owner's Hello said: where other gateways reach its HTTP door
     linked: bool = False  # the owner's link is up
-    gone_ms: float = 0.0  # since it went
+    gone_ms: float = 0.0  # since it was last heard
+    lease_ms: float = 0.0  # after so long it may be adopted
     hops: tuple[FoundHop, ...] = ()
 
 

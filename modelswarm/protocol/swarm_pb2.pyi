@@ -1015,11 +1015,13 @@ class Found(_message.Message):
     LINKED_FIELD_NUMBER: _builtins.int
     GONE_MS_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     owner: _builtins.str
     target: _builtins.str
     linked: _builtins.bool
     gone_ms: _builtins.float
+    lease_ms: _builtins.float
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -1034,10 +1036,11 @@ class Found(_message.Message):
         linked: _builtins.bool = ...,
         gone_ms: _builtins.float = ...,
         hops: _abc.Iterable[Global___FoundHop] | None = ...,
+        lease_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "linked", b"linked", "owner", b"owner", "session", b"session", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "owner", b"owner", "session", b"session", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

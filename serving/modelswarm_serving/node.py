@@ -140,7 +140,7 @@ class Node:
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
             self._beats.join(peer)
-        self._core.connected(peer, hello.role, self._clock())
+        self._core.connected(peer, hello.role, self._clock(), hello.target)
         self._settle()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:

@@ -67,7 +67,10 @@ def arguments(objects: list[Object], component: str) -> list[str]:
     deployment = one(objects, "Deployment", f"modelswarm-{component}")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return [
-        str(word).replace("$(POD_NAME)", "modelswarm-gateway-7d9-x2x") for word in container["args"]
+        str(word)
+        .replace("$(POD_NAME)", "modelswarm-gateway-7d9-x2x")
+        .replace("$(POD_IP)", "10.0.0.3")
+        for word in container["args"]
     ]
 
 

@@ -349,12 +349,16 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
         server.core.connected(other, Role.GATEWAY, 0.0)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
+    pump.now = 31.0  # its owner has not been heard for a lease
     adopter.fence()
-    client.fence()  # the first one asks too, with a lower epoch, and is not heard
-    adopter.epoch = Epoch(client.epoch.counter, 2)
     pump.run()
     adopter.listen()
-    client.put(0, Close(client.own[0]))
+    handle = client.own[0]
+    client.fence()  # the first one asks too, with a lower epoch, and is told to let go
+    pump.run()
+    client.listen()
+    assert {answer.refused for answer in client.fenced.values()} == {Refusal.OUTRANKED}
+    client.put(0, Close(handle))
     adopter.go()
     adopter.finish()
     assert adopter.log[12:] == whole

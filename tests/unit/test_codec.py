@@ -83,6 +83,7 @@ MESSAGES: list[Message] = [
         "10.0.0.1:8000",
         True,
         0.5,
+        30_000.0,
         (FoundHop(0, 4, 9, 10), FoundHop(4, 8, 9, 0)),
     ),
     Found("s", Epoch(0, 0)),

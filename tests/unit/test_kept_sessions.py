@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.sessions import SessionBook
+from modelswarm_gateway.sessions import Key, SessionBook
 
 
 class Desk:
@@ -22,8 +22,8 @@ class Desk:
             self._open, self.open.remove, lambda: self.now, limit=limit, idle_seconds=10
         )
 
-    def _open(self, model: str) -> str:
-        name = f"{model}{next(self._names)}"
+    def _open(self, key: Key, above: int) -> str:
+        name = f"{key[0]}{next(self._names)}"
         self.open.append(name)
         return name
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import Epoch, PeerId
-from modelswarm.protocol.messages import Beat, Finish, Sampling, Send
+from modelswarm.protocol.messages import Beat, Finish, FoundHop, Sampling, Send, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class GatewaySettings:
     affinity_seconds: float = (
         2.0  # a new turn waits no longer for a server that another can replace
     )
+    find_seconds: float = 0.3  # to hear from all servers what they hold of a session (R20)
+    fetch_seconds: float = 10.0  # for a log copy to come whole
     input_tokens: int = 8192  # most log entries per Input message
     short_input: int = 256  # up to here an Input goes on live: cheaper than waking the bulk lane
 
@@ -90,6 +92,13 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Outranked:
+    """Another gateway has the session (R20): it is closed here, and nothing more is said about it."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
 class Rerouted:
     """A fault made a running session enter the loop; for logs and metrics."""
 
@@ -134,8 +143,51 @@ class Ejected:
     cause: str  # silent, overdue, failed, slow
 
 
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What the servers say of a session that is not here."""
+
+    session: str
+    epoch: Epoch  # highest that was found
+    owner: PeerId = ""  # "": nobody knows the session
+    target: str = ""  # of the owner's door
+    living: bool = False
+    wait: float = 0.0  # seconds until it may be adopted
+    hops: tuple[tuple[PeerId, FoundHop], ...] = ()  # of its newest route, in order
+    holders: tuple[PeerId, ...] = ()  # that have a log copy, the longest first
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A log copy has come whole; without a turn: it will not."""
+
+    session: str
+    epoch: Epoch
+    tokens: tuple[int, ...]
+    turn: Turn | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """The log of a session that is parked here, and the turn that it ran last."""
+
+    tokens: tuple[int, ...]
+    turn: Turn
+
+
 Effect: TypeAlias = (
-    Send | Emitted | Refused | Broken | Rerouted | Resumed | Moved | Ejected | Unlink
+    Send
+    | Emitted
+    | Refused
+    | Broken
+    | Outranked
+    | Rerouted
+    | Resumed
+    | Moved
+    | Ejected
+    | Unlink
+    | Whereabouts
+    | Fetched
 )
 
 

@@ -13,11 +13,13 @@ from modelswarm.protocol.messages import (
     Beat,
     Fenced,
     Finish,
+    Found,
     Hello,
     Item,
     Lane,
     Live,
     LiveSession,
+    LogChunk,
     Report,
     Send,
     Token,
@@ -26,13 +28,16 @@ from modelswarm.protocol.messages import (
     Window,
     reply_address,
 )
+from modelswarm_gateway.core.adoption import Searches, take_over
 from modelswarm_gateway.core.detection import Detection
 from modelswarm_gateway.core.effects import (
     CoreError,
     Effect,
     Emitted,
+    Fetched,
     GatewaySettings,
     HopView,
+    KeptTurn,
     PromptTooLong,
     Refused,
     Resumed,
@@ -41,6 +46,7 @@ from modelswarm_gateway.core.effects import (
     SessionView,
     TurnRequest,
     UnknownSession,
+    Whereabouts,
     Why,
 )
 from modelswarm_gateway.core.fleet import Fleet
@@ -67,6 +73,8 @@ class GatewayCore:
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
         self._detection = Detection(settings, peer, self._fleet, self._recovery, self.moves)
+        self._searches = Searches(settings, peer, self._effects.append)
+        self._counter = 0  # highest epoch of a named session that ended here
 
     def drain(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -97,6 +105,7 @@ class GatewayCore:
         self._wake(now)
         self._fleet.leave(peer)
         self._recovery.hops.lost_link(peer)
+        self._searches.lost_link(peer, now)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "link_down", peer, now)
@@ -120,14 +129,41 @@ class GatewayCore:
             self._fleet.beat(peer, item, now)
         elif isinstance(item, Window):
             self.moves.window(peer, item, now)
+        elif isinstance(item, Found):
+            self._searches.found(peer, item, now)
+        elif isinstance(item, LogChunk):
+            self._searches.chunk(peer, item)
 
     # ---- what the doors ask for
 
-    def open(self, session: str, model: str, now: float) -> None:
-        """An empty session; it takes a route with its first turn. `session` must be unique for all time."""
+    def open(self, session: str, model: str, now: float, above: int | None = None) -> None:
+        """An empty session; it takes a route with its first turn.
+
+        `session` must be unique for all time, unless `above` says how far epochs of that name have come elsewhere.
+        """
         if session in self._sessions:
             raise SessionBusy(f"session {session} is open already")
-        self._sessions[session] = Session(session, model, Epoch(0, self._incarnation))
+        counter = 0 if above is None else max(above, self._counter)
+        named = above is not None
+        self._sessions[session] = Session(
+            session, model, Epoch(counter, self._incarnation), named=named
+        )
+
+    def find(self, session: str, model: str, now: float) -> None:
+        """Ask all servers of the model what they know of a session that is not here: Whereabouts follow."""
+        servers = [s.hello.peer for s in self._fleet if s.hello.model == model]
+        self._searches.find(session, servers, now)
+
+    def fetch(self, session: str, holder: PeerId, now: float) -> None:
+        """Ask for a log copy: Fetched follows."""
+        self._searches.fetch(session, holder, now)
+
+    def adopt(self, where: Whereabouts, model: str, log: Fetched, now: float) -> None:
+        """Make a session of what another gateway left. Outranked follows if a third one was faster."""
+        if log.turn is None or not log.tokens:
+            raise CoreError(f"there is no log of {where.session}")
+        self.open(where.session, model, now, above=where.epoch.counter)
+        take_over(self._sessions[where.session], where, log, self._fleet, self._recovery)
 
     def turn(self, session: str, request: TurnRequest, now: float) -> int:
         """Continue from the longest common prefix of the log and `request.tokens`; the first new position."""
@@ -173,6 +209,19 @@ class GatewayCore:
         del s.log[length:]
         self._recovery.park(s)
 
+    def leave(self, session: str, now: float) -> None:
+        """The client left: what there is stays, and may go on later."""
+        s = self._get(session)
+        if s.in_turn and s.admitted:
+            self._recovery.park(s)
+        elif s.in_turn:
+            self._recovery.release(s)
+            s.state = State.PARKED
+
+    def kept(self, session: str) -> KeptTurn | None:
+        s = self._sessions.get(session)
+        return None if s is None or not s.log else KeptTurn(tuple(s.log), s.turn)
+
     def read_to(self, session: str, position: int, now: float) -> None:
         """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
         s = self._get(session)
@@ -190,6 +239,7 @@ class GatewayCore:
         s = self._sessions.pop(session, None)
         if s is None:
             return
+        self._ended(s)
         self._recovery.release(s)
         for other in self._sessions.values():
             if other.state is State.HELD:
@@ -199,6 +249,7 @@ class GatewayCore:
         """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
         self._wake(now)
         self._now = now
+        self._searches.tick(now)
         sessions = list(self._sessions.values())
         self._detection.look(sessions, now)
         for session in sessions:
@@ -274,6 +325,12 @@ class GatewayCore:
 
     def _forget(self, session: Session) -> None:
         self._sessions.pop(session.name, None)
+        self._ended(session)
+
+    def _ended(self, session: Session) -> None:
+        """Another session of its name begins above its epochs."""
+        if session.named:
+            self._counter = max(self._counter, session.epoch.counter)
 
     def servers(self) -> list[ServerView]:
         return [self._server_view(server) for server in self._fleet]

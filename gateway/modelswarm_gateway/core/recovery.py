@@ -6,7 +6,7 @@ Called by `gateway.py` with a session and what happened; it changes the session 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import (
@@ -21,7 +21,15 @@ from modelswarm.protocol.messages import (
     Refusal,
     Send,
 )
-from modelswarm_gateway.core.effects import Broken, Effect, GatewaySettings, Refused, Rerouted, Why
+from modelswarm_gateway.core.effects import (
+    Broken,
+    Effect,
+    GatewaySettings,
+    Outranked,
+    Refused,
+    Rerouted,
+    Why,
+)
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.hops import Hops
 from modelswarm_gateway.core.planning import Plan, Planner
@@ -203,6 +211,9 @@ class Recovery:
 
     def _refused(self, session: Session, hop: Hop, answer: Fenced, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
+        if answer.refused is Refusal.OUTRANKED:
+            self.let_go(session)
+            return
         if session.state is not State.FENCING:
             return
         session.shunned.add(hop.peer)
@@ -346,6 +357,21 @@ class Recovery:
         session.state = State.PARKED
         self._forget(session)
         self._emit(Broken(session.name, detail))
+
+    def let_go(self, session: Session) -> None:
+        """Another gateway has it (R20). A Close reaches only the hops that are still this one's."""
+        self.release(session)
+        session.state = State.PARKED
+        self._forget(session)
+        self._emit(Outranked(session.name))
+
+    def adopt(self, session: Session, hops: Sequence[Hop]) -> None:
+        """Take over what another gateway left, up to the log as it was found: fenced, without Go (R8)."""
+        self._replace(session, list(hops))
+        session.next_epoch()
+        session.cut_hops(session.length)
+        for hop in hops:
+            self._fence(session, hop)
 
     def silent(self, session: Session, now: float) -> None:
         """Some hops have not answered their Fence in time: plan without them."""

@@ -36,8 +36,8 @@ class Hop:
     reply: Handle  # the gateway's name of it
     own: Handle = NO_HANDLE  # the server's name of it, once told
     named: Epoch = NO_EPOCH  # answers from before this epoch name an earlier life of it
-    low_kv: int = NO_CUT  # lowest cuts since its last Fenced (R3)
-    low_log: int = NO_CUT
+    low_kv: int = 0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
+    low_log: int = 0
     asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
     kv: int = 0
@@ -55,7 +55,7 @@ class Hop:
         """The server no longer knows this hop: from this epoch on it must be created again."""
         self.named = epoch
         self.own, self.kv, self.log, self.kept, self.turn = NO_HANDLE, 0, 0, (), 0
-        self.low_kv = self.low_log = NO_CUT
+        self.low_kv = self.low_log = 0
         self.answered = False
 
     @property
@@ -73,6 +73,7 @@ class Session:
     model: str
     epoch: Epoch
     kind: Kind | None = None  # of the servers that this turn runs on
+    named: bool = False  # by a client, who may name another one so when this one is over
     log: list[int] = field(default_factory=list)
     state: State = State.PARKED
     hops: list[Hop] = field(default_factory=list)

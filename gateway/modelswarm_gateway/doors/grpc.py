@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -20,10 +21,12 @@ from modelswarm.errors import UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.grpc_drain import drain
+from modelswarm_gateway.doors.passing import MARK
 from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
 from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.finder import Elsewhere
 from modelswarm_gateway.generation import Generation, Piece
 from modelswarm_gateway.service import Service
 
@@ -133,6 +136,9 @@ class Inference(api_pb2_grpc.InferenceServicer):
                 yield part
         except ApiError as error:
             failure = error
+        except aio.AioRpcError as error:  # of the gateway that it was passed on to
+            trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
+            await context.abort(error.code(), error.details() or "", tuple(trailing or ()))
         except (asyncio.CancelledError, GeneratorExit):
             self._service.metrics.request(request.model, Code.CANCELLED)
             raise
@@ -146,7 +152,13 @@ class Inference(api_pb2_grpc.InferenceServicer):
     async def _parts(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
-        generation = await self._service.start(ask(request))
+        forwarded = any(name == MARK for name, _ in context.invocation_metadata() or ())
+        try:
+            generation = await self._service.start(replace(ask(request), forwarded=forwarded))
+        except Elsewhere as elsewhere:
+            async for part in _passed_on(elsewhere.grpc, request):
+                yield part
+            return
         try:
             name = f"gen-{secrets.token_hex(12)}"
             finish, silent = None, True
@@ -161,6 +173,16 @@ class Inference(api_pb2_grpc.InferenceServicer):
                     generation.taken(piece)
         finally:
             generation.close()
+
+
+async def _passed_on(
+    target: str, request: api_pb2.GenerateRequest
+) -> AsyncIterator[api_pb2.GenerateResponse]:
+    """What the gateway says that has the session (R20)."""
+    async with aio.insecure_channel(target) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        async for part in stub.GenerateStream(request, metadata=((MARK, "1"),)):
+            yield part
 
 
 def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:

@@ -29,7 +29,11 @@ def ask(request: api_pb2.GenerateRequest) -> Ask:
         raise invalid("stop", f"stop: up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
     if len(request.session_id) > LONGEST_SESSION_ID:
         raise invalid("session_id", f"session_id: at most {LONGEST_SESSION_ID} characters")
-    return Ask(request.model, prompt, field, _options(request), stops, request.session_id or None)
+    after = request.resume_after if request.HasField("resume_after") else None
+    if after is not None and not request.session_id:
+        raise invalid("resume_after", "resume_after: only a named session can be resumed")
+    session = request.session_id or None
+    return Ask(request.model, prompt, field, _options(request), stops, session, after=after)
 
 
 def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:

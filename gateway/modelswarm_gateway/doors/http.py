@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from modelswarm_gateway.asks import Ask
 from modelswarm_gateway.doors.bodies import read_json
 from modelswarm_gateway.doors.openai import (
     ChatRequest,
@@ -23,11 +25,13 @@ from modelswarm_gateway.doors.openai import (
     parse_chat,
     parse_completion,
 )
-from modelswarm_gateway.doors.replies import Reply, error_response
+from modelswarm_gateway.doors.passing import MARK, Original, Passing
+from modelswarm_gateway.doors.replies import Looks, Reply, Way, error_response
 from modelswarm_gateway.doors.shapes import ChatShape, Shape, TextShape
 from modelswarm_gateway.engine import ModelCard
-from modelswarm_gateway.errors import ApiError, Code, model_not_found
+from modelswarm_gateway.errors import ApiError, Code, invalid, model_not_found
 from modelswarm_gateway.metrics import OTHER
+from modelswarm_gateway.resume import HEADER, parse_id
 from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
@@ -46,24 +50,28 @@ def http_app(service: Service, unready: Callable[[], str | None] | None = None) 
 
 
 def _generation_routes(app: FastAPI, service: Service) -> None:
+    passing = Passing()
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _reply(request, service, parse_chat, ChatShape)
+        return await _reply(request, service, passing, parse_chat, ChatShape)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await _reply(request, service, parse_completion, TextShape)
+        return await _reply(request, service, passing, parse_completion, TextShape)
 
 
 async def _reply(
     request: Request,
     service: Service,
+    passing: Passing,
     parse: Callable[[object], ChatRequest | CompletionRequest],
     shape: type[Shape],
 ) -> Response:
     try:
-        asked = parse(await read_json(request))
-        ask = asked.ask()
+        body = await read_json(request)
+        asked = parse(body)
+        ask = _marked(request, asked.ask(), bool(asked.stream))
     except ApiError as error:
         service.metrics.request(OTHER, error.code)
         raise
@@ -71,10 +79,19 @@ async def _reply(
         service,
         ask,
         shape,
-        stream=bool(asked.stream),
-        usage_in_stream=asked.usage_in_stream,
-        token_ids=bool(asked.return_token_ids),
+        way=Way(passing, Original(request.url.path, request.headers, body)),
+        looks=Looks(bool(asked.stream), asked.usage_in_stream, bool(asked.return_token_ids)),
     )
+
+
+def _marked(request: Request, ask: Ask, stream: bool) -> Ask:
+    """With what its headers say: where a stream goes on, and that another gateway has passed it on."""
+    said = request.headers.get(HEADER)
+    if said is not None:
+        if ask.session_id is None or not stream:
+            raise invalid(HEADER, f"{HEADER}: only a stream with a session_id can be resumed")
+        ask = replace(ask, after=parse_id(said))
+    return replace(ask, forwarded=MARK in request.headers)
 
 
 def _model_routes(app: FastAPI, service: Service) -> None:

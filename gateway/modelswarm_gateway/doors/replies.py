@@ -9,23 +9,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.asks import Ask
+from modelswarm_gateway.doors.passing import Original, Passing, Unreachable
 from modelswarm_gateway.doors.shapes import Head, Shape, error_event, waiting
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.finder import Elsewhere
 from modelswarm_gateway.generation import Generation, Piece
 from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
 
+LOOK_SECONDS = 1.0  # between looks whether a gateway that does not answer still lives
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """How the answer is to look."""
+
+    stream: bool
+    usage_in_stream: bool
+    token_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the request is passed on, if another gateway is to answer it."""
+
+    passing: Passing
+    original: Original
 
 
 def error_response(error: ApiError) -> Response:
@@ -41,15 +62,15 @@ class Reply(Response):
         ask: Ask,
         shape: type[Shape],
         *,
-        stream: bool,
-        usage_in_stream: bool,
-        token_ids: bool,
+        way: Way,
+        looks: Looks,
     ) -> None:
         super().__init__()
         self._service, self._ask, self._shape = service, ask, shape
-        self._stream, self._usage, self._token_ids = stream, usage_in_stream, token_ids
         self._keepalive = service.settings.keepalive_seconds
+        self._way, self._looks = way, looks
         self._started = False
+        self._relayed = False  # another gateway has begun to answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
@@ -71,21 +92,82 @@ class Reply(Response):
             await error_response(error)(scope, receive, send)
 
     async def _generate(self, receive: Receive, send: Send) -> None:
-        generation = await self._service.start(self._ask)
+        while True:
+            try:
+                generation = await self._start(send)
+                break
+            except Elsewhere as elsewhere:
+                if await self._pass_on(elsewhere.http, receive, send):
+                    return
         watcher = asyncio.create_task(_watch(receive, generation))
         try:
             head = Head(
                 model=self._ask.model,
                 created=int(time.time()),
                 prompt=generation.prompt,
-                usage_in_stream=self._usage,
-                token_ids=self._token_ids,
+                usage_in_stream=self._looks.usage_in_stream,
+                token_ids=self._looks.token_ids,
             )
             shape = self._shape(head)
-            await (self._events if self._stream else self._whole)(generation, shape, send)
+            await (self._events if self._looks.stream else self._whole)(generation, shape, send)
         finally:
             watcher.cancel()
             generation.close()
+
+    async def _start(self, send: Send) -> Generation:
+        """A session of a gateway that is gone may have to be waited for: then the stream begins with comments."""
+        starting = asyncio.ensure_future(self._service.start(self._ask))
+        try:
+            while not (await asyncio.wait({starting}, timeout=self._keepalive))[0]:
+                if self._looks.stream and self._ask.session_id is not None:
+                    await self._begin(send, list(STREAM_HEADERS))
+                    await _send(send, waiting(""))
+            return await starting
+        finally:
+            if not starting.done():
+                starting.cancel()
+
+    async def _pass_on(self, target: str, receive: Receive, send: Send) -> bool:
+        """The gateway that has the session answers, while the client is there; False if it died before it did."""
+        gone = asyncio.ensure_future(_gone(receive))
+        passing = asyncio.ensure_future(self._relay(target, send))
+        try:
+            while not passing.done() and not gone.done():
+                both = {gone, passing}
+                await asyncio.wait(both, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if passing.done():
+                    await passing
+                elif not self._relayed and not await self._service.lives_elsewhere(self._ask):
+                    return False
+            return True
+        finally:
+            gone.cancel()
+            passing.cancel()
+
+    async def _relay(self, target: str, send: Send) -> None:
+        status = 200
+
+        async def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
+            nonlocal status
+            status, self._relayed = code, True
+            if not self._started:
+                start = {"type": "http.response.start", "status": code, "headers": headers}
+                await send(start)
+                self._started = True
+
+        async def put(part: bytes) -> None:
+            if commented and status != 200:  # a refusal, in a stream that has begun
+                part = b"data: " + part + b"\n\n"
+            await _send(send, part)
+
+        commented = self._started
+        try:
+            await self._way.passing.on(target, self._way.original, begin, put)
+        except Unreachable as error:
+            log.warning("a request cannot be passed on: %s", error)
+            detail = "the gateway that holds this session cannot be reached"
+            raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=1.0) from error
+        await _send(send, b"", more=False)
 
     async def _whole(self, generation: Generation, shape: Shape, send: Send) -> None:
         texts: list[str] = []
@@ -107,7 +189,7 @@ class Reply(Response):
     async def _events(self, generation: Generation, shape: Shape, send: Send) -> None:
         piece = await generation.take(self._keepalive)  # a refusal comes here: nothing is sent yet
         await self._begin(send, list(STREAM_HEADERS))
-        opening = shape.opening()
+        opening = shape.opening() if self._ask.after is None else b""
         pending: list[int] = []  # tokens that have shown no text yet
         clock, spoke = self._service.clock, self._service.clock()
         while True:
@@ -132,6 +214,8 @@ class Reply(Response):
         await _send(send, opening + last, more=False)
 
     async def _begin(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        if self._started:
+            return
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
 
@@ -147,8 +231,13 @@ async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _watch(receive: Receive, generation: Generation) -> None:
-    """Until the client leaves; then its turn ends."""
+async def _gone(receive: Receive) -> None:
+    """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         continue
+
+
+async def _watch(receive: Receive, generation: Generation) -> None:
+    """Until the client leaves; then its turn ends."""
+    await _gone(receive)
     generation.abort(ApiError(Code.CANCELLED, "the client left"))

@@ -60,7 +60,7 @@ class Shape(Protocol):
 def waiting(reason: str) -> bytes:
     """A comment that clients skip; people and proxies see that the answer is not lost. `reason` may be empty."""
     said = f" for a route: {' '.join(reason.split())}" if reason else ""
-    return f": waiting{said}\n\n".encode()
+    return f": waiting{said}\n".encode()  # no blank line: for some clients that ends an event
 
 
 def error_event(envelope: object) -> bytes:

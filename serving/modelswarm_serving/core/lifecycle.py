@@ -23,6 +23,7 @@ from modelswarm_serving.core.admission import Admission
 from modelswarm_serving.core.inbox import RowInbox
 from modelswarm_serving.core.intake import take_input
 from modelswarm_serving.core.outbox import Outbox
+from modelswarm_serving.core.ownership import Claim, claim
 from modelswarm_serving.core.peers import Peers
 from modelswarm_serving.core.registry import Registry
 from modelswarm_serving.core.replay_log import ReplayLog
@@ -80,10 +81,21 @@ class Lifecycle:
         return self.hops.at(create.session, create.first, create.last)
 
     def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
+        silent = self._peers.silent_for(hop.gateway, now)
+        found = claim(hop, peer, fence, silent, self._settings.lease_seconds)
+        if found is Claim.OUTRANKED:
+            self._refuse(peer, fence, Refusal.OUTRANKED)
+            return
+        if found is Claim.REPLACED and fence.create is not None:
+            self.free(hop)
+            self._create(peer, fence, fence.create, now)
+            return
+        if found is Claim.TAKEN:
+            self.hops.taken(hop, peer, fence.reply)
         if fence.epoch < hop.epoch:
             return
         if fence.epoch == hop.epoch:
-            if hop.answer is not None and peer == hop.gateway:  # asked again, before Go
+            if hop.answer is not None:  # asked again, before Go
                 hop.reply = fence.reply
                 hop.answer = replace(hop.answer, handle=fence.reply)
                 self._renew_grant(hop, now)
@@ -91,7 +103,7 @@ class Lifecycle:
             return
         self._schedule.stopped(hop)
         hop.stop_epoch()
-        hop.gateway, hop.reply, hop.epoch = peer, fence.reply, fence.epoch
+        hop.reply, hop.epoch = fence.reply, fence.epoch
         self._peers.owns(peer, now)
         hop.touched = now
         hop.pending = _both(hop.pending, fence)
@@ -147,15 +159,7 @@ class Lifecycle:
         turn = fence.turn or NO_TURN
         refusal = self._create_refusal(create, turn, now)
         if refusal is not None:
-            answer = Fenced(
-                handle=fence.reply,
-                own=NO_HANDLE,
-                epoch=fence.epoch,
-                steps=self.steps,
-                refused=refusal,
-                free_pages=self.admission.pool.free,
-            )
-            self._out.to_gateway(peer, answer)
+            self._refuse(peer, fence, refusal)
             return
         hop = self._new_hop(peer, fence, create)
         hop.touched = now
@@ -164,6 +168,18 @@ class Lifecycle:
         self._peers.owns(peer, now)
         self._renew_grant(hop, now)
         self._answer(hop, None)
+
+    def _refuse(self, peer: PeerId, fence: Fence, why: Refusal) -> None:
+        """Nothing is opened, and nothing that is there is touched."""
+        answer = Fenced(
+            handle=fence.reply,
+            own=NO_HANDLE,
+            epoch=fence.epoch,
+            steps=self.steps,
+            refused=why,
+            free_pages=self.admission.pool.free,
+        )
+        self._out.to_gateway(peer, answer)
 
     def _create_refusal(self, create: Create, turn: Turn, now: float) -> Refusal | None:
         if self.draining:

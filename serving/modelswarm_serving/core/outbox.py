@@ -10,14 +10,11 @@ from collections import Counter, deque
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
-    Fenced,
     Item,
     Lane,
     Report,
     Send,
-    Token,
     Trouble,
-    Window,
     reply_address,
 )
 from modelswarm_serving.core.peers import Peers
@@ -38,10 +35,10 @@ class Outbox:
         else:
             self._sends.append(Send(to, lane, item))
 
-    def to_gateway(self, gateway: PeerId, item: Fenced | Report | Token | Window) -> None:
+    def to_gateway(self, gateway: PeerId, item: Item, lane: Lane = Lane.LIVE) -> None:
         """Nothing is kept for a gateway that is gone: when it is back it fences its sessions."""
         if not self._peers.is_gone(gateway):
-            self._sends.append(Send(reply_address(gateway), Lane.LIVE, item))
+            self._sends.append(Send(reply_address(gateway), lane, item))
 
     def report(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
         self.reports[fault.trouble] += 1

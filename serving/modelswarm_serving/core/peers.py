@@ -20,13 +20,19 @@ class Peers:
         self._up: dict[PeerId, Role] = {}
         self._broken: dict[PeerId, int] = {}
         self._gone: dict[PeerId, float] = {}
+        self._targets: dict[PeerId, str] = {}  # of linked gateways
+        self._heard: dict[PeerId, float] = {}  # linked gateways, when they last said anything
 
-    def connected(self, peer: PeerId, role: Role) -> None:
+    def connected(self, peer: PeerId, role: Role, target: str, now: float) -> None:
         self._up[peer] = role
+        if role is Role.GATEWAY:
+            self._targets[peer], self._heard[peer] = target, now
         self._gone.pop(peer, None)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._up.pop(peer, None)
+        self._targets.pop(peer, None)
+        self._heard.pop(peer, None)
         self._gone.setdefault(peer, now)
         self._broken[peer] = self._broken.pop(peer, 0) + 1
         if len(self._broken) > REMEMBERED_PEERS:
@@ -40,6 +46,22 @@ class Peers:
 
     def count(self, role: Role) -> int:
         return Counter(self._up.values())[role]
+
+    def is_up(self, peer: PeerId) -> bool:
+        return peer in self._up
+
+    def target(self, gateway: PeerId) -> str:
+        """Where other gateways reach it, as it said itself; empty when its link is not up."""
+        return self._targets.get(gateway, "")
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        if peer in self._heard:
+            self._heard[peer] = now
+
+    def silent_for(self, gateway: PeerId, now: float) -> float:
+        """Seconds without a sign of life: a process that stands still keeps its connections."""
+        heard = self._heard.get(gateway)
+        return max(0.0, self.gone_for(gateway, now) if heard is None else now - heard)
 
     def is_gone(self, peer: PeerId) -> bool:
         """Its link broke and has not come back."""

@@ -29,6 +29,7 @@ class Registry:
         self._hops: dict[Handle, Hop] = {}
         self._ranges: dict[tuple[str, int, int], Hop] = {}
         self._freed: dict[Handle, FreedHop] = {}
+        self._lost: dict[Handle, FreedHop] = {}  # hops that live, and who had them before
 
     def __len__(self) -> int:
         return len(self._hops)
@@ -58,9 +59,20 @@ class Registry:
     def remove(self, hop: Hop) -> None:
         del self._hops[hop.handle]
         del self._ranges[hop.range]
+        self._lost.pop(hop.handle, None)
         self._freed[hop.handle] = FreedHop(hop.gateway, hop.reply)
         if len(self._freed) > REMEMBERED_HOPS:
             del self._freed[next(iter(self._freed))]
+
+    def taken(self, hop: Hop, gateway: PeerId, reply: Handle) -> None:
+        """Another gateway has it from now on; the one that had it may yet say Go."""
+        self._lost[hop.handle] = FreedHop(hop.gateway, hop.reply)
+        if len(self._lost) > REMEMBERED_HOPS:
+            del self._lost[next(iter(self._lost))]
+        hop.gateway, hop.reply, hop.led = gateway, reply, False
+
+    def lost(self, handle: Handle) -> FreedHop | None:
+        return self._lost.get(handle)
 
     def of(self, gateways: Iterable[PeerId]) -> list[Hop]:
         owners = set(gateways)

@@ -15,10 +15,12 @@ from modelswarm.protocol.messages import (
     Close,
     Copy,
     Fence,
+    Find,
     Go,
     Input,
     Item,
     Live,
+    LogRequest,
     Report,
     Role,
     Rows,
@@ -29,9 +31,11 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.core import intake, outflow
 from modelswarm_serving.core.copies import Copies
+from modelswarm_serving.core.finding import Finding
 from modelswarm_serving.core.lifecycle import Lifecycle
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.peers import Peers
+from modelswarm_serving.core.registry import FreedHop
 from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
@@ -78,6 +82,7 @@ class ServerCore:
         self._life = Lifecycle(
             settings, shape, draw, self._peers, self._out, self._schedule, self._log
         )
+        self._finding = Finding(self._life.hops, self._peers, self._out, settings.lease_seconds)
         self._steps = Steps(
             shape,
             settings.row_window,
@@ -90,9 +95,10 @@ class ServerCore:
 
     # --- links -------------------------------------------------------------------------------
 
-    def connected(self, peer: PeerId, role: Role, now: float) -> None:
+    def connected(self, peer: PeerId, role: Role, now: float, target: str = "") -> None:
+        """`target`: where other gateways reach a gateway."""
         self._now = now
-        self._peers.connected(peer, role)
+        self._peers.connected(peer, role, target, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
@@ -109,6 +115,7 @@ class ServerCore:
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
         self._now = now
+        self._peers.heard(peer, now)
         self._dispatch(peer, item, now)
         self._loop_back(now)
 
@@ -139,6 +146,8 @@ class ServerCore:
                 self._life.live(peer, item)
             case Beat():
                 self._peers.beat(peer, now)
+            case Find() | LogRequest():
+                self._finding.asked(peer, item, now)
             case _:
                 pass  # for gateways, or answered by the shell
 
@@ -147,7 +156,10 @@ class ServerCore:
         if hop is None:
             self._unknown(peer, go)
             return
-        if peer != hop.gateway or go.epoch != hop.epoch or hop.phase is not Phase.FENCED:
+        if peer != hop.gateway:
+            self._lost(peer, go)
+            return
+        if go.epoch != hop.epoch or hop.phase is not Phase.FENCED:
             return
         if hop.pending is not None:  # not answered yet: no gateway can have planned with it
             return
@@ -177,7 +189,13 @@ class ServerCore:
 
     def _unknown(self, peer: PeerId, go: Go) -> None:
         """A hop that this server gave up between its answer and this Go."""
-        freed = self._life.hops.freed(go.handle)
+        self._tell(self._life.hops.freed(go.handle), peer, go)
+
+    def _lost(self, peer: PeerId, go: Go) -> None:
+        """Another gateway took the hop between this one's Fence and its Go."""
+        self._tell(self._life.hops.lost(go.handle), peer, go)
+
+    def _tell(self, freed: FreedHop | None, peer: PeerId, go: Go) -> None:
         if freed is not None and freed.gateway == peer:
             report = Report(freed.reply, go.epoch, Trouble.UNKNOWN_HANDLE, detail="no such hop")
             self._out.to_gateway(peer, report)

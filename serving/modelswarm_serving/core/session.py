@@ -100,6 +100,7 @@ class Hop:
     counters: Counters | None = None  # frozen at the first Fence after a Go
     answer: Fenced | None = None  # given to this epoch's Fence; none once Go has come
     ever_ran: bool = False
+    led: bool = False  # the gateway that has it now has run it
 
     go: Go | None = None
     received: int = 0
@@ -172,7 +173,8 @@ class Hop:
 
     def run(self, go: Go) -> None:
         """Begin to run an epoch. Windows and credit that came before Go stay (R10)."""
-        self.go, self.answer, self.phase, self.ever_ran = go, None, Phase.RUNNING, True
+        self.go, self.answer, self.phase = go, None, Phase.RUNNING
+        self.ever_ran = self.led = True
         del self.log[go.length :]
         self.kv = self.received = go.start
         self.sent = go.send_from

@@ -1,0 +1,173 @@
+"""Sessions that are not here: who has them, what is left of them on the servers, and taking them over (R20).
+
+Used by `gateway.py`. A search asks all servers of a model and tells what it found; a fetch brings a log copy; then
+`take_over` makes a session of both, whose hops are fenced like those of any other: they change hands by that Fence or
+not at all. Decides neither whether nor when to adopt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import (
+    Find,
+    Found,
+    FoundHop,
+    Lane,
+    LogChunk,
+    LogRequest,
+    Send,
+    Turn,
+    reply_address,
+)
+from modelswarm_gateway.core.effects import Effect, Fetched, GatewaySettings, Whereabouts
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.recovery import Recovery
+from modelswarm_gateway.core.session import NO_CUT, NO_EPOCH, Session
+
+
+@dataclass(slots=True)
+class _Search:
+    until: float
+    silent: set[PeerId]  # asked, and not heard yet
+    found: dict[PeerId, Found] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Fetch:
+    holder: PeerId
+    until: float
+    epoch: Epoch | None = None
+    total: int = 0
+    turn: Turn | None = None
+    tokens: list[int] = field(default_factory=list)
+
+
+class Searches:
+    """The questions about sessions that are under way."""
+
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, emit: Callable[[Effect], None]
+    ) -> None:
+        self._settings = settings
+        self._peer = peer
+        self._emit = emit
+        self._searches: dict[str, _Search] = {}
+        self._fetches: dict[str, _Fetch] = {}
+
+    def find(self, session: str, servers: Iterable[PeerId], now: float) -> None:
+        """Whereabouts follow, also if nobody answers."""
+        asked = set(servers)
+        self._searches[session] = _Search(now + self._settings.find_seconds, set(asked))
+        for peer in sorted(asked):
+            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session)))
+        self._look(session, now)
+
+    def fetch(self, session: str, holder: PeerId, now: float) -> None:
+        """Fetched follows."""
+        self._fetches[session] = _Fetch(holder, now + self._settings.fetch_seconds)
+        self._emit(Send(reply_address(holder), Lane.LIVE, LogRequest(session)))
+
+    def found(self, peer: PeerId, found: Found, now: float) -> None:
+        search = self._searches.get(found.session)
+        if search is not None and peer in search.silent:
+            search.silent.discard(peer)
+            search.found[peer] = found
+            self._look(found.session, now)
+
+    def chunk(self, peer: PeerId, chunk: LogChunk) -> None:
+        fetch = self._fetches.get(chunk.session)
+        if fetch is None or fetch.holder != peer:
+            return
+        if fetch.epoch is None:
+            fetch.epoch, fetch.total, fetch.turn = chunk.epoch, chunk.total, chunk.turn
+        if chunk.epoch != fetch.epoch or chunk.start != len(fetch.tokens) or fetch.turn is None:
+            self._fail(chunk.session)
+            return
+        fetch.tokens += chunk.tokens
+        if len(fetch.tokens) >= fetch.total:
+            del self._fetches[chunk.session]
+            tokens = tuple(fetch.tokens[: fetch.total])
+            self._emit(Fetched(chunk.session, fetch.epoch, tokens, fetch.turn))
+
+    def lost_link(self, peer: PeerId, now: float) -> None:
+        for session, search in list(self._searches.items()):
+            search.silent.discard(peer)
+            search.found.pop(peer, None)
+            self._look(session, now)
+        for session in [name for name, fetch in self._fetches.items() if fetch.holder == peer]:
+            self._fail(session)
+
+    def tick(self, now: float) -> None:
+        for session in list(self._searches):
+            self._look(session, now)
+        for session in [name for name, fetch in self._fetches.items() if now >= fetch.until]:
+            self._fail(session)
+
+    def _look(self, session: str, now: float) -> None:
+        search = self._searches[session]
+        if search.silent and now < search.until:
+            return
+        del self._searches[session]
+        self._emit(judge(session, self._peer, search.found))
+
+    def _fail(self, session: str) -> None:
+        del self._fetches[session]
+        self._emit(Fetched(session, NO_EPOCH, (), None))
+
+
+def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts:
+    """A living owner has it, wherever it was found; else the newest route is what is left of it.
+
+    Of older routes only the epochs and the leases count: what their hops hold may have been rewound since.
+    """
+    held = {peer: found for peer, found in answers.items() if found.hops and found.owner != me}
+    highest = max((found.epoch for found in answers.values()), default=NO_EPOCH)
+    if not held:
+        return Whereabouts(session, highest)
+    alive = [found for found in held.values() if found.linked]
+    if alive:
+        owner = max(alive, key=lambda found: found.epoch)
+        return Whereabouts(session, highest, owner.owner, owner.target, living=True)
+    newest = {peer: found for peer, found in held.items() if found.epoch == highest}
+    if not newest:  # its newest hops are left over from a life that ended here
+        return Whereabouts(session, highest)
+    wait = max(found.lease_ms - found.gone_ms for found in held.values()) / 1000
+    parts = [(peer, hop) for peer, found in newest.items() for hop in found.hops]
+    logs = sorted(parts, key=lambda part: (part[1].log, part[1].last), reverse=True)
+    return Whereabouts(
+        session,
+        highest,
+        owner=next(iter(newest.values())).owner,
+        wait=max(0.0, wait),
+        hops=tuple(chain(parts)),
+        holders=tuple(dict.fromkeys(peer for peer, hop in logs if hop.log)),
+    )
+
+
+def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundHop]]:
+    """Those that can stand in one route, by their blocks; of two for the same blocks the one that holds more."""
+    made: list[tuple[PeerId, FoundHop]] = []
+    for peer, hop in sorted(parts, key=lambda part: (part[1].first, -part[1].kv)):
+        if not made or hop.first >= made[-1][1].last:
+            made.append((peer, hop))
+    return made
+
+
+def take_over(
+    session: Session, where: Whereabouts, log: Fetched, fleet: Fleet, recovery: Recovery
+) -> None:
+    """Fill a new session with what another gateway left of it, and fence its hops."""
+    assert log.turn is not None
+    session.kind = fleet.leading(session.model)
+    session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
+    session.admitted = True
+    alike = {server.hello.peer for server in fleet.of_kind(session.model, session.kind)}
+    hops = [
+        recovery.hops.make(peer, hop.first, hop.last) for peer, hop in where.hops if peer in alike
+    ]
+    for hop in hops:
+        hop.low_kv = hop.low_log = NO_CUT  # of the epoch of this log: all of it is right
+    recovery.adopt(session, hops)

@@ -1,0 +1,92 @@
+"""Brings a named session here, or says where it is: kept here, adopted from a gateway that is gone, at another gateway,
+or nowhere yet (R20).
+
+Used by the service before a turn of a named session begins. Decides who answers; knows nothing of how sessions are
+taken over, nor of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from modelswarm_gateway.asks import Ask
+from modelswarm_gateway.core.effects import Whereabouts
+from modelswarm_gateway.engine import Engine
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.sessions import Key, SessionBook, wire_name
+
+PATIENCE = 60.0  # seconds that a request waits for a lease to end: two of the usual ones
+LOOK_AGAIN = 1.0
+
+
+class Elsewhere(Exception):
+    """A gateway that lives has the session; `http` and `grpc` are its doors."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(f"the session is at {target}")
+        self.http, _, self.grpc = target.partition(",")
+
+
+class Finder:
+    def __init__(self, engine: Engine, book: SessionBook, clock: Callable[[], float]) -> None:
+        self._engine, self._book, self._clock = engine, book, clock
+        self._coming: set[Key] = set()
+
+    async def bring(self, ask: Ask, key: Key) -> int:
+        """Returns when a turn may begin here, with the epoch that a session of that name has reached.
+
+        Raises Elsewhere, or ApiError when it cannot be had now.
+        """
+        if self._book.has(key):
+            if self._book.busy(key) or self._engine.session(self._book.name(key)) is not None:
+                return 0
+            self._book.drop(key)  # another gateway took it, or it could not be saved
+        if key in self._coming:
+            raise self._book.is_busy(key)
+        self._coming.add(key)
+        try:
+            return await self._find(ask, key)
+        finally:
+            self._coming.discard(key)
+
+    async def living(self, key: Key) -> bool:
+        """Whether a gateway that lives has it, as far as the servers know."""
+        return (await self._engine.find(wire_name(key), key[0])).living
+
+    async def _find(self, ask: Ask, key: Key) -> int:
+        deadline = self._clock() + PATIENCE
+        while True:
+            where = await self._engine.find(wire_name(key), key[0])
+            if where.living:
+                raise _at(where, ask)
+            if not where.holders:
+                return where.epoch.counter
+            if where.wait <= 0:
+                if await self._engine.adopt(where, key[0]):
+                    self._book.adopted(key, where.session)
+                    return where.epoch.counter
+                where = await self._engine.find(wire_name(key), key[0])
+                if where.living:
+                    raise _at(where, ask)
+                if self._clock() >= deadline:
+                    return where.epoch.counter
+                await asyncio.sleep(LOOK_AGAIN / 10)
+            else:
+                await self._wait(where, deadline)
+
+    async def _wait(self, where: Whereabouts, deadline: float) -> None:
+        """The gateway that had it may come back until its lease is over."""
+        if self._clock() + where.wait > deadline:
+            detail = "the gateway that held this session is gone; it can be taken over later"
+            raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=where.wait)
+        await asyncio.sleep(min(where.wait + 0.01, LOOK_AGAIN))
+
+
+def _at(where: Whereabouts, ask: Ask) -> Exception:
+    if where.target and not ask.forwarded:
+        return Elsewhere(where.target)
+    detail = "another gateway holds this session"
+    if not where.target:
+        detail += ", and does not say where it can be reached (--advertise)"
+    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)

@@ -1,0 +1,58 @@
+"""What the core asks the servers about sessions that are not here, as calls that wait for the answer (R20).
+
+Used by the node, which hands it the core's Whereabouts and Fetched. Every wait ends: the core sees to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from modelswarm_gateway.core.effects import Fetched, Whereabouts
+from modelswarm_gateway.core.gateway import GatewayCore
+
+
+class Questions:
+    def __init__(
+        self, core: GatewayCore, clock: Callable[[], float], flush: Callable[[], None]
+    ) -> None:
+        self._core, self._clock, self._flush = core, clock, flush
+        self._found: dict[str, asyncio.Future[Whereabouts]] = {}
+        self._fetched: dict[str, asyncio.Future[Fetched]] = {}
+
+    def answered(self, answer: Whereabouts | Fetched) -> None:
+        waiting = (
+            self._found.pop(answer.session, None)
+            if isinstance(answer, Whereabouts)
+            else self._fetched.pop(answer.session, None)
+        )
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)  # type: ignore[arg-type]
+
+    async def find(self, session: str, model: str) -> Whereabouts:
+        waiting = self._found.get(session)
+        if waiting is None:
+            waiting = self._found[session] = asyncio.get_running_loop().create_future()
+            self._core.find(session, model, self._clock())
+            self._flush()
+        return await asyncio.shield(waiting)
+
+    async def adopt(self, where: Whereabouts, model: str) -> bool:
+        """False: nobody has its log any more, or somebody else was faster. The first that has the log gives it."""
+        for holder in where.holders:
+            log = await self._fetch(where.session, holder)
+            if log.turn is None or not log.tokens:
+                continue
+            if log.epoch != where.epoch:
+                return False
+            self._core.adopt(where, model, log, self._clock())
+            self._flush()
+            return True
+        return False
+
+    async def _fetch(self, session: str, holder: str) -> Fetched:
+        waiting: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self._fetched[session] = waiting
+        self._core.fetch(session, holder, self._clock())
+        self._flush()
+        return await waiting

@@ -1,0 +1,154 @@
+"""A gateway is lost: its named sessions go on at another one, and are never had by two (R19, R20)."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from swarm.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
+from swarm.streams import IDS, lines, tokens_of, whole
+
+LEASE = ("--lease", "2")
+NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
+SEEDED: dict[str, Any] = NAMED | {"seed": 7}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path_factory.mktemp("loss"), *LEASE) as running:
+        yield running
+
+
+def gateway(swarm: HashSwarm, name: str) -> Doors:
+    (swarm.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
+    return swarm.gateway(*LEASE, name=name)
+
+
+def read(
+    doors: Doors, body: dict[str, Any], after: str | None = None, events: int = 1 << 30
+) -> tuple[str, list[int], str, list[str]]:
+    """Text, tokens, the last id, and all lines of a stream, or of its first events."""
+    headers = {} if after is None else {"Last-Event-ID": after}
+    text, tokens, last, said = "", [], "", []
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream(
+            "POST", f"{doors.url}/v1/completions", json=body | {"stream": True}, headers=headers
+        ) as answer,
+    ):
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            said.append(line)
+            if line.startswith("id: "):
+                last = line[4:]
+            if line.startswith("data: {"):
+                tokens += tokens_of(line)
+                text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                if len(tokens) >= events:
+                    break
+    return text, tokens, last, said
+
+
+def broken_off(
+    swarm: HashSwarm, doors: Doors, name: str, body: dict[str, Any]
+) -> tuple[str, list[int], str]:
+    """What came of a stream until its gateway was killed."""
+    text, tokens, last = "", [], ""
+    with pytest.raises(httpx.HTTPError):
+        for line in lines(doors, body):
+            if line.startswith("id: "):
+                last = line[4:]
+            if line.startswith("data: {"):
+                tokens += tokens_of(line)
+                text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                if len(tokens) > 20:
+                    swarm.kill(name)
+    return text, tokens, last
+
+
+@pytest.mark.parametrize("body", [SEEDED, NAMED | {"session_id": "unseeded"}])
+def test_a_stream_goes_on_at_another_gateway_where_its_own_was_killed(
+    swarm: HashSwarm, body: dict[str, Any]
+) -> None:
+    one, two = gateway(swarm, "one"), gateway(swarm, "two")
+    text, tokens, last = broken_off(swarm, one, "one", body)
+    assert 20 < len(tokens) < CONTEXT - 2
+    more, rest, _, said = read(two, body, after=last)
+    assert said[-2:] == ["data: [DONE]", ""]
+    assert len(tokens) + len(rest) == CONTEXT - 2
+    if "seed" in body:
+        assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    again, all_of_it, _, _ = read(two, body, after="1")
+    assert (all_of_it, again) == ([*tokens, *rest], text + more), "the log has it all"
+    swarm.kill("two")
+
+
+def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "first"), gateway(swarm, "second")
+    short = NAMED | {"max_tokens": 20, "session_id": "mine", "seed": 3}
+    made = whole(one, short)
+    assert whole(two, short) == made
+    assert read(two, short)[1] == made
+    for doors, count in ((one, 3), (two, 0)):
+        assert doors.metric("modelswarm_gateway_tokens_total", kind="generated") == 20 * count
+    refused = httpx.post(
+        f"{two.url}/v1/completions", json=short, headers={"x-modelswarm-forwarded": "1"}
+    )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+    swarm.kill("first")
+    assert whole(two, short) == made, "waited for the lease, then adopted"
+    swarm.kill("second")
+
+
+def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) -> None:
+    doors = gateway(swarm, "alone")
+    body = SEEDED | {"session_id": "left"}
+    _, tokens, last, _ = read(doors, body, events=30)
+    assert int(last) == 2 + len(tokens) - 1
+    _, rest, _, _ = read(doors, body, after=f"0:{last}")
+    assert [*tokens, *rest] == whole(doors, body | {"session_id": "calm"})
+    assert len(tokens) + len(rest) == CONTEXT - 2
+    swarm.kill("alone")
+
+
+def test_what_cannot_be_resumed_is_said(swarm: HashSwarm) -> None:
+    doors = gateway(swarm, "strict")
+    body = SEEDED | {"session_id": "new", "stream": True}
+
+    def refused(after: str, **changes: Any) -> tuple[int, str]:
+        answer = httpx.post(
+            f"{doors.url}/v1/completions", json=body | changes, headers={"Last-Event-ID": after}
+        )
+        return answer.status_code, answer.json()["error"]["code"]
+
+    assert refused("40") == (410, "session_lost")
+    assert refused("x") == (400, "invalid_request")
+    assert refused("40", session_id=None) == (400, "invalid_request")
+    assert refused("40", stream=False) == (400, "invalid_request")
+    whole(doors, body | {"stream": False, "max_tokens": 5})
+    assert refused("3", prompt="ax") == (400, "invalid_request")
+    assert refused("0") == (400, "invalid_request")
+    assert refused("100") == (410, "session_lost")
+    swarm.kill("strict")
+
+
+def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "frozen"), gateway(swarm, "awake")
+    body = SEEDED | {"session_id": "held"}
+    _, tokens, last, _ = read(one, body, events=30)
+    swarm.kill("frozen", signal.SIGSTOP)
+    _, rest, _, _ = read(two, body, after=last)
+    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    swarm.kill("frozen", signal.SIGCONT)
+    wait_for("it is ready again", lambda: swarm.is_ready(one))
+    assert whole(one, body) == [*tokens, *rest], "passed on, or taken over and read anew"
+    swarm.kill("frozen")
+    swarm.kill("awake")
