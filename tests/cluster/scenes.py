@@ -24,7 +24,7 @@ from cluster.pods import FakeKubelet
 
 CRD = Path(__file__).parents[2] / "crds" / "modelswarm.io_modelswarms.yaml"
 NODES = ("node-a", "node-b")
-SETTLED_SECONDS = 90.0
+SETTLED_SECONDS = 180.0
 TIMES = {"lastTransitionTime", "notBefore", "lastFailure"}
 
 
