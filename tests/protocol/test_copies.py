@@ -272,6 +272,26 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
     assert spare.kv == len(client.log) - 1
 
 
+def test_entries_that_outrun_the_go_of_a_warm_tail_are_kept() -> None:
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 2)
+    length = len(client.log)
+    client.raise_credit(CONTEXT + READ + 5)
+    client.finish()
+    spare.feed()
+    pump.run()
+    warm(spare, length=length)
+    order(spare)
+    pump.run()
+    assert spare.kv == len(client.log) - 1
+    client.raise_credit(1000)
+    client.finish()
+    spare.feed()
+    pump.run()
+    assert not spare.reports and spare.kv == len(client.log) - 1
+
+
 def test_a_chain_of_new_hops_copies_from_the_one_before() -> None:
     pump = Pump(n_blocks=6)
     client = running(pump, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6

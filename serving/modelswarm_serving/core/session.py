@@ -175,7 +175,8 @@ class Hop:
         """Begin to run an epoch. Windows and credit that came before Go stay (R10)."""
         self.go, self.answer, self.phase = go, None, Phase.RUNNING
         self.ever_ran = self.led = True
-        del self.log[go.length :]
+        if not go.warm:  # on the other lane, what is sent after its Go may outrun it
+            del self.log[go.length :]
         self.kv = self.received = go.start
         self.sent = go.send_from
         self.credit = max(self.credit, go.credit)
@@ -195,7 +196,7 @@ class Hop:
             return Fault(Trouble.FAILED, "a tail without a ring target")
         if not 0 <= go.start <= min(self.kv, n):
             return Fault(Trouble.FAILED, f"start {go.start} is beyond kv {self.kv} or row {n}")
-        if n + go.sample > self.turn.reserve:
+        if n + (go.sample and not go.warm) > self.turn.reserve:
             return Fault(Trouble.FAILED, f"{go.length} entries, {self.turn.reserve} reserved")
         if self.is_tail and (wrong := sampling_fault(self.turn.sampling)) is not None:
             return Fault(Trouble.FAILED, wrong)
