@@ -1,8 +1,8 @@
-"""Drains under eight streams: the longest pause a reader sees over the usual one. 2 spans x 2 servers, 1K contexts.
+"""Drains under eight streams: the longest pause a reader sees over the usual one. 2 spans x 2 servers, 1K prompts.
 
-Each drain moves every session that is on a server to the other one of its span; the next drain moves them back. The
-streams are replaced as they end. `ratio` is the longest gap between two tokens of any stream in all drains over the
-median gap while nothing is drained.
+Each drain moves every session that is on a server to the other one of its span; the next drain of that span moves them
+back. No prompt is read meanwhile: eight streams run together, and are replaced together when they near their end.
+`ratio` is the longest gap between two tokens of any stream in all drains over the median gap while nothing is drained.
 """
 
 from __future__ import annotations
@@ -11,154 +11,151 @@ import random
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
-from bench.swarm import Door, Recorder, swarm_of
+from bench.swarm import Door, swarm_of
+from modelswarm.local.swarm import LocalSwarm
 from modelswarm.local.swarm_door import SwarmDoor, server_name
 
-DRAINS = 2
-STREAMS, PROMPT, NEW = 8, 1000, 900
-QUIET_SECONDS = 3.0
-DRAIN_SECONDS = 300.0
-Window = tuple[float, float]
+DRAINS = 40
+STREAMS, PROMPT, LENGTH = 8, 1000, 4000
+LEFT = 1000  # tokens that every stream must still have before it when a drain begins
+QUIET_SECONDS = 2.0
+DRAIN_SECONDS = 240.0
+START_SECONDS = 240.0
+MODEL = "27m"
+Span = tuple[float, float]
 
 
-class Readers:
-    """Streams that follow one another, each read by a thread; every gap with the time at which it ended."""
+class Reader:
+    """One stream, read by a thread: when each of its tokens came."""
 
-    def __init__(self, target: str) -> None:
-        self._door = Door(target)
+    def __init__(self, door: Door, seed: int) -> None:
+        rng = random.Random(seed)
+        self._prompt = [rng.randrange(1, SHAPES[MODEL].vocab) for _ in range(PROMPT)]
+        self._door = door
         self._stop = threading.Event()
-        self._lock = threading.Lock()
-        self._gaps: list[tuple[float, float]] = []
-        self.failures = 0
-        self.reading = 0  # streams past their first tokens
-        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(STREAMS)]
-        for thread in self._threads:
-            thread.start()
+        self.times: list[float] = []
+        self.failed = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
 
-    def _read(self, number: int) -> None:
-        rng = random.Random(number)
-        first = (
-            rng.randrange(NEW // STREAMS) + number * NEW // STREAMS
-        )  # so that not all end at once
-        while not self._stop.is_set():
-            prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            try:
-                self._stream(prompt, max(200, first) if first else NEW)
-            except grpc.RpcError:
-                self.failures += 1
-            first = 0
+    def _read(self) -> None:
+        try:
+            for part in self._door.parts(self._prompt, LENGTH - PROMPT):
+                self.times += [time.perf_counter()] * len(part.token_ids)
+                if self._stop.is_set():
+                    return
+        except grpc.RpcError:
+            self.failed = True
 
-    def _stream(self, prompt: list[int], new: int) -> None:
-        recorder = Recorder()
-        for part in self._door.parts(prompt, new):
-            recorder.add(part)
-            if len(recorder.times) == 2:
-                self.reading += 1
-            if len(recorder.times) >= 2:
-                before, now = recorder.times[-2:]
-                with self._lock:
-                    self._gaps.append((now, now - before))
-            if self._stop.is_set():
-                break
-
-    def gaps(self, window: Window) -> list[float]:
-        """Of tokens that came in that time, or were waited for at its end."""
-        since, until = window
-        with self._lock:
-            return [gap for at, gap in self._gaps if since <= at and at - gap <= until]
+    def gaps(self, span: Span) -> list[float]:
+        """Those that overlap with a time."""
+        since, until = span
+        pairs = zip(self.times, self.times[1:], strict=False)
+        return [b - a for a, b in pairs if b >= since and a <= until]
 
     def stop(self) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        self._thread.join()
 
 
-def run() -> Result:
-    drains: list[Window] = []
-    quiet: list[Window] = []
-    moved = 0
-    with swarm_of(
-        model_folder("27m"), spans=2, replicas=2, max_length=2000, sessions=2 * STREAMS
-    ) as swarm:
-        view = SwarmDoor(swarm.grpc)
-        readers = Readers(swarm.grpc)
-        try:
-            _until(lambda: readers.reading >= STREAMS)
-            names = [server.slot.name for server in swarm.servers]
-            for number in range(DRAINS):
-                quiet.append(_quiet())
-                span = number % 2
-                victim = _busier(view, [name for name in names if f"-s{span}-" in name])
-                window, sessions = _drain(view, victim)
-                drains.append(window)
-                moved += sessions
-        finally:
-            readers.stop()
-    return _result(readers, quiet, drains, moved)
+@contextmanager
+def eight_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
+    door = Door(swarm.grpc)
+    readers = [Reader(door, 100 * seed + number) for number in range(STREAMS)]
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not all(len(reader.times) > 10 for reader in readers):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the streams did not start")
+            time.sleep(0.05)
+        yield readers
+    finally:
+        for reader in readers:
+            reader.stop()
 
 
-def _quiet() -> Window:
+class Measured:
+    def __init__(self) -> None:
+        self.quiet: list[float] = []
+        self.longest: list[float] = []  # of each drain
+        self.seconds: list[float] = []
+        self.moved = self.failures = 0
+
+    def drain(self, view: SwarmDoor, readers: list[Reader], names: list[str]) -> None:
+        """The server of these that carries most, while all are read."""
+        calm = _pause()
+        servers = {server_name(s.peer): s.own_sessions for s in view.snapshot().servers}
+        name = max(names, key=lambda each: servers[each])
+        began = time.perf_counter()
+        states = list(view.drain(name, timeout=DRAIN_SECONDS))
+        ended = time.perf_counter()
+        list(view.drain(name, undo=True))
+        _pause()
+        self.moved += states[0].own_sessions
+        self.seconds.append(ended - began)
+        self.quiet += [gap for reader in readers for gap in reader.gaps(calm)]
+        moving = (began, ended)
+        self.longest.append(max(gap for reader in readers for gap in reader.gaps(moving)))
+
+
+def _pause() -> Span:
     began = time.perf_counter()
     time.sleep(QUIET_SECONDS)
     return began, time.perf_counter()
 
 
-def _busier(view: SwarmDoor, names: list[str]) -> str:
-    servers = {server_name(s.peer): s.own_sessions for s in view.snapshot().servers}
-    return max(names, key=lambda name: servers[name])
+def run() -> Result:
+    found = Measured()
+    folder = model_folder(MODEL)
+    with swarm_of(folder, spans=2, replicas=2, max_length=LENGTH, sessions=2 * STREAMS) as swarm:
+        view = SwarmDoor(swarm.grpc)
+        names = [server.slot.name for server in swarm.servers]
+        spans = [[name for name in names if f"-s{span}-" in name] for span in range(2)]
+        seed = 0
+        while len(found.longest) < DRAINS:
+            seed += 1
+            with eight_readers(swarm, seed) as readers:
+                while len(found.longest) < DRAINS and all(map(_has_enough_left, readers)):
+                    found.drain(view, readers, spans[len(found.longest) % 2])
+            found.failures += sum(reader.failed for reader in readers)
+    return _result(found)
 
 
-def _drain(view: SwarmDoor, name: str) -> tuple[Window, int]:
-    """When it was drained, and how many sessions left it."""
-    began = time.perf_counter()
-    states = list(view.drain(name, timeout=DRAIN_SECONDS))
-    ended = time.perf_counter()
-    list(view.drain(name, undo=True))
-    return (began, ended), states[0].own_sessions
+def _has_enough_left(reader: Reader) -> bool:
+    return not reader.failed and len(reader.times) < LENGTH - PROMPT - LEFT
 
 
-def _until(condition: object, seconds: float = 120.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError("the streams did not start")
-        time.sleep(0.05)
-
-
-def _result(readers: Readers, quiet: list[Window], drains: list[Window], moved: int) -> Result:
-    calm = [gap for window in quiet for gap in readers.gaps(window)]
-    usual = statistics.median(calm)
-    longest = [max(readers.gaps(window), default=0.0) for window in drains]
-    seconds = [until - since for since, until in drains]
+def _result(found: Measured) -> Result:
+    usual = statistics.median(found.quiet)
     figures = {
-        "ratio": max(longest) / usual,
-        "ratio_p50": quantile(longest, 0.5) / usual,
-        "quiet_ratio": max(calm) / usual,
+        "ratio": max(found.longest) / usual,
+        "ratio_p50": quantile(found.longest, 0.5) / usual,
+        "quiet_ratio": max(found.quiet) / usual,
         "median_gap_s": usual,
-        "longest_gap_s": max(longest),
-        "drain_p50_s": quantile(seconds, 0.5),
-        "moved": moved,
-        "failures": readers.failures,
+        "longest_gap_s": max(found.longest),
+        "drain_p50_s": quantile(found.seconds, 0.5),
+        "moved": found.moved,
+        "failures": found.failures,
     }
     return Result(
         name="drain_gap",
         figures=figures,
-        columns=("drains", "moved", "median gap ms", "longest ms", "ratio", "ratio p50", "quiet"),
+        columns=("drains", "moved", "median ms", "longest ms", "ratio", "p50", "quiet", "drain s"),
         rows=[
             (
-                str(len(drains)),
-                str(moved),
+                str(len(found.longest)),
+                str(found.moved),
                 f"{1000 * usual:.1f}",
-                f"{1000 * max(longest):.1f}",
-                f"{figures['ratio']:.2f}",
-                f"{figures['ratio_p50']:.2f}",
-                f"{figures['quiet_ratio']:.2f}",
+                f"{1000 * max(found.longest):.1f}",
+                *(f"{figures[name]:.2f}" for name in ("ratio", "ratio_p50", "quiet_ratio")),
+                f"{figures['drain_p50_s']:.1f}",
             )
         ],
         shape=f"Llama 27M fp32, 2 spans x 2 servers, {STREAMS} streams, prompt {PROMPT}",

@@ -73,7 +73,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 def test_the_readme_shows_every_command_this_file_runs() -> None:
-    assert set(commands()) == {"plan", "up", "chat", "generate", "status"}
+    assert set(commands()) == {"plan", "up", "chat", "generate", "status", "drain"}
 
 
 def test_plan_prints_spans_and_room(shown: Shown) -> None:
@@ -93,6 +93,10 @@ def test_generate_goes_on_with_the_text(shown: Shown) -> None:
 def test_status_shows_servers(shown: Shown) -> None:
     out = shown.run(*commands()["status"])
     assert "4:8" in out and "linked" in out
+
+
+def test_drain_empties_a_server(shown: Shown) -> None:
+    assert shown.run(*commands()["drain"]).endswith("counting-s0-r0: empty\n")
 
 
 def test_the_curl_request_streams_the_count(shown: Shown) -> None:
