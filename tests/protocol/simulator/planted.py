@@ -9,6 +9,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from protocol.simulator.planted_log import (
+    KeepsCutRows,
+    KeepsRowsWithHoles,
+    SendsOtherKeptRows,
+)
 from protocol.simulator.processes import Cores
 
 from modelswarm.protocol.identity import Epoch, PeerId
@@ -308,6 +313,9 @@ PLANTS: dict[str, Plant] = {
     "R3 forgets KV cuts": in_gateway(ForgetsKvCuts, "rewinds"),
     "R3 forgets log cuts": in_gateway(ForgetsLogCuts, "rewinds"),
     "R3 forgets cuts once sent": in_gateway(ForgetsCutsOnceSent, "late", 400),
+    "R3 keeps rows that were cut": in_server(KeepsCutRows, "rewinds"),
+    "R6 keeps rows with holes": in_server(KeepsRowsWithHoles, "evictions"),
+    "R6 sends other kept rows": in_server(SendsOtherKeptRows, "kills"),
     "R4 takes late tokens": in_gateway(TakesLateTokens, "late"),
     "R5 forgives pairs": in_gateway(ForgivesPairs, "partition"),
     "R5 silent about links": in_server(SilentAboutLinks, "sparse"),
