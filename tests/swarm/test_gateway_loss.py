@@ -7,10 +7,13 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from swarm.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
 from swarm.streams import IDS, lines, tokens_of, whole
+
+from modelswarm.protocol import api_pb2, api_pb2_grpc
 
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
@@ -97,6 +100,15 @@ def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
     assert read(two, short)[1] == made
     for doors, count in ((one, 3), (two, 0)):
         assert doors.metric("modelswarm_gateway_tokens_total", kind="generated") == 20 * count
+    with grpc.insecure_channel(two.grpc) as channel:
+        asked = api_pb2.GenerateRequest(
+            model="hash", prompt="go", max_tokens=20, session_id="mine", ignore_eos=True
+        )
+        asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 3
+        stub = api_pb2_grpc.InferenceStub(channel)
+        assert list(stub.Generate(asked, timeout=60).token_ids) == made
+        asked.resume_after = 11
+        assert list(stub.Generate(asked, timeout=60).token_ids) == made[10:]
     refused = httpx.post(
         f"{two.url}/v1/completions", json=short, headers={"x-modelswarm-forwarded": "1"}
     )
