@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from protocol.server_pump import Client, Pump, opened
+from protocol.server_pump import Client, Pump, opened, prompt
 
 from modelswarm.protocol.messages import KeptRows, Lane, Rows, Trouble
 from modelswarm_serving.core.replay_log import GROUP_OVERHEAD
@@ -176,3 +176,39 @@ def test_a_hop_that_goes_on_after_a_loss_keeps_its_rows_for_the_next_one() -> No
     done = len(client.tokens)
     assert [token.token for token in client.tokens] == rest[len(rest) - done :]
     assert ran == [done, done, done + context]
+
+
+SHAPES = [
+    ([(0, 3), (3, 6)], {1}, [(0, 3), (3, 4), (4, 6)]),  # one hop becomes two
+    ([(0, 2), (2, 4), (4, 6)], {1, 2}, [(0, 2), (2, 6)]),  # two become one
+    ([(0, 2), (2, 4), (4, 6)], {0, 1}, [(0, 3), (3, 4), (4, 6)]),  # a boundary moves
+    ([(0, 2), (2, 4), (4, 6)], {1}, [(0, 2), (2, 3), (3, 4), (4, 6)]),
+]
+
+
+@pytest.mark.parametrize(("before", "lost", "after"), SHAPES)
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_survivors_keep_their_rows_however_the_blocks_between_them_are_cut_anew(
+    before: list[tuple[int, int]],
+    lost: set[int],
+    after: list[tuple[int, int]],
+    seed: int | None,
+) -> None:
+    pump = Pump(seed=seed)
+    route = [(pump.serve(*span), *span) for span in before]
+    client = Client(pump, route, prompt(CONTEXT))
+    client.start(NEW, credit=CONTEXT + READ)
+    client.finish()
+    rest = client.expected(client.log, client.end - len(client.log))
+    context = len(client.log) - 1
+    stay = {span: index for index, span in enumerate(before) if index not in lost}
+    owns = list(client.own)
+    for index in lost:
+        pump.dead.add(route[index][0].address.peer)
+    client.hops = [
+        route[stay[span]] if span in stay else (pump.serve(*span), *span) for span in after
+    ]
+    client.own = [owns[stay[span]] if span in stay else 0 for span in after]
+    ran = repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+    assert ran == [len(rest) + (0 if span in stay else context) for span in after]
