@@ -213,7 +213,8 @@ class ServerProcess:
         weather = self._tools.scenario.weather
         if weather.slow_step_chance and self._rng.random() < weather.slow_step_chance:
             return weather.slow_step * self._rng.random()
-        return weather.step * (0.5 + self._rng.random())
+        rows = sum(each.count for each in self._work) if weather.row else 0
+        return weather.step * (0.5 + self._rng.random()) + weather.row * rows
 
     def _finish(self) -> None:
         clock = self._tools.clock

@@ -40,6 +40,7 @@ class Weather:
     duplicate_chance: float = 0.0
     duplicate_delay: float = 0.01
     step: float = 0.001
+    row: float = 0.0  # of a step, for each of its rows
     slow_step_chance: float = 0.0
     slow_step: float = 0.5
     failed_step_chance: float = 0.0
