@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from protocol.simulator.planted import PLANTS, OverlooksGaps
+from protocol.simulator.planted_recovery import CopiesOnAndOn
 from protocol.simulator.processes import Cores
 from protocol.simulator.switches import draw
 from protocol.simulator.world import World
@@ -18,6 +19,11 @@ def test_a_planted_bug_is_found(name: str) -> None:
 def test_no_gap_arises_while_links_keep_their_order() -> None:
     """Why R1's gap cannot be planted alone: only together with R9 (see the plants) is it ever needed."""
     assert first_failure(Cores(server=OverlooksGaps), "slow_bulk", 30) is None
+
+
+def test_a_copy_that_outlives_its_epoch_harms_nobody() -> None:
+    """Its rows are of an epoch that their receiver has not, or are marked as a copy's where none is expected."""
+    assert first_failure(Cores(server=CopiesOnAndOn), "moves", 30) is None
 
 
 def first_failure(cores: Cores, switch: str, seeds: int) -> int | None:

@@ -14,6 +14,11 @@ from protocol.simulator.planted_log import (
     KeepsRowsWithHoles,
     SendsOtherKeptRows,
 )
+from protocol.simulator.planted_recovery import (
+    ForgetsKeptRows,
+    MixesBoundaries,
+    NeverSuspects,
+)
 from protocol.simulator.processes import Cores
 
 from modelswarm.protocol.identity import Epoch, PeerId
@@ -319,6 +324,9 @@ PLANTS: dict[str, Plant] = {
     "R4 takes late tokens": in_gateway(TakesLateTokens, "late"),
     "R5 forgives pairs": in_gateway(ForgivesPairs, "partition"),
     "R5 silent about links": in_server(SilentAboutLinks, "sparse"),
+    "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
+    "R6 forgets kept rows": in_gateway(ForgetsKeptRows, "kills"),
+    "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
     "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),
     "R10 forgets early windows": in_server(ForgetsEarlyWindows, "mixed"),

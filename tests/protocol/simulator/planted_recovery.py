@@ -1,0 +1,85 @@
+"""Bugs on purpose in what makes recovery quick: which kept rows are used (R6), copies (R13) and suspicion (R21).
+
+As in `planted.py`, which has those of the loop and of the rows: subclasses of the real cores, one rule broken in each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from modelswarm.protocol.identity import Handle, PeerId
+from modelswarm.protocol.messages import Fence, Fenced, Item
+from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_serving.core.replay_log import ReplayLog, Rows
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.model.base import ModelShape
+
+
+class SharedLog(ReplayLog):
+    """One run for all hops of a session, at whatever boundary."""
+
+    key_of: Callable[[Handle], Handle]
+
+    def append(self, hop: Handle, first: int, rows: Rows) -> None:
+        super().append(self.key_of(hop), first, rows)
+
+    def run(self, hop: Handle) -> tuple[int, int]:
+        return super().run(self.key_of(hop))
+
+    def take(self, hop: Handle, start: int, end: int) -> Rows | None:
+        return super().take(self.key_of(hop), start, end)
+
+    def drop(self, hop: Handle) -> None:
+        super().drop(self.key_of(hop))
+
+
+class MixesBoundaries(ServerCore):
+    """R6: kept rows are found by session, not by boundary."""
+
+    def __init__(
+        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(settings, shape, draw)
+        log = self._log
+        log.__class__ = SharedLog
+        assert isinstance(log, SharedLog)
+        log.key_of = self._first_of_session
+
+    def _first_of_session(self, handle: Handle) -> Handle:
+        hop = self._life.hops.get(handle)
+        if hop is None:
+            return handle
+        return next(other.handle for other in self._life.hops if other.session == hop.session)
+
+
+class CopiesOnAndOn(ServerCore):
+    """R13: a copy does not end with its epoch."""
+
+    def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
+        hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
+        kept = None if hop is None else (hop.cursor, dict(hop.copy_windows))
+        super()._dispatch(peer, item, now)
+        if hop is not None and kept is not None:
+            hop.cursor = kept[0]
+            hop.copy_windows.update(kept[1])
+
+
+class ForgetsKeptRows(GatewayCore):
+    """R6: what hops have kept is not used: everything is computed again."""
+
+    def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        super().receive(peer, replace(item, kept=()) if isinstance(item, Fenced) else item, now)
+
+
+class NeverSuspects(GatewayCore):
+    """R21: silence means nothing."""
+
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
+    ) -> None:
+        never = replace(settings, silent_seconds=math.inf, overdue_seconds=math.inf)
+        super().__init__(never, peer, incarnation, draw)
