@@ -22,7 +22,7 @@ from cluster.kube.waiting import wait_for
 from modelswarm_operator.rights import Need, lease_needs, needs, node_needs
 
 ACCOUNT = "operator"
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 
 
 def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
