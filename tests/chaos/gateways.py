@@ -61,9 +61,9 @@ class MoreGateways:
     def kill(self, name: str, number: signal.Signals) -> JobView:
         return self._supervisor.send(name, number)
 
-    def door(self, name: str) -> str:
-        """Of gRPC."""
-        return self._announced[name].grpc
+    def announced(self, name: str) -> Announcement:
+        """Where its doors are."""
+        return self._announced[name]
 
     def _job(self, name: str) -> Job:
         announce = self._folder / f"{name}.json"

@@ -20,7 +20,8 @@ from swarm.running import Answer
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
 LONG_WAIT = 2.0  # seconds: worth a line in the log
-NOT_KNOWN = "model_not_found"
+AFTER_A_KILL = ("model_not_found", "session_elsewhere", "session_busy")
+LOST = "session_lost"  # nobody has all that the client was told
 AROUND_A_KILL = (
     15.0  # seconds in which calls may fail because the gateway was killed and starts again
 )
@@ -37,6 +38,7 @@ class Tally:
     refused: int = 0
     left: int = 0
     tokens: int = 0
+    resumed: int = 0  # answers that went on after their connection broke
     near_ties: int = 0  # answers that part from their twin where rounding may decide
     waits: list[float] = field(default_factory=list)  # the longest of each answer
     codes: Counter[str] = field(default_factory=Counter)
@@ -83,6 +85,7 @@ class Judge:
         tally.tokens += len(heard.answer.tokens)
         tally.answers += bool(heard.answer.finish)
         tally.left += heard.left
+        tally.resumed += bool(heard.breaks and heard.answer.finish)
         if heard.code:
             tally.codes[heard.code] += 1
             if heard.answer.tokens:
@@ -126,8 +129,11 @@ class Judge:
             return
         if heard.code in REFUSALS and not heard.answer.tokens:
             return
-        if heard.code == NOT_KNOWN and not heard.answer.tokens and self.gateway_kills:
-            return  # it comes back to a swarm whose servers may all be gone: nobody tells it their model
+        if (
+            self.gateway_kills
+            and (heard.code == LOST or (heard.code in AFTER_A_KILL and not heard.answer.tokens))
+        ):  # it comes back knowing nothing, and what it left belongs to nobody until its lease is over
+            return
         if heard.code in GATEWAY_GONE and any(
             heard.began - AROUND_A_KILL <= kill <= heard.ended for kill in self.gateway_kills
         ):

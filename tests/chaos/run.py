@@ -22,7 +22,7 @@ from chaos.world import LEASE_SECONDS, Plan, World, world
 from swarm.pids import alive, gone_within
 from swarm.running import Answer, Ask, metrics, total, wait_until
 
-LONGEST_WAIT = 75.0  # seconds for a token, the hold included
+LONGEST_WAIT = 120.0  # seconds for a token: the hold limit, and the start of processes on a busy machine
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
 LAST_EVENTS = 60
@@ -72,7 +72,8 @@ class Outcome:
             f"{self.options.model}: {sum(self.faults.values())} faults "
             f"({', '.join(f'{count} {fault}' for fault, count in sorted(self.faults.items()))}), "
             f"{self.doubled} frames doubled, {self.truncated} truncated; "
-            f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, {tally.refused} refused, "
+            f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, "
+            f"{tally.resumed} resumed elsewhere, {tally.refused} refused, "
             f"{tally.begun} ended with an error ({dict(tally.codes)}), {tally.near_ties} near ties; "
             f"longest wait in an answer: median {p50:.2f} s, p99 {p99:.2f} s, most {waits[-1]:.2f} s; "
             f"{len(self.wrong)} wrong"
@@ -137,7 +138,15 @@ class _Run:
         )
         self._stopping = threading.Event()
         self._clients = [
-            Client(f"c{i}", scene.stubs, scripts, self.judge.hear, self._stopping, options.seed)
+            Client(
+                f"c{i}",
+                scene.stubs,
+                scene.doors,
+                scripts,
+                self.judge.hear,
+                self._stopping,
+                options.seed,
+            )
             for i in range(options.streams)
         ]
         self._picture = ""

@@ -15,11 +15,13 @@ from itertools import pairwise
 
 import grpc
 from chaos.asks import Script
+from chaos.resuming import Reader
 from swarm.running import Answer, Stream
 
 from modelswarm.protocol import api_pb2_grpc
 
 LOSES_INTEREST = 0.08  # of asks
+RESUMES = 0.4  # of asks, where there are several gateways
 PAUSE = 0.1  # seconds after a refusal
 
 
@@ -37,12 +39,24 @@ class Heard:
     left: bool = False  # the client itself broke it off
     longest_wait: float = 0.0  # seconds between two tokens, or before the first
     waited_until: float = 0.0  # time.monotonic: when it was over
+    breaks: int = 0  # of connections, after which it went on elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    answer: Answer
+    times: Sequence[float]  # time.perf_counter
+    code: str = ""
+    details: str = ""
+    left: bool = False
+    breaks: int = 0
 
 
 @dataclass(slots=True)
 class Client:
     name: str
     stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
+    doors: Sequence[str]  # HTTP, likewise; none: nobody resumes
     scripts: Sequence[Script]
     hear: Callable[[Heard], None]
     stopping: threading.Event
@@ -93,22 +107,47 @@ class Client:
 
     def _once(self, twin: Answer) -> Heard:
         began, clock = time.monotonic(), time.perf_counter()
-        self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session}"
+        resumes = bool(self.doors) and self._rng.random() < RESUMES
+        self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session} {resumes}"
+        said = self._resuming(twin) if resumes else self._called(twin)
+        self.doing = ""
+        times = [clock, *said.times, time.perf_counter()]
+        waits = [b - a for a, b in pairwise(times)]
+        longest = max(waits)
+        return Heard(
+            who=self.name,
+            answer=said.answer,
+            twin=twin,
+            began=began,
+            ended=time.monotonic(),
+            code=said.code,
+            details=said.details,
+            left=said.left,
+            longest_wait=longest,
+            waited_until=began + times[waits.index(longest) + 1] - clock,
+            breaks=said.breaks,
+        )
+
+    def _called(self, twin: Answer) -> _Said:
+        """Over gRPC."""
         stream = Stream(self._rng.choice(self.stubs), twin.ask)
         left = self._rng.random() < LOSES_INTEREST and self._leave(stream, len(twin.tokens))
         answer, error = stream.heard()
-        if answer.finish:
-            left = False  # it was too late to leave
-        ended = time.monotonic()
-        times = [clock, *stream.times, time.perf_counter()]
-        waits = [b - a for a, b in pairwise(times)]
-        longest = max(waits)
+        left = left and not answer.finish  # else it was too late to leave
         code, details = ("", "") if error is None or left else code_of(error)
-        self.doing = ""
-        return Heard(
-            self.name, answer, twin, began, ended, code, details, left, longest,
-            waited_until=began + times[waits.index(longest) + 1] - clock,
-        )  # fmt: skip
+        return _Said(answer, stream.times, code, details, left)
+
+    def _resuming(self, twin: Answer) -> _Said:
+        """Over HTTP, in a named session: it goes on where it broke off."""
+        ask = twin.ask
+        if not ask.session:
+            self._talks += 1
+            ask = replace(ask, session=f"{self.name}-{self._talks}")
+        reader = Reader(self.doors, ask, self._rng)
+        reader.read()
+        return _Said(
+            reader.answer(), reader.times, reader.code, reader.details, breaks=reader.breaks
+        )
 
     def _leave(self, stream: Stream, length: int) -> bool:
         """In the middle of the answer, if it gets there."""

@@ -59,6 +59,14 @@ class World:
     stubs: tuple[api_pb2_grpc.InferenceStub, ...]  # of each gateway
 
     @property
+    def doors(self) -> tuple[str, ...]:
+        """Of HTTP, of each gateway; none where no other could go on with what one has begun."""
+        if self.plan.gateways < 2:
+            return ()
+        more = [self.gateways.announced(name).http for name in self.gateways.names]
+        return (self.running.local.http, *more)
+
+    @property
     def gateway_names(self) -> tuple[str, ...]:
         return gateway_names(self.plan.gateways)
 
@@ -105,7 +113,7 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
                     "the model did not become ready",
                 )
                 running.wait_whole()
-                with _stubs([local.grpc, *(more.door(name) for name in names)]) as stubs:
+                with _stubs([local.grpc, *(more.announced(name).grpc for name in names)]) as stubs:
                     yield World(plan, running, network, pids, more, stubs)
             finally:
                 more.stop()
@@ -138,7 +146,7 @@ spec:
 
 def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) -> LocalSettings:
     flags: dict[str, tuple[str, ...]] = {
-        GATEWAY: ("--session-idle", str(IDLE_SECONDS)),
+        GATEWAY: ("--session-idle", str(IDLE_SECONDS), "--lease", str(LEASE_SECONDS)),
     }
     ports = _free_ports(len(slots))
     for slot, port in zip(slots, ports, strict=True):
