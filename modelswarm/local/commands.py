@@ -26,7 +26,7 @@ class LocalSettings:
     grpc: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1:0"
     threads: int = 1  # per server
-    lease: float | None = None  # seconds; None: the server's default
+    lease: float | None = None  # seconds, of servers and gateway; None: the default
     token_budget: int | None = None  # rows per step of a server; None: the server's default
     restart_limit: float = 30.0  # seconds; the longest wait before a dead process is started again
     hash_model: bool = False  # the exact test model instead of the transformer
@@ -90,6 +90,8 @@ def gateway_command(
         "--drain": str(GATEWAY_DRAIN_SECONDS),
         "--parent-fd": str(lifeline),
     }
+    if settings.lease is not None:
+        flags["--lease"] = str(settings.lease)
     further = settings.flags.get(GATEWAY, ())
     return [*_python("modelswarm_gateway.main"), *_flat(flags), *further]
 

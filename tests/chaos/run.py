@@ -22,7 +22,9 @@ from chaos.world import LEASE_SECONDS, Plan, World, world
 from swarm.pids import alive, gone_within
 from swarm.running import Answer, Ask, metrics, total, wait_until
 
-LONGEST_WAIT = 120.0  # seconds for a token: the hold limit, and the start of processes on a busy machine
+LONGEST_WAIT = (
+    120.0  # seconds for a token: the hold limit, and the start of processes on a busy machine
+)
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
 LAST_EVENTS = 60

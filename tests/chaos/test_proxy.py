@@ -96,7 +96,7 @@ async def test_a_frame_that_is_truncated_ends_the_link_at_both_ends() -> None:
         await a.heard.until(lambda: bool(a.heard.down))
         await b.heard.until(lambda: bool(b.heard.down))
         assert tokens(b) == []
-        assert network.truncated == 1
+        assert network.truncated >= 1, "of either lane"
 
 
 async def test_who_is_dialled_while_cut_off_is_not_linked() -> None:
