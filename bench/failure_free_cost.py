@@ -1,7 +1,7 @@
 """What the readiness to recover costs while nothing fails: tokens/s with it over tokens/s without it.
 
 Two swarms of 2 spans x 1 server stand side by side: one as it is; in the other nothing is kept, servers beat every 5 s
-and their silence is not suspicious for 60 s. They take turns, in the order on, off, off, on, so that a machine that
+and their silence is not suspicious for 20 s. They take turns, in the order on, off, off, on, so that a machine that
 slows down slows both. `fraction` is the share of tokens/s that is lost, the median over rounds.
 MODELSWARM_BENCH_ROUNDS shortens it.
 """
@@ -20,7 +20,7 @@ from bench.swarm import Door, swarm_of, timed_streams
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_ROUNDS", "20"))
 STREAMS, PROMPT, NEW = 4, 128, 96
 OFF_SERVER = ("--replay-memory", "0", "--beat", "5")
-OFF_GATEWAY = ("--silence", "60")
+OFF_GATEWAY = ("--silence", "20", "--fence", "30")
 
 
 def run() -> Result:
