@@ -151,7 +151,7 @@ def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> No
     assert owners(made) == {second.name}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(25))
 def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(seed: int) -> None:
     made = swarm(seed)
     first, second, third = half_way(made), made.gateway(2), made.gateway(3)
@@ -243,3 +243,47 @@ def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
     found = [e for e in gateway.core.drain() if isinstance(e, Whereabouts)]
     assert len(found) == 1
     assert found[0].owner == ""
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int) -> None:
+    """In the middle of fences, prompts, answers, and of a second turn that goes back behind the first."""
+    rng = random.Random(seed)
+    made = Gateways(seed)
+    for first in (0, 0, 2, 2):
+        made.serve(first, first + 2)
+    gateway, second = made.gateway(1), made.gateway(2)
+    made.open(gateway, SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)))
+    prompt = PROMPT
+    if rng.random() < 0.5:
+        made.run()
+        gateway.core.leave(SESSION, made.now)
+        prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
+        made.turn(gateway, SESSION, prompt, NEW, ahead=1 << 40)
+    events = rng.randrange(200)
+
+    def struck() -> bool:
+        nonlocal events
+        events -= 1
+        return events < 0
+
+    made.run(struck)
+    told = gateway.tokens(SESSION)
+    made.kill(gateway)
+    made.wait(LEASE + 0.2)
+    where = made.find(second, SESSION)
+    whole = [*prompt, *expected(prompt, NEW)]
+    common = 0
+    if where.holders:
+        log = adopt(made, second)
+        while common < min(len(log), len(whole)) and log[common] == whole[common]:
+            common += 1
+        assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the turn before"
+    else:
+        assert not told or where.holders
+        second.core.open(SESSION, MODEL, made.now, above=where.epoch.counter)
+    log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
+    made.turn(second, SESSION, log_now, len(whole) - len(log_now), ahead=1 << 40)
+    made.run()
+    assert [*log_now, *second.tokens(SESSION)] == whole
+    assert owners(made) == {second.name}
