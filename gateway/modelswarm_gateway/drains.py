@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from modelswarm.protocol.identity import PeerId, pod_of
 from modelswarm_gateway.core.effects import ServerView
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.moves import MovesView
+from modelswarm_gateway.core.move import MovesView
 from modelswarm_gateway.errors import ApiError, Code
 
 DRAIN = "drain"  # the cause

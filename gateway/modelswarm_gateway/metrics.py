@@ -20,7 +20,7 @@ from prometheus_client import (
 
 from modelswarm.protocol.messages import Finish, Trouble
 from modelswarm_gateway.core.effects import SessionView
-from modelswarm_gateway.core.moves import Ended
+from modelswarm_gateway.core.move import Ended
 from modelswarm_gateway.engine import Engine, Recovery
 from modelswarm_gateway.errors import TABLE, Code
 from modelswarm_gateway.gauges import PREFIX, Gauges

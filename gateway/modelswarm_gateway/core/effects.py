@@ -122,7 +122,7 @@ class Moved:
     session: str
     peer: PeerId
     why: str
-    outcome: str  # of `moves.Ended`
+    outcome: str  # of `move.Ended`
     seconds: float
 
 

@@ -67,6 +67,7 @@ class Fleet:
 
     def leave(self, peer: PeerId) -> None:
         self._health.leave(peer)
+        self.use_again(peer, STOPPING)  # whoever comes back on a new link says so again
         server = self._servers.pop(peer, None)
         if server is not None:
             self._pricing.forget()

@@ -9,12 +9,10 @@ a loop that the session enters for another reason wins. Does not know how a loop
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
-from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
     Copy,
     Fenced,
@@ -28,6 +26,15 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.move import (
+    Ended,
+    Move,
+    MovesView,
+    Rest,
+    before_hop,
+    behind,
+    parts,
+)
 from modelswarm_gateway.core.planning import bad_neighbours, needs_of
 from modelswarm_gateway.core.recovery import Recovery, neighbour
 from modelswarm_gateway.core.session import Hop, Session, State
@@ -36,55 +43,6 @@ from modelswarm_gateway.routing import Leg
 PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
 NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
 READY_SECONDS = 0.05  # a copy that is there waits so long for a token: right after one is best
-
-
-class Ended(enum.Enum):
-    """How a move ended."""
-
-    MOVED = "moved"  # with a copy
-    REBUILT = "rebuilt"  # without one: the loop had to run the rows again
-    DROPPED = "dropped"  # the copy failed or got no nearer; tried again later
-    OVERTAKEN = "overtaken"  # a fault, or the end of the turn, came first
-
-
-@dataclass(slots=True)
-class Move:
-    """One session on its way from a hop to new ones for the same blocks."""
-
-    session: Session
-    epoch: Epoch
-    why: str
-    old: Hop
-    new: list[Hop]
-    warm: bool  # with a copy
-    began: float
-    copying: bool = False  # all new hops are open
-    lag: int = 1 << 60  # rows; the least so far
-    since: float = 0.0  # when it last shrank
-    kv: int = 0  # of the new hop
-    fed: int = 0  # log entries that the new hop was sent, if it is head or tail
-
-
-@dataclass(slots=True)
-class Rest:
-    """What earlier moves of a session have taught."""
-
-    epoch: Epoch
-    failures: int = 0
-    until: float = 0.0
-    refused: set[PeerId] = field(default_factory=set)
-    gone: bool = False  # the rows to copy are not kept any more
-    targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
-
-
-@dataclass(frozen=True, slots=True)
-class MovesView:
-    """How far a server has been left."""
-
-    leaving: bool
-    hops: int  # that are still there
-    moving: int
-    only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
 
 
 class Moves:
@@ -133,7 +91,7 @@ class Moves:
     def tick(self, now: float) -> None:
         for move in list(self._moves.values()):
             self._look_after(move, now)
-        if self._fleet.left and not self._repairs():
+        if any(self._fleet.hops[peer] for peer in self._fleet.left) and not self._repairs():
             self._begin_some(now)
         for name in self._rests.keys() - self._sessions.keys():
             del self._rests[name]
@@ -398,21 +356,3 @@ class Moves:
 
     def _send(self, hop: Hop, message: Message) -> None:
         self._emit(Send(hop.server, Lane.LIVE, message))
-
-
-def behind(move: Move) -> int:
-    """Rows that the new hop lacks of those that a loop would have it hold."""
-    return move.session.length - 1 - move.kv
-
-
-def before_hop(move: Move) -> Hop | None:
-    """Whose rows are copied; None: the head's are the gateway's own log."""
-    hops = move.session.hops
-    return next((hop for hop in hops if hop.last == move.old.first), None)
-
-
-def parts(move: Move) -> set[PeerId]:
-    """Servers that have work with it."""
-    before = before_hop(move)
-    sender = set() if before is None else {before.peer}
-    return {move.old.peer, *(hop.peer for hop in move.new)} | sender

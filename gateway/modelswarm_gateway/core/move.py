@@ -1,0 +1,76 @@
+"""One planned move (R13) as `moves.py` keeps it: what it is, how it ended, and what earlier ones have taught."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm_gateway.core.session import Hop, Session
+
+
+class Ended(enum.Enum):
+    """How a move ended."""
+
+    MOVED = "moved"  # with a copy
+    REBUILT = "rebuilt"  # without one: the loop had to run the rows again
+    DROPPED = "dropped"  # the copy failed or got no nearer; tried again later
+    OVERTAKEN = "overtaken"  # a fault, or the end of the turn, came first
+
+
+@dataclass(slots=True)
+class Move:
+    """One session on its way from a hop to new ones for the same blocks."""
+
+    session: Session
+    epoch: Epoch
+    why: str
+    old: Hop
+    new: list[Hop]
+    warm: bool  # with a copy
+    began: float
+    copying: bool = False  # all new hops are open
+    lag: int = 1 << 60  # rows; the least so far
+    since: float = 0.0  # when it last shrank
+    kv: int = 0  # of the new hop
+    fed: int = 0  # log entries that the new hop was sent, if it is head or tail
+
+
+@dataclass(slots=True)
+class Rest:
+    """What earlier moves of a session have taught."""
+
+    epoch: Epoch
+    failures: int = 0
+    until: float = 0.0
+    refused: set[PeerId] = field(default_factory=set)
+    gone: bool = False  # the rows to copy are not kept any more
+    targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+
+
+@dataclass(frozen=True, slots=True)
+class MovesView:
+    """How far a server has been left."""
+
+    leaving: bool
+    hops: int  # that are still there
+    moving: int
+    only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
+
+
+def behind(move: Move) -> int:
+    """Rows that the new hop lacks of those that a loop would have it hold."""
+    return move.session.length - 1 - move.kv
+
+
+def before_hop(move: Move) -> Hop | None:
+    """Whose rows are copied; None: the head's are the gateway's own log."""
+    hops = move.session.hops
+    return next((hop for hop in hops if hop.last == move.old.first), None)
+
+
+def parts(move: Move) -> set[PeerId]:
+    """Servers that have work with it."""
+    before = before_hop(move)
+    sender = set() if before is None else {before.peer}
+    return {move.old.peer, *(hop.peer for hop in move.new)} | sender
