@@ -21,7 +21,7 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.local.swarm_door import SwarmDoor, server_name
 
 FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))
-BACK_SECONDS = 60.0  # until a thawed server is thought well of again
+BACK_SECONDS = 60.0  # until a thawed server is heard again
 
 
 def run() -> Result:
@@ -80,15 +80,15 @@ def frozen_stream(
             swarm.kill(victim, signal.SIGCONT)
     if not victim:
         raise RuntimeError("the stream ended before the freeze")
-    wait_well(view)
+    wait_heard(view)
     after = [b - max(a, frozen_at) for a, b in pairwise(recorder.times) if b > frozen_at]
     return recorder.streamed(), max(after)
 
 
-def wait_well(view: SwarmDoor) -> None:
-    """Until no server is suspected or ejected any more; one that waits for its canary may wait."""
+def wait_heard(view: SwarmDoor) -> None:
+    """Until no server is suspected any more. It may still be ejected: frozen again and again, it is a last resort."""
     deadline = time.monotonic() + BACK_SECONDS
-    while any(server.health in ("suspected", "ejected") for server in view.snapshot().servers):
+    while any(server.health == "suspected" for server in view.snapshot().servers):
         if time.monotonic() > deadline:
-            raise RuntimeError("the thawed server was not taken back")
+            raise RuntimeError("the thawed server is not heard")
         time.sleep(0.1)

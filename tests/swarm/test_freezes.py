@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import time
 
 import pytest
 from swarm.kills import SAMPLED, prompt_of
 from swarm.models import VOCAB
 from swarm.oracles import check_contiguous, check_hash
-from swarm.running import Ask, Running, wait_until
+from swarm.running import Ask, Running, Stream, wait_until
 from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
 from modelswarm.local.swarm_door import server_name
@@ -28,7 +30,9 @@ def test_a_server_freezes_while_tokens_come(hash_spans: Running, place: int) -> 
     frozen = swarm.only_session().route[place].peer
     swarm.local.kill(server_name(frozen), signal.SIGSTOP)
     try:
-        wait_until(lambda: health(swarm, frozen) == "suspected", SIGHT, "nobody suspects it")
+        wait_until(
+            lambda: health(swarm, frozen) in ("suspected", "gone"), SIGHT, "nobody suspects it"
+        )
         answer = stream.answer()
     finally:
         swarm.local.kill(server_name(frozen), signal.SIGCONT)
@@ -40,8 +44,9 @@ def test_a_server_freezes_while_tokens_come(hash_spans: Running, place: int) -> 
 
 
 def health(swarm: Running, peer: str) -> str:
-    [found] = [server.health for server in swarm.view.snapshot().servers if server.peer == peer]
-    return found
+    """`gone`: it was silent for so long that its link was closed."""
+    servers = swarm.view.snapshot().servers
+    return next((server.health for server in servers if server.peer == peer), "gone")
 
 
 def takes_part_again(swarm: Running, peer: str) -> None:
@@ -54,3 +59,36 @@ def takes_part_again(swarm: Running, peer: str) -> None:
         return swarm.rows(server_name(peer)) != rows
 
     wait_until(worked, SIGHT, "it gets no session")
+
+
+@pytest.mark.soak
+def test_a_server_that_gets_little_done_is_ejected_and_its_streams_go_on(
+    hash_spans: Running,
+) -> None:
+    """Alive, in every beat, and some twenty times slower than its twin."""
+    swarm = hash_spans
+    swarm.wait_empty()
+    swarm.wait_whole()
+    seeds = itertools.count()
+    streams = [ask_more(swarm, next(seeds)) for _ in range(6)]
+    slow = swarm.sessions()[0].route[HEAD].peer
+    name, until = server_name(slow), time.monotonic() + SIGHT
+    while (seen := health(swarm, slow)) == "linked" and time.monotonic() < until:
+        swarm.local.kill(name, signal.SIGSTOP)
+        time.sleep(0.095)
+        swarm.local.kill(name, signal.SIGCONT)
+        time.sleep(0.005)
+        if sum(not stream.done for stream in streams) < 6:
+            streams.append(ask_more(swarm, next(seeds)))
+    assert seen == "ejected"
+    for stream in streams:
+        answer = stream.answer()
+        check_contiguous(answer)
+        check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
+    swarm.wait_empty()
+
+
+def ask_more(swarm: Running, seed: int) -> Stream:
+    stream = swarm.start(Ask(prompt_of(50, 100 + seed, VOCAB), 900, SAMPLED))
+    stream.wait_tokens(1)
+    return stream
