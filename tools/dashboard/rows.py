@@ -92,6 +92,13 @@ KV = Row("KV", [
         Query(f"1 - sum by (blocks, pod, instance) ({server('kv_pages', state='free')}) / "
               f"sum by (blocks, pod, instance) ({server('kv_pages')})", "{{blocks}} {{pod}} {{instance}}"),
     ], most=1, bad_from=0.9),
+    Panel("Kept rows", "Memory of the rows that servers keep, so that a lost successor is rebuilt from them, and "
+          "what it may take in all.", "bytes", [
+              Query(f"sum by (blocks) ({server('replay_bytes')})", "{{blocks}}"),
+              Query(f"sum by (blocks) ({server('replay_limit_bytes')})", "{{blocks}}, limit"),
+          ]),
+    Panel("Kept rows dropped", "For want of memory: a loss is then rebuilt from further back.", "short",
+          [Query(increase(server("replay_dropped_total"), by="blocks"), "{{blocks}}")]),
 ])  # fmt: skip
 
 COVERAGE = Row("Coverage", [
