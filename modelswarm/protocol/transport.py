@@ -27,7 +27,7 @@ _COMMON = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
     # A dead process is noticed by its closed socket; this finds dead machines and cut networks. The timeout is the
-    # socket's TCP_USER_TIMEOUT too: with a beat every second, a machine that is silent is given up after three.
+    # socket's TCP_USER_TIMEOUT too: two seconds after the first beat that is not acknowledged, the link is given up.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 0),
