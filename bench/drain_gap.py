@@ -24,7 +24,7 @@ from modelswarm.local.swarm_door import SwarmDoor, server_name
 
 DRAINS = 40
 STREAMS, PROMPT, LENGTH = 8, 1000, 4000
-LEFT = 1000  # tokens that every stream must still have before it when a drain begins
+LEFT = 1500  # tokens that every stream must still have before it when a drain begins
 QUIET_SECONDS = 2.0
 DRAIN_SECONDS = 240.0
 START_SECONDS = 240.0

@@ -1,5 +1,5 @@
 """Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget. Rows of
-warm hops (R13) run where nobody waits for the step, and in every fourth one however many do.
+warm hops (R13) run where nobody waits for the step, and in every second one however many do.
 
 Used by `server.py`, which says when a hop becomes ready; nothing here looks at hops that wait. Knows neither
 messages nor pages.
@@ -16,7 +16,9 @@ LEAST_PREFILL = 32
 WARM_ROWS = 16
 """Of a copy in one step where sessions decode: what a live row may have to wait for."""
 ALONE_WARM_ROWS = 128  # where none does
-WARM_PATIENCE = 3  # steps that go before it
+WARM_PATIENCE = (
+    1  # steps that go before it: with more, drains take longer and pauses are no shorter
+)
 
 
 class Schedule:
