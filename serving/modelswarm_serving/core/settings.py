@@ -23,9 +23,13 @@ class ServerSettings:
     replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
 
 
+LEAST_REPLAY = 4 << 20
+
+
 def replay_bytes(row_bytes: int, positions: int) -> int:
-    """Memory for a row of every position that there is KV for. Placement counts the same for a server."""
-    return row_bytes * positions
+    """Memory for a row of every position that there is KV for; placement counts the same for a server. Tiny models get
+    a little more, since what Python takes for a row is then more than the row."""
+    return max(row_bytes * positions, LEAST_REPLAY)
 
 
 WINDOW_BYTES = 2 << 20
