@@ -50,6 +50,10 @@ def test_faults_do_strike_and_sessions_do_reroute() -> None:
     assert outcome.tokens > 0
 
 
+def test_sessions_of_a_dead_gateway_are_adopted_by_another() -> None:
+    assert sum(simulate(seed, "adoptions").adopted for seed in range(4)) > 0
+
+
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Also with other string hashes: no set of names may decide the order of anything."""
 

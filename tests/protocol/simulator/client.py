@@ -60,9 +60,10 @@ class Client:
     # -- what it does ----------------------------------------------------------------------
 
     def start(self) -> None:
-        if self.done:
+        if self.done or self._serial:
             return
-        self.gateway.core.open(self.name, MODEL, self._tools.clock.now)
+        above = 0 if self._tools.scenario.adopts else None
+        self.gateway.core.open(self.name, MODEL, self._tools.clock.now, above)
         self._next_turn()
 
     def _next_turn(self) -> None:
@@ -148,6 +149,21 @@ class Client:
         self.done = True
         self.turn = None
         self._serial += 1
+
+    def orphaned(self, gateway: GatewayProcess) -> None:
+        """Its gateway is gone: it goes on at this one."""
+        self.gateway = gateway
+        self.turn = None
+        self._serial += 1
+        self._reading = False
+
+    def go_on(self) -> None:
+        self._serial += 1
+        self.gateway.later(0.0, self._next, self._serial)
+
+    def _next(self, serial: int) -> None:
+        if serial == self._serial:
+            self._next_turn()
 
     def _read_on(self, serial: int) -> None:
         """A slow reader takes one more entry."""
@@ -241,7 +257,7 @@ class Client:
         self._reading = False
         think = self._load.think
         pause = self._rng.expovariate(1 / think) if think else 0.0
-        self.gateway.later(pause, self._next_turn)
+        self.gateway.later(pause, self._next, self._serial)
 
     def _sees_refusal(self, effect: Refused) -> None:
         """429: try the same turn again later."""

@@ -27,7 +27,7 @@ class GatewayProcess:
     def __init__(
         self,
         tools: Tools,
-        deliver: Callable[[list[Effect]], None],
+        deliver: Callable[[GatewayProcess, list[Effect]], None],
         name: str,
         incarnation: int,
     ) -> None:
@@ -129,7 +129,7 @@ class GatewayProcess:
             elif isinstance(effect, Unlink):
                 self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
-            self._deliver([each for each in effects if not isinstance(each, Send)])
+            self._deliver(self, [each for each in effects if not isinstance(each, Send)])
 
     def tick(self) -> None:
         if not self.alive:

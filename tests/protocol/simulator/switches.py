@@ -317,6 +317,15 @@ def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, faults=faults, load=load)
 
 
+def _adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways die, and other gateways take over their sessions from what the servers have of them."""
+    layout = replace(scenario.layout, gateways=2, lease_seconds=rng.choice((0.6, 1.0, 2.0)))
+    weights = {"gateway": 1.0, "drop": rng.choice((0.0, 1.0)), "kill": rng.choice((0.0, 0.3))}
+    faults = replace(scenario.faults, gap=0.3, weights=weights, most=6, until=1.5)
+    load = replace(scenario.load, turns=rng.randint(2, 5), think=0.1, to_the_end_chance=0.0)
+    return replace(scenario, layout=layout, faults=faults, load=load, adopts=True, patience=20.0)
+
+
 def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
     """A block loses all its servers for good: sessions end honestly, new ones are refused."""
     weights = {"drop": 1.0, "kill": 0.5, "extinction": 0.1}
@@ -450,6 +459,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "orders": _orders,
     "gateways": _gateways,
     "extinction": _extinction,
+    "adoptions": _adoptions,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,

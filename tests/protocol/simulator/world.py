@@ -15,6 +15,7 @@ from protocol.simulator.clock import Clock
 from protocol.simulator.coverage import Span
 from protocol.simulator.faults import Faults
 from protocol.simulator.gateway_process import GatewayProcess
+from protocol.simulator.heir import Heir
 from protocol.simulator.network import Network
 from protocol.simulator.oracles import check_at_rest, check_go, check_kept, check_pages
 from protocol.simulator.processes import Cores, ServerProcess, Tools
@@ -50,6 +51,7 @@ class Outcome:
     refused: int = 0
     lost: int = 0
     repeated: int = 0
+    adopted: int = 0  # sessions, by another gateway
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)  # planned ones, by how they ended
@@ -65,6 +67,7 @@ class Outcome:
         self.refused += other.refused
         self.lost += other.lost
         self.repeated += other.repeated
+        self.adopted += other.adopted
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.faults.update(other.faults)
         self.causes.update(other.causes)
@@ -92,6 +95,7 @@ class World:
             lambda: bits.getrandbits(64),
         )
         self.clients: dict[str, Client] = {}
+        self._heirs: dict[str, Heir] = {}
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
         for number, span in enumerate(scenario.layout.spans):
@@ -119,12 +123,22 @@ class World:
         gateways = max(gateway.wakes_at for gateway in self.gateways.values())
         return max(self.network.hushed_until, servers, gateways)
 
+    def _bereave(self, client: Client) -> None:
+        """Its gateway is gone, or as good as gone: it has to find another one."""
+        others = [g for g in self.gateways.values() if g.alive and g is not client.gateway]
+        if not (self.scenario.adopts and others) or client.done:
+            client.abandoned()
+            return
+        client.orphaned(others[0])
+        heir = self._heirs.setdefault(client.name, Heir(self._tools, client, self.gateways))
+        heir.begin(self._rng.uniform(0.0, 0.5))
+
     def _start_gateway(self, name: str, incarnation: int) -> None:
         """A gateway, perhaps in the place of one that died with its sessions; it finds the servers and its clients."""
         if name in self.gateways:
             for client in self.clients.values():
                 if client.gateway is self.gateways[name]:
-                    client.abandoned()
+                    self._bereave(client)
         gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
         self.gateways[name] = gateway
         self.network.join(gateway)
@@ -149,6 +163,7 @@ class World:
         out.rows += sum(server.rows for server in self.servers.values())
         out.events, out.seconds = self.clock.events, self.clock.now
         out.lost, out.repeated = self.network.lost, self.network.repeated
+        out.adopted = sum(heir.adopted for heir in self._heirs.values())
         out.faults = self.faults.struck
         return out
 
@@ -166,7 +181,7 @@ class World:
         for gateway in self.gateways.values():
             gateway.later(0.0, gateway.learn, server.address)
 
-    def _deliver(self, effects: list[Effect]) -> None:
+    def _deliver(self, gateway: GatewayProcess, effects: list[Effect]) -> None:
         """Give each client its effects, as the gateway's doors would."""
         by_session: dict[str, list[Effect]] = {}
         for effect in effects:
@@ -184,7 +199,13 @@ class World:
             elif isinstance(effect, Moved):
                 self.outcome.moves[effect.outcome] += 1
         for session, each in by_session.items():
-            self.clients[session].sees(each)
+            client = self.clients[session]
+            if client.gateway is not gateway:
+                continue  # said to a client that has left
+            if session in self._heirs:
+                for effect in each:
+                    self._heirs[session].sees(effect)
+            client.sees(each)
 
     def _check_cause(self, effect: Rerouted) -> None:
         """The second oracle: what everybody is told of needs no deadline."""

@@ -1,0 +1,90 @@
+"""A client whose gateway is gone goes on at another one, which adopts its session or opens it anew (R20).
+
+Does what the doors of a gateway do for a named session: ask where it is, wait for the lease, fetch the log, adopt.
+"""
+
+from __future__ import annotations
+
+from protocol.simulator.client import Client
+from protocol.simulator.gateway_process import GatewayProcess
+from protocol.simulator.processes import MODEL, Tools
+
+from modelswarm_gateway.core.effects import Effect, Fetched, Outranked, Whereabouts
+
+PAUSE = 0.1
+
+
+class Heir:
+    """One client on its way to another gateway."""
+
+    def __init__(self, tools: Tools, client: Client, gateways: dict[str, GatewayProcess]) -> None:
+        self._tools = tools
+        self._client = client
+        self._gateways = gateways
+        self._where: Whereabouts | None = None
+        self._round = 0  # raised by every loss and by what ends it: timers of older ones are void
+        self._looking = False
+        self.adopted = 0
+
+    def begin(self, delay: float) -> None:
+        """The client has just come to another gateway."""
+        self._round += 1
+        self._looking, self._where = True, None
+        self._again(delay)
+
+    def _end(self) -> None:
+        self._round += 1
+        self._looking = False
+        self._client.go_on()
+
+    def _look(self, number: int) -> None:
+        client = self._client
+        if not client.done and number == self._round:
+            client.gateway.core.find(client.name, MODEL, self._tools.clock.now)
+            client.gateway.pump()
+
+    def sees(self, effect: Effect) -> None:
+        if isinstance(effect, Outranked):
+            self._client.orphaned(self._client.gateway)
+            self.begin(PAUSE)
+        elif self._looking and isinstance(effect, Whereabouts):
+            self._found(effect)
+        elif self._looking and isinstance(effect, Fetched):
+            self._fetched(effect)
+
+    def _found(self, where: Whereabouts) -> None:
+        client, now = self._client, self._tools.clock.now
+        if where.living:
+            self._let_go(where.owner)
+            self._again(PAUSE)
+        elif where.wait > 0:
+            self._again(where.wait + 0.01)
+        elif where.holders:
+            self._where = where
+            client.gateway.core.fetch(client.name, where.holders[0], now)
+        else:
+            client.gateway.core.open(client.name, MODEL, now, above=where.epoch.counter)
+            self._end()
+
+    def _fetched(self, log: Fetched) -> None:
+        client = self._client
+        if log.turn is None or not log.tokens or self._where is None:
+            self._again(PAUSE)
+            return
+        self.adopted += 1
+        client.gateway.core.adopt(self._where, MODEL, log, self._tools.clock.now)
+        self._end()
+
+    def _let_go(self, owner: str) -> None:
+        """The owner lives: there it is closed, as by its client."""
+        for gateway in self._gateways.values():
+            if gateway.alive and gateway.address.peer == owner:
+                gateway.later(0.0, self._close, gateway)
+
+    def _close(self, gateway: GatewayProcess) -> None:
+        if gateway is not self._client.gateway:
+            gateway.core.close(self._client.name, self._tools.clock.now)
+            gateway.pump()
+
+    def _again(self, seconds: float) -> None:
+        self._client.gateway.later(seconds, self._look, self._round)
