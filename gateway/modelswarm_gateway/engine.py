@@ -19,6 +19,7 @@ from modelswarm_gateway.core.effects import (
     TurnRequest,
     Whereabouts,
 )
+from modelswarm_gateway.core.reasons import Reasons
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.text import ModelText
 
@@ -190,3 +191,7 @@ class Engine(Protocol):
     def sessions(self) -> Sequence[SessionView]: ...
 
     def session(self, session: str) -> SessionView | None: ...
+
+    def reasons(self, model: str) -> Reasons:
+        """Why routes are as they are; "": for all models."""
+        ...

@@ -47,6 +47,7 @@ from modelswarm_gateway.core.effects import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.kinds import makes_sense
+from modelswarm_gateway.core.reasons import Reasons
 from modelswarm_gateway.directory import Directory, Source
 from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.engine import ModelCard, TokenEvent, TokenStream
@@ -231,6 +232,9 @@ class Node:
 
     def session(self, session: str) -> SessionView | None:
         return self._core.session(session)
+
+    def reasons(self, model: str) -> Reasons:
+        return self._core.reasons(model, self._clock())
 
     # ---- effects
 

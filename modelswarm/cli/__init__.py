@@ -16,6 +16,7 @@ from modelswarm.cli.demo import demo
 from modelswarm.cli.drain import drain
 from modelswarm.cli.generate import generate
 from modelswarm.cli.plan import plan
+from modelswarm.cli.routes import routes
 from modelswarm.cli.status import status
 from modelswarm.cli.up import up
 from modelswarm.errors import ModelSwarmError, UserError
@@ -39,7 +40,7 @@ def commands() -> None:
     """
 
 
-for command in (up, chat, generate, status, drain, plan, demo):
+for command in (up, chat, generate, status, routes, drain, plan, demo):
     commands.add_command(command)
 
 

@@ -1,6 +1,6 @@
 """What the gateway knows, by its gRPC door: servers, spans, health and sessions.
 
-Used by `LocalSwarm` while it starts, and by `status`, `drain`, `chat --verbose` and `demo`; draws nothing.
+Used by `LocalSwarm` while it starts, and by `status`, `drain`, `routes`, `chat --verbose` and `demo`; draws nothing.
 """
 
 from __future__ import annotations
@@ -72,12 +72,19 @@ class SwarmDoor:
         try:
             yield from self._swarm.Drain(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise self._refused(error) from error
+            raise self._refused(error, "SERVER") from error
 
-    def _refused(self, error: grpc.RpcError) -> ModelSwarmError:
+    def routes(self, model: str = "", timeout: float = CALL_SECONDS) -> api_pb2.RoutesReply:
+        """What servers cost and why sessions have their routes; of one model, or of all."""
+        try:
+            return self._swarm.Routes(api_pb2.RoutesRequest(model=model), timeout=timeout)
+        except grpc.RpcError as error:
+            raise self._refused(error, "--model") from error
+
+    def _refused(self, error: grpc.RpcError, named: str) -> ModelSwarmError:
         code, said = error.code(), reason_of(error)
         if code is grpc.StatusCode.NOT_FOUND:
-            return UserError("SERVER", said)
+            return UserError(named, said)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             return ModelSwarmError(said)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -402,6 +402,207 @@ class DrainState(_message.Message):
 Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
 
 @_typing.final
+class RoutesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """empty: all"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutesRequest: _TypeAlias = RoutesRequest  # noqa: Y015
+
+@_typing.final
+class RoutesReply(_message.Message):
+    """Costs are milliseconds of one token's way. One of 1e9 and more: a last resort, for blocks that nobody else holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVERS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerCost]: ...
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteReason]: ...
+    def __init__(
+        self,
+        *,
+        servers: _abc.Iterable[Global___ServerCost] | None = ...,
+        sessions: _abc.Iterable[Global___RouteReason] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["servers", b"servers", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoutesReply: _TypeAlias = RoutesReply  # noqa: Y015
+
+@_typing.final
+class ServerCost(_message.Message):
+    """Block and hop cost grow with load and are divided by the score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    BLOCK_MS_FIELD_NUMBER: _builtins.int
+    HOP_MS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    RTT_MS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    model: _builtins.str
+    first: _builtins.int
+    last: _builtins.int
+    zone: _builtins.str
+    """failure domain; empty: not known"""
+    block_ms: _builtins.float
+    """for every block that a route uses"""
+    hop_ms: _builtins.float
+    """once"""
+    wait_ms: _builtins.float
+    """rows that queue, and KV that is not free"""
+    rtt_ms: _builtins.float
+    """from this gateway; unset: not measured yet"""
+    load: _builtins.float
+    """sessions in a turn, of all gateways, with what was placed since the last beat"""
+    score: _builtins.float
+    """health, in (0, 1]"""
+    state: _builtins.str
+    """empty, canary (about to come back), or a last resort: draining, ejected, failing"""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        model: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        zone: _builtins.str = ...,
+        block_ms: _builtins.float = ...,
+        hop_ms: _builtins.float = ...,
+        wait_ms: _builtins.float = ...,
+        rtt_ms: _builtins.float | None = ...,
+        load: _builtins.float = ...,
+        score: _builtins.float = ...,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rtt_ms", b"_rtt_ms", "rtt_ms", b"rtt_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rtt_ms", b"_rtt_ms", "block_ms", b"block_ms", "first", b"first", "hop_ms", b"hop_ms", "last", b"last", "load", b"load", "model", b"model", "peer", b"peer", "rtt_ms", b"rtt_ms", "score", b"score", "state", b"state", "wait_ms", b"wait_ms", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rtt_ms: _TypeAlias = _typing.Literal["rtt_ms"]  # noqa: Y015
+    _WhichOneofArgType__rtt_ms: _TypeAlias = _typing.Literal["_rtt_ms", b"_rtt_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rtt_ms) -> _WhichOneofReturnType__rtt_ms | None: ...
+
+Global___ServerCost: _TypeAlias = ServerCost  # noqa: Y015
+
+@_typing.final
+class RouteReason(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    COST_MS_FIELD_NUMBER: _builtins.int
+    BEST_MS_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    model: _builtins.str
+    state: _builtins.str
+    cost_ms: _builtins.float
+    """of its route now; unset: a server of it is gone"""
+    best_ms: _builtins.float
+    """of the best route now; unset: there is none"""
+    @_builtins.property
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopReason]: ...
+    @_builtins.property
+    def best(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: _builtins.str = ...,
+        hops: _abc.Iterable[Global___HopReason] | None = ...,
+        cost_ms: _builtins.float | None = ...,
+        best_ms: _builtins.float | None = ...,
+        best: _abc.Iterable[Global___Hop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_ms", b"_best_ms", "_cost_ms", b"_cost_ms", "best_ms", b"best_ms", "cost_ms", b"cost_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_ms", b"_best_ms", "_cost_ms", b"_cost_ms", "best", b"best", "best_ms", b"best_ms", "cost_ms", b"cost_ms", "hops", b"hops", "id", b"id", "model", b"model", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__best_ms: _TypeAlias = _typing.Literal["best_ms"]  # noqa: Y015
+    _WhichOneofArgType__best_ms: _TypeAlias = _typing.Literal["_best_ms", b"_best_ms"]  # noqa: Y015
+    _WhichOneofReturnType__cost_ms: _TypeAlias = _typing.Literal["cost_ms"]  # noqa: Y015
+    _WhichOneofArgType__cost_ms: _TypeAlias = _typing.Literal["_cost_ms", b"_cost_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_ms) -> _WhichOneofReturnType__best_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_ms) -> _WhichOneofReturnType__cost_ms | None: ...
+
+Global___RouteReason: _TypeAlias = RouteReason  # noqa: Y015
+
+@_typing.final
+class HopReason(_message.Message):
+    """What was known when the hop was chosen: costs from here to where the search ended (the next hop that was kept, or the
+    tail).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    CHOSEN_MS_FIELD_NUMBER: _builtins.int
+    BEST_MS_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    first: _builtins.int
+    last: _builtins.int
+    chosen_ms: _builtins.float
+    best_ms: _builtins.float
+    best: _builtins.str
+    """who that was"""
+    options: _builtins.int
+    """servers that could have been taken; 0: not chosen here"""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        chosen_ms: _builtins.float = ...,
+        best_ms: _builtins.float = ...,
+        best: _builtins.str = ...,
+        options: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best", b"best", "best_ms", b"best_ms", "chosen_ms", b"chosen_ms", "first", b"first", "last", b"last", "options", b"options", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HopReason: _TypeAlias = HopReason  # noqa: Y015
+
+@_typing.final
 class Snapshot(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

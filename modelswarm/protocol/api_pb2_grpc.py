@@ -164,6 +164,11 @@ class SwarmStub:
                 request_serializer=modelswarm_dot_protocol_dot_api__pb2.DrainRequest.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_api__pb2.DrainState.FromString,
                 _registered_method=True)
+        self.Routes = channel.unary_unary(
+                '/modelswarm.v1.Swarm/Routes',
+                request_serializer=modelswarm_dot_protocol_dot_api__pb2.RoutesRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_api__pb2.RoutesReply.FromString,
+                _registered_method=True)
 
 
 class SwarmServicer:
@@ -190,6 +195,14 @@ class SwarmServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Routes(self, request, context):
+        """What a hop on every server costs a new session now, and what each session's route was chosen against.
+        NOT_FOUND: no such model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SwarmServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -207,6 +220,11 @@ def add_SwarmServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=modelswarm_dot_protocol_dot_api__pb2.DrainRequest.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_api__pb2.DrainState.SerializeToString,
+            ),
+            'Routes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Routes,
+                    request_deserializer=modelswarm_dot_protocol_dot_api__pb2.RoutesRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_api__pb2.RoutesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -290,6 +308,33 @@ class Swarm:
             '/modelswarm.v1.Swarm/Drain',
             modelswarm_dot_protocol_dot_api__pb2.DrainRequest.SerializeToString,
             modelswarm_dot_protocol_dot_api__pb2.DrainState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Routes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Swarm/Routes',
+            modelswarm_dot_protocol_dot_api__pb2.RoutesRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_api__pb2.RoutesReply.FromString,
             options,
             channel_credentials,
             insecure,

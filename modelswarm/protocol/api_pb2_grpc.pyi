@@ -75,6 +75,10 @@ class SwarmStub:
     """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
     It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
     """
+    Routes: _grpc.UnaryUnaryMultiCallable[_api_pb2.RoutesRequest, _api_pb2.RoutesReply]
+    """What a hop on every server costs a new session now, and what each session's route was chosen against.
+    NOT_FOUND: no such model.
+    """
 
 @_typing.type_check_only
 class SwarmAsyncStub(SwarmStub):
@@ -85,6 +89,10 @@ class SwarmAsyncStub(SwarmStub):
     Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]  # type: ignore[assignment]
     """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
     It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+    """
+    Routes: _aio.UnaryUnaryMultiCallable[_api_pb2.RoutesRequest, _api_pb2.RoutesReply]  # type: ignore[assignment]
+    """What a hop on every server costs a new session now, and what each session's route was chosen against.
+    NOT_FOUND: no such model.
     """
 
 class SwarmServicer(metaclass=_abc_1.ABCMeta):
@@ -111,6 +119,16 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_api_pb2.DrainState], _abc.AsyncIterator[_api_pb2.DrainState]]:
         """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
         It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """
+
+    @_abc_1.abstractmethod
+    def Routes(
+        self,
+        request: _api_pb2.RoutesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.RoutesReply, _abc.Awaitable[_api_pb2.RoutesReply]]:
+        """What a hop on every server costs a new session now, and what each session's route was chosen against.
+        NOT_FOUND: no such model.
         """
 
 def add_SwarmServicer_to_server(servicer: SwarmServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

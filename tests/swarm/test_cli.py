@@ -130,6 +130,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
             ("generate", "hello", "--url", "localhost"),
             "Error: --url: 'localhost' is not an address",
         ),
+        (("routes", "--model", "tyni"), "--model: 'tyni' is not served here; known are: tiny"),
         (("status", "--name", "other"), "no swarm 'other' runs here; allowed: tiny"),
         (("generate",), "Missing argument 'PROMPT'"),
         (("serve",), "No such command 'serve'"),
@@ -151,6 +152,7 @@ def test_a_gateway_that_is_not_there_is_a_failure_with_one_sentence(shell: Shell
     for arguments in (
         ("generate", "hello", "--url", "http://127.0.0.1:1"),
         ("status", "--url", "127.0.0.1:1"),
+        ("routes", "--url", "127.0.0.1:1"),
     ):
         done = shell.run(*arguments)
 
@@ -176,6 +178,23 @@ def test_chat_keeps_one_session_over_its_turns_and_a_new_one_begins_again(shell:
     assert first != second
     sessions = json.loads(shell.output("status", "--json"))["sessions"]
     assert len(sessions) == 2
+
+
+def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: Shell) -> None:
+    shell.output("chat", "--max-tokens", "5", typed="hi\n/quit\n")  # its session is kept
+    shown = shell.output("routes")
+    told = json.loads(shell.output("routes", "--model", "tiny", "--json"))
+
+    assert re.search(r"tiny-s0-r0 +0:2 +- +\d+\.\d\d ms .* [01]\.\d\d +\w+", shown)
+    assert re.search(
+        r" parked: costs \d+\.\d\d ms; the best now is \d+\.\d\d ms by tiny-s0-r", shown
+    )
+    assert re.search(r"    tiny-s1-r\d \[2:4\] chosen at \d+\.\d\d ms.*: the best ", shown)
+    assert ESCAPE not in shown
+    assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in told["servers"])
+    session = told["sessions"][0]
+    assert [hop["options"] for hop in session["hops"]] == [2, 2]
+    assert session["cost_ms"] >= session["best_ms"] > 0
 
 
 def test_a_verbose_chat_names_the_servers_that_answered(shell: Shell) -> None:

@@ -51,6 +51,7 @@ from modelswarm_gateway.core.effects import (
 )
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.moves import Moves
+from modelswarm_gateway.core.reasons import Reasons, reasons
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.servers import Server
 from modelswarm_gateway.core.session import Session, State
@@ -356,6 +357,10 @@ class GatewayCore:
 
     def sessions(self) -> list[SessionView]:
         return [self._view(session) for session in self._sessions.values()]
+
+    def reasons(self, model: str, now: float) -> Reasons:
+        """What servers of `model` cost and why sessions have their routes; "": of all models."""
+        return reasons(self._fleet, self._sessions.values(), model, now)
 
     def session(self, name: str) -> SessionView | None:
         found = self._sessions.get(name)

@@ -22,6 +22,7 @@ from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.doors.passing import MARK
+from modelswarm_gateway.doors.routes import routes
 from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
 from modelswarm_gateway.drains import Drains
@@ -228,6 +229,13 @@ class Swarm(api_pb2_grpc.SwarmServicer):
                 yield now
         finally:
             self._watchers -= 1
+
+    async def Routes(self, request: api_pb2.RoutesRequest, context: Context) -> api_pb2.RoutesReply:
+        try:
+            return routes(self._service.engine, request.model)
+        except ApiError as error:
+            await abort(context, error)
+            return api_pb2.RoutesReply()  # the call was aborted
 
     async def Drain(
         self, request: api_pb2.DrainRequest, context: Context
