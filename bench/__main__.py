@@ -19,6 +19,8 @@ NAMES = (
     "span_recovery",
     "failure_free_cost",
     "metrics_cost",
+    "route_choice",
+    "load_gini",
     "protocol_faults",
     "near_ties",
     "operator_converge",

@@ -45,6 +45,7 @@ class Fleet:
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
+        self._unsettled: set[str] = set()  # models whose servers have changed since that was seen
         self._holds: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self._health = Health()
@@ -62,7 +63,7 @@ class Fleet:
         self._pricing.forget()
         if hello.hold_ms:
             self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
-        self._lead(hello.model)
+        self._unsettled.add(hello.model)
         return True
 
     def leave(self, peer: PeerId) -> None:
@@ -71,7 +72,7 @@ class Fleet:
         server = self._servers.pop(peer, None)
         if server is not None:
             self._pricing.forget()
-            self._lead(server.hello.model)
+            self._unsettled.add(server.hello.model)
 
     def _lead(self, model: str) -> None:
         """The kind that holds all blocks, of several the one with most servers, of equals the one that leads."""
@@ -94,6 +95,9 @@ class Fleet:
 
     def leading(self, model: str) -> Kind | None:
         """The kind of servers that a turn is to run on; None if no server of the model is linked."""
+        if model in self._unsettled:
+            self._unsettled.discard(model)
+            self._lead(model)
         return self._leading.get(model)
 
     def hold_seconds(self, model: str) -> float | None:

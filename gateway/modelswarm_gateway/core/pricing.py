@@ -16,9 +16,11 @@ import numpy as np
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.health import Standing
 from modelswarm_gateway.core.servers import (
+    ALL_PAGES_MS,
     HANDLING_MS,
     KEPT_FOR_REPAIRS,
     NOISE_MS,
+    SHORT_OF_PAGES_MS,
     UNKNOWN_BLOCK_MS,
     Server,
 )
@@ -28,7 +30,7 @@ from modelswarm_gateway.routing import LAST_RESORT, Candidate, Floats, Leg, Tabl
 KEPT_SECONDS = (
     0.05  # costs-to-go may be so old, unless somebody became a last resort or ceased to be one
 )
-SWEPT = 128  # servers priced again at every choice, in turn
+SWEPT = 32  # servers priced again at every choice, in turn
 MOST_KEPT = 64
 OTHER_DOMAIN_MS = (
     50.0  # a repair goes so far out of its way for another failure domain than the lost hop's
@@ -220,8 +222,9 @@ class Pricing:
     def _update(self, book: _Book, now: float) -> None:
         """Price what was marked, and some more in turn."""
         count = len(book.servers)
-        rows = {book.table.row[peer] for peer in self._marked if peer in book.table.row}
-        self._marked.difference_update(book.table.row)
+        marked = {peer for peer in self._marked if peer in book.table.row}
+        self._marked -= marked
+        rows = {book.table.row[peer] for peer in marked}
         swept = range(book.next_row, book.next_row + min(SWEPT, count))
         book.next_row = (book.next_row + min(SWEPT, count)) % count
         self._price_rows(book, rows.union(row % count for row in swept), now)
@@ -250,8 +253,8 @@ def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
     usable = book.free - (0.0 if needs.repair else KEPT_FOR_REPAIRS * book.total)
     tight = np.flatnonzero((book.page * usable < needs.positions) & (book.total > 0))
     if tight.size:
-        waits = [book.servers[row].wait_ms(needs.positions, needs.repair) for row in tight]
-        extra[tight] += waits
+        short = np.ceil(needs.positions / book.page[tight]) - usable[tight]
+        extra[tight] += SHORT_OF_PAGES_MS + ALL_PAGES_MS * short / book.total[tight]
         asked.append((needs.positions, needs.repair))
     if needs.length > book.longest.min():
         extra[book.longest < needs.length] += TOO_SHORT

@@ -1,0 +1,161 @@
+"""How evenly 4 gateways that do not talk to each other load 20 equal servers with 400 sessions, in virtual time.
+
+The gateways' own fleets choose the routes. They learn of each other's sessions only from the servers' beats, which here
+come every 2 s for each pair, far more seldom than real ones: all together begin 40 sessions in between.
+A server's step takes longer the more sessions run on it. `gini` is the mean over time of the worse of two shapes, each
+with several seeds: every server holds the whole model, or four spans of five servers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+from bench.harness import Bar, Result
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.kinds import kind_of
+from modelswarm_gateway.core.pricing import Needs
+
+SERVERS, GATEWAYS, SESSIONS = 20, 4, 400
+BLOCKS = 8
+BEAT_SECONDS = 2.0
+ARRIVALS_PER_SECOND = 20.0
+LIFE_SECONDS = 20.0  # mean; with the arrivals above about 400 sessions at a time
+WARM_SECONDS, SECONDS = 40.0, 100.0
+SEEDS = 5
+MODEL = "m"
+NEEDS = Needs(length=1_024, positions=1_024)
+
+
+@dataclass
+class World:
+    """Virtual time: arrivals, ends and beats in one queue."""
+
+    spans: Sequence[tuple[int, int]]
+    rng: random.Random
+    running: Counter[PeerId] = field(default_factory=Counter)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.hellos = [_hello(n, *span) for n, span in enumerate(self.spans)]
+        bits = self.rng.getrandbits
+        self.fleets = [Fleet(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)]
+        for fleet in self.fleets:
+            for hello in self.hellos:
+                fleet.join(hello)
+        self._count = itertools.count()
+        self._queue: list[tuple[float, int, str, int, tuple[PeerId, ...]]] = []
+
+    def run(self) -> float:
+        """The mean Gini coefficient of the servers' load, once sessions end as often as they begin."""
+        self._later(self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
+        for gateway, server in itertools.product(range(GATEWAYS), range(SERVERS)):
+            self._later(self.rng.uniform(0.0, BEAT_SECONDS), "beat", gateway, (str(server),))
+        seen: list[float] = []
+        now = 0.0
+        while now < SECONDS:
+            now, _, what, gateway, names = heapq.heappop(self._queue)
+            if what == "arrive":
+                self._arrive(now)
+                self._later(now + self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
+                if now > WARM_SECONDS:
+                    seen.append(gini([self.running[hello.peer] for hello in self.hellos]))
+            elif what == "end":
+                for peer in names:
+                    self.running[peer] -= 1
+                    self.fleets[gateway].freed(peer)
+            else:
+                self._beat(gateway, self.hellos[int(names[0])], now)
+                self._later(now + BEAT_SECONDS, "beat", gateway, names)
+        return mean(seen)
+
+    def _later(
+        self, when: float, what: str, gateway: int = 0, names: tuple[PeerId, ...] = ()
+    ) -> None:
+        heapq.heappush(self._queue, (when, next(self._count), what, gateway, names))
+
+    def _arrive(self, now: float) -> None:
+        gateway = self.rng.randrange(GATEWAYS)
+        fleet = self.fleets[gateway]
+        legs = fleet.cover(
+            MODEL,
+            kind_of(self.hellos[0]),
+            (0, BLOCKS),
+            now,
+            between=(None, None),
+            needs=NEEDS,
+        )
+        assert legs is not None
+        for leg in legs:
+            self.running[leg.peer] += 1
+            fleet.placed(leg.peer, NEEDS.positions, 128)
+        peers = tuple(leg.peer for leg in legs)
+        self._later(now + self.rng.expovariate(1 / LIFE_SECONDS), "end", gateway, peers)
+
+    def _beat(self, gateway: int, hello: Hello, now: float) -> None:
+        self.steps += 10
+        running = self.running[hello.peer]
+        beat = Beat(
+            steps=self.steps,
+            step_ms=(hello.last - hello.first) * (1 + running / 8),
+            free_pages=hello.total_pages - 64 * running,
+            total_pages=hello.total_pages,
+            sessions=running,
+            rows=self.steps,
+            running=running,
+        )
+        self.fleets[gateway].beat(hello.peer, beat, now)
+
+
+def _hello(number: int, first: int, last: int) -> Hello:
+    return Hello(
+        PROTOCOL_VERSION,
+        f"s{number}/1/b",
+        Role.SERVER,
+        "",
+        Lane.LIVE,
+        model=MODEL,
+        first=first,
+        last=last,
+        n_blocks=BLOCKS,
+        max_length=32_768,
+        total_pages=64 * 400,
+        page_size=16,
+    )
+
+
+def gini(loads: Sequence[float]) -> float:
+    """0: all equal, 1: one has all."""
+    ordered, total = sorted(loads), sum(loads)
+    if not total:
+        return 0.0
+    weighted = sum((2 * rank - len(ordered) - 1) * load for rank, load in enumerate(ordered, 1))
+    return weighted / (len(ordered) * total)
+
+
+def run() -> Result:
+    shapes = {
+        "whole": [(0, BLOCKS)] * SERVERS,
+        "spans": [(first, first + 2) for first in range(0, BLOCKS, 2) for _ in range(5)],
+    }
+    measured = {
+        name: mean(World(spans, random.Random(seed)).run() for seed in range(SEEDS))
+        for name, spans in shapes.items()
+    }
+    figures = {"gini": max(measured.values()), **{f"{n}_gini": v for n, v in measured.items()}}
+    return Result(
+        name="load_gini",
+        figures=figures,
+        columns=("shape", "gini"),
+        rows=[(name, f"{value:.3f}") for name, value in measured.items()],
+        shape=f"{SERVERS} servers, {GATEWAYS} gateways, {SESSIONS} sessions, beats of {BEAT_SECONDS:g} s",
+        threads=1,
+        bars=(Bar("gini", "<=", 0.1),),
+    )
