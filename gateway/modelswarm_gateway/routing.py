@@ -25,6 +25,7 @@ LAST_RESORT = 1e9  # what a hop costs that is to be taken only where there is no
 SPREAD = 0.08  # temperature of the draw, as a share of the best cost-to-go
 DRAWN_FROM = 4  # servers, and those that are as good as the last of them
 EQUALS = 0.9  # ... which is so much of its weight
+LEAST_WEIGHT = 1e-9  # a server with less, of the best one's weight, is never drawn
 NEVER = float("inf")
 
 
@@ -167,13 +168,15 @@ def drawn(costs: Floats, draw: Callable[[], float] | None) -> int:
     Of many only the best few and their equals: thousands that are a little worse would outweigh them together. Last
     resorts make all costs large alike: they do not count in the temperature.
     """
-    best = float(costs.min())
+    cheapest = int(costs.argmin())
     if draw is None:
-        return int(costs.argmin())
+        return cheapest
+    best = float(costs[cheapest])
     temperature = max(SPREAD * (best % LAST_RESORT), 1e-9)
     weights = np.exp((best - costs) / temperature)
     if costs.size > DRAWN_FROM:
         weights[weights < EQUALS * np.partition(weights, -DRAWN_FROM)[-DRAWN_FROM]] = 0.0
-    weights = weights.cumsum()
-    pick = int(np.searchsorted(weights, draw() * weights[-1], side="right"))
-    return min(pick, len(costs) - 1)
+    weights[weights < LEAST_WEIGHT] = 0.0
+    sums = weights.cumsum()
+    pick = int(np.searchsorted(sums, draw() * sums[-1], side="right"))
+    return pick if pick < costs.size and weights[pick] else cheapest

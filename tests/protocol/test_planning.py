@@ -1,0 +1,215 @@
+"""Which servers a session gets, keeps and leaves: load, ejection, failure domains, affinity, failing pairs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from protocol.review_swarm import MODEL, Server, Swarm, expected
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Beat, Hello, Sampling
+from modelswarm_gateway.core.effects import TurnRequest
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.kinds import kind_of
+from modelswarm_gateway.core.pricing import Needs
+from modelswarm_gateway.routing import Leg
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def route(swarm: Swarm, session: str) -> list[PeerId]:
+    [view] = [v for v in swarm.core.sessions() if v.session == session]
+    return [hop.peer for hop in view.route]
+
+
+def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
+    swarm.core.open(session, MODEL, swarm.now)
+    swarm.ask(session, PROMPT, new)
+    return route(swarm, session)
+
+
+def zoned(swarm: Swarm, zone: str, first: int, last: int) -> Server:
+    server = swarm.serve(first, last, link=False)
+    server.hello = replace(server.hello, zone=zone)
+    swarm.link(server)
+    return server
+
+
+def beat(swarm: Swarm, server: Server, **said: object) -> None:
+    """What a server says of itself, whatever is true."""
+    told = replace(server.core.beat(), **said)  # type: ignore[arg-type]
+    swarm.core.receive(server.peer, told, swarm.now)
+
+
+def test_two_servers_of_a_span_share_the_sessions_evenly() -> None:
+    swarm = Swarm()
+    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
+        swarm.serve(*span)
+    taken = Counter(peer for n in range(16) for peer in start(swarm, f"a{n}"))
+    assert len(taken) == 4
+    assert all(6 <= count <= 10 for count in taken.values())
+
+
+def test_a_server_that_says_it_is_busy_gets_nothing_while_another_is_idle() -> None:
+    swarm = Swarm()
+    busy, idle = swarm.serve(0, 4), swarm.serve(0, 4)
+    for n in range(6):
+        beat(swarm, busy, running=40)
+        beat(swarm, idle, running=n)
+        assert start(swarm, f"a{n}") == [idle.peer]
+
+
+def test_a_server_without_room_is_the_last_that_is_asked() -> None:
+    swarm = Swarm()
+    full, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    for n in range(6):
+        beat(swarm, full, free_pages=1)
+        assert start(swarm, f"a{n}") == [other.peer]
+
+
+def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
+    for seed in range(4):
+        swarm = Swarm()
+        swarm.serve(0, 2)
+        servers = [zoned(swarm, zone, 2, 4) for zone in ("east", "east", "west", "west")]
+        zones = {server.peer: server.hello.zone for server in servers}
+        for n in range(seed):
+            start(swarm, f"b{n}")
+        swarm.core.open("a", MODEL, swarm.now)
+        request = TurnRequest(tuple(PROMPT), 20, Sampling(), credit_ahead=4)
+        swarm.core.turn("a", request, swarm.now)
+        swarm.run()
+        lost = route(swarm, "a")[1]
+        swarm.kill(swarm.servers[lost])
+        assert zones[route(swarm, "a")[1]] != zones[lost]
+        swarm.core.read_to("a", 1 << 40, swarm.now)
+        swarm.run()
+        assert swarm.answer("a") == expected(PROMPT, 20)
+
+
+def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
+    swarm = Swarm()
+    server = zoned(swarm, "east", 0, 4)
+    legs = swarm.core._fleet.cover(
+        MODEL,
+        kind_of(server.hello),
+        (0, 4),
+        swarm.now,
+        between=(None, None),
+        needs=Needs(repair=True, away_from=frozenset({"east"})),
+    )
+    assert legs is not None and legs[0].peer == server.peer
+
+
+def test_a_session_keeps_its_route_between_turns_while_its_servers_do_well() -> None:
+    swarm = Swarm()
+    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
+        swarm.serve(*span)
+    kept = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a")]
+    for n in range(4):
+        start(swarm, f"b{n}")
+        swarm.ask("a", [*log, 3], 3)
+        log = [*log, 3, *swarm.answer("a")]
+        assert route(swarm, "a") == kept
+
+
+def test_a_new_turn_leaves_a_server_on_which_it_would_wait_for_room() -> None:
+    swarm = Swarm()
+    one, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    [kept] = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a"), 3]
+    full, free = (one, other) if kept == one.peer else (other, one)
+    beat(swarm, full, free_pages=0)
+    swarm.ask("a", log, 60)
+    assert route(swarm, "a") == [free.peer]
+    assert swarm.answer("a") == expected(log, 60)
+
+
+def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
+    swarm = Swarm()
+    one, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    [kept] = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a"), 3]
+    for server in (one, other):
+        beat(swarm, server, free_pages=0)
+    swarm.ask("a", log, 60)
+    assert route(swarm, "a") == [kept]
+
+
+# ---- the fleet alone
+
+
+def fleet_of(*hellos: Hello) -> Fleet:
+    numbers = iter(range(1 << 20))
+    fleet = Fleet(30.0, lambda: (next(numbers) * 0x9E3779B97F4A7C15) % (1 << 64), lambda _: None)
+    for hello in hellos:
+        assert fleet.join(hello)
+    return fleet
+
+
+def cover(fleet: Fleet, hello: Hello, now: float = 0.0, needs: Needs | None = None) -> list[Leg]:
+    legs = fleet.cover(
+        MODEL,
+        kind_of(hello),
+        (0, 4),
+        now,
+        between=(None, None),
+        needs=needs or Needs(length=64, positions=64),
+    )
+    return legs or []
+
+
+def hello(name: str, first: int = 0, last: int = 4) -> Hello:
+    made = Swarm().serve(first, last, link=False).hello
+    return replace(made, peer=f"{name}/1/b", target=f"{name}:1")
+
+
+def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    for each in (a, b):
+        fleet.beat(each.peer, Beat(steps=5, step_ms=8.0, free_pages=256, total_pages=256), 0.0)
+    for _ in range(40):
+        [leg] = cover(fleet, a)
+        fleet.placed(leg.peer, 64, 5)
+    counts = sorted(fleet.hops.values())
+    assert counts[0] >= 15
+
+
+def test_a_replay_weighs_more_than_a_session_that_only_goes_on() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    fleet.placed(a.peer, 64, 8_192)
+    assert {cover(fleet, a)[0].peer for _ in range(10)} == {b.peer}
+
+
+def test_the_steps_of_an_idle_server_are_forgotten() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    slow = Beat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
+    fleet.beat(a.peer, slow, 0.0)
+    fleet.beat(b.peer, replace(slow, step_ms=4.0), 0.0)
+    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
+    for each, last in ((a, slow), (b, replace(slow, step_ms=4.0))):
+        fleet.beat(each.peer, last, 200.0)
+    assert {cover(fleet, a, 200.0)[0].peer for _ in range(60)} == {a.peer, b.peer}
+
+
+def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    fleet.suspected = frozenset({a.peer})
+    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
+    fleet.leave(b.peer)
+    assert cover(fleet, a)[0].peer == a.peer
+
+
+def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, replace(b, max_length=32))
+    needs = Needs(length=33)
+    assert {cover(fleet, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
+    fleet.leave(a.peer)
+    assert cover(fleet, a, needs=needs)[0].peer == b.peer
