@@ -73,7 +73,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 def test_the_readme_shows_every_command_this_file_runs() -> None:
-    assert set(commands()) == {"plan", "up", "chat", "generate", "status", "drain"}
+    assert set(commands()) == {"plan", "up", "chat", "generate", "status", "routes", "drain"}
 
 
 def test_plan_prints_spans_and_room(shown: Shown) -> None:
@@ -93,6 +93,11 @@ def test_generate_goes_on_with_the_text(shown: Shown) -> None:
 def test_status_shows_servers(shown: Shown) -> None:
     out = shown.run(*commands()["status"])
     assert "4:8" in out and "linked" in out
+
+
+def test_routes_shows_costs(shown: Shown) -> None:
+    out = shown.run(*commands()["routes"])
+    assert "Costs of a hop" in out and "counting-s1-r1" in out
 
 
 def test_drain_empties_a_server(shown: Shown) -> None:
