@@ -10,6 +10,7 @@ import itertools
 import statistics
 from dataclasses import dataclass, field, replace
 
+from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.scenario import Faults, Load, Weather
 from protocol.simulator.switches import draw
 from protocol.simulator.world import World
@@ -34,13 +35,13 @@ class Watched:
     def watch(self) -> None:
         deliver = self.world._deliver
 
-        def watched(effects: list[Effect]) -> None:
+        def watched(gateway: GatewayProcess, effects: list[Effect]) -> None:
             for effect in effects:
                 if isinstance(effect, Emitted):
                     self.times.setdefault(effect.session, []).append(self.world.clock.now)
                 elif isinstance(effect, Moved | Rerouted):
                     self.seen.append(effect)
-            deliver(effects)
+            deliver(gateway, effects)
 
         self.world._deliver = watched  # type: ignore[method-assign]
         self.world.clock.after(QUIET, self._drain, ["s0", "s2"])

@@ -18,9 +18,10 @@ from swarm.models import make_model
 from swarm.pids import alive, children, gone_within
 
 from modelswarm.cli.completions import Door
+from modelswarm.local.commands import GATEWAY
 from modelswarm.local.rundir import RunFolder, running_swarms
 from modelswarm.local.supervisor import State
-from modelswarm.local.swarm import GATEWAY, LocalSwarm
+from modelswarm.local.swarm import LocalSwarm
 from modelswarm.local.swarm_door import SwarmDoor, server_name
 
 START_SECONDS = 120.0  # a busy machine
