@@ -4,7 +4,9 @@ the dashboard that the chart delivers has an answer, and the death of a pod show
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def test_prometheus_sees_every_pod_every_panel_answers_and_a_kill_shows(
             with ThreadPoolExecutor(4) as clients:
                 list(clients.map(lambda _: count_to(release.url, 20), range(8)))
             created = prometheus.number(CREATED)
-            delete_midway(release, swarm)
+            lose_midway(release, swarm)
             wait_for(lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS, lambda: "no reroute")
             wait_number(prometheus, RECOVERIES, 1, at_least=True)
             wait_number(prometheus, f"min_over_time({COVERAGE}[2m:1s])", 1)
@@ -62,12 +64,17 @@ def count_to(url: str, last: int) -> str:
     return text
 
 
-def delete_midway(release: Release, swarm: str) -> None:
-    """A pod that streams go through is deleted without grace while their tokens come; they are completed."""
+def lose_midway(release: Release, swarm: str) -> None:
+    """A pod that streams go through is lost while their tokens come; they are completed.
+
+    Its process is killed first: one that is asked to stop would move the streams away, and no recovery would show.
+    """
     with ThreadPoolExecutor(STREAMS) as clients, Plain(release.cluster.api) as plain:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
-        path = f"{PODS.format(release.kubectl.namespace)}/{busy(release, swarm)}"
-        plain.delete(path, gracePeriodSeconds=0)
+        pod, space = busy(release, swarm), release.kubectl.namespace
+        for pid in release.cluster.container_pids(pod, space):
+            os.kill(pid, signal.SIGKILL)
+        plain.delete(f"{PODS.format(space)}/{pod}", gracePeriodSeconds=0)
         assert [stream.result() for stream in streams] == [LONG] * STREAMS
 
 
