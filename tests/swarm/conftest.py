@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from swarm.kills import KEPT_SECONDS
 from swarm.running import Running, local_settings, running_swarm
 from swarm.toy import JUDGED, make_toy
 
+from modelswarm.local.commands import GATEWAY
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+KEPT = {GATEWAY: ("--session-idle", f"{KEPT_SECONDS}")}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -39,7 +45,7 @@ def toy_model(toy_folder: Path) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def four_spans(toy_folder: Path) -> Iterator[Running]:
     """4 spans x 2 servers of the toy; prompts are read in small parts."""
-    settings = local_settings("four", token_budget=16)
+    settings = replace(local_settings("four", token_budget=16), flags=KEPT)
     with running_swarm(toy_folder, "four", spans=4, replicas=2, settings=settings) as running:
         yield running
 
@@ -47,6 +53,6 @@ def four_spans(toy_folder: Path) -> Iterator[Running]:
 @pytest.fixture(scope="session")
 def hash_spans(toy_folder: Path) -> Iterator[Running]:
     """The same on the hash model: its answers are exact."""
-    settings = local_settings("hash", hash_model=True, token_budget=8)
+    settings = replace(local_settings("hash", hash_model=True, token_budget=8), flags=KEPT)
     with running_swarm(toy_folder, "hash", spans=4, replicas=2, settings=settings) as running:
         yield running
