@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from modelswarm.cli.where import grpc_target
+from modelswarm.cli.where import grpc_options, grpc_target
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.swarm_door import DrainUnfinished, SwarmDoor, server_name
 from modelswarm.protocol import api_pb2
@@ -14,8 +14,7 @@ _SECONDS = click.FloatRange(min=0, max=86400)
 
 @click.command()
 @click.argument("server")
-@click.option("--name", metavar="NAME", help="Name of the swarm on this machine, if several run.")
-@click.option("--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead.")
+@grpc_options
 @click.option("--undo", is_flag=True, help="Use the server again.")
 @click.option(
     "--wait",

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from modelswarm.cli.tables import console, table
-from modelswarm.cli.where import grpc_target
+from modelswarm.cli.where import grpc_options, grpc_target
 from modelswarm.local.swarm_door import SwarmDoor, route_text, server_name
 from modelswarm.protocol import api_pb2
 
@@ -20,8 +20,7 @@ LAST_RESORT_MS = 1e9  # a cost beyond this: only because nobody else holds some 
 
 @click.command()
 @click.option("--model", metavar="MODEL", default="", help="Only this model; default: all.")
-@click.option("--name", metavar="NAME", help="Name of the swarm on this machine, if several run.")
-@click.option("--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead.")
+@grpc_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
 def routes(model: str, name: str | None, target: str | None, as_json: bool) -> None:
     """Show what a hop on each server costs now, and what each session's route was chosen against.

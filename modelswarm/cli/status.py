@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from modelswarm.cli.tables import console, table
-from modelswarm.cli.where import grpc_target
+from modelswarm.cli.where import grpc_options, grpc_target
 from modelswarm.local.swarm_door import SwarmDoor, route_text, server_name
 from modelswarm.protocol import api_pb2
 
@@ -21,8 +21,7 @@ SHOWN_SESSIONS = 20
 
 
 @click.command()
-@click.option("--name", metavar="NAME", help="Name of the swarm on this machine, if several run.")
-@click.option("--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead.")
+@grpc_options
 @click.option("--watch", is_flag=True, help="Keep showing it, once a second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
 def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> None:

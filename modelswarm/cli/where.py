@@ -1,6 +1,6 @@
 """Which gateway a command talks to: the swarm that runs on this machine, unless flags say otherwise.
 
-Used by `chat`, `generate`, `status` and `drain`.
+Used by `chat` and `generate` (HTTP), `status`, `routes` and `drain` (gRPC).
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ import click
 from modelswarm.errors import UserError
 from modelswarm.local.rundir import find_run
 
+_NAME = click.option(
+    "--name", metavar="NAME", help="Name of the swarm on this machine, if several run."
+)
+
 
 def swarm_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--name` and `--url`, the same for every command that talks to a swarm."""
-    named = click.option(
-        "--name", metavar="NAME", help="Name of the swarm on this machine, if several run."
-    )
+    """`--name` and `--url`, the same for every command that talks to a swarm over HTTP."""
     url = click.option(
         "--url", metavar="URL", help="A gateway's HTTP address instead, e.g. http://127.0.0.1:8000."
     )
-    return named(url(command))
+    return _NAME(url(command))
+
+
+def grpc_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--name` and `--url` (as `target`), the same for every command that talks to a swarm over gRPC."""
+    target = click.option(
+        "--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead."
+    )
+    return _NAME(target(command))
 
 
 def base_url(name: str | None, url: str | None) -> str:

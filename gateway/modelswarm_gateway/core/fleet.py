@@ -163,16 +163,18 @@ class Fleet:
 
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
-        server = self._servers[peer]
+        return self._blocks_only_of(peer, lambda other: not other.draining)
+
+    def _blocks_only_of(self, peer: PeerId, counts: Callable[[Server], bool]) -> list[int]:
+        """Blocks of a server that no other of its kind holds; `counts` says which others do."""
+        own = self._servers[peer]
         others = [
             other.hello
-            for other in self.of_kind(server.hello.model, kind_of(server.hello))
-            if other is not server and not other.draining
+            for other in self.of_kind(own.hello.model, kind_of(own.hello))
+            if other is not own and counts(other)
         ]
         held = {block for hello in others for block in range(hello.first, hello.last)}
-        return [
-            block for block in range(server.hello.first, server.hello.last) if block not in held
-        ]
+        return [block for block in range(own.hello.first, own.hello.last) if block not in held]
 
     # ---- what it costs
 
@@ -233,16 +235,11 @@ class Fleet:
 
     def spare(self, peer: PeerId, now: float) -> bool:
         """Whether all its blocks are held by others that do well: an ejection never uncovers a block."""
-        server = self._servers[peer]
-        others = [
-            other.hello
-            for other in self.of_kind(server.hello.model, kind_of(server.hello))
-            if other is not server
-            and not other.draining
-            and not self.standing(other.hello.peer, now).ejected
-        ]
-        held = {block for hello in others for block in range(hello.first, hello.last)}
-        return held.issuperset(range(server.hello.first, server.hello.last))
+
+        def does_well(other: Server) -> bool:
+            return not other.draining and not self.standing(other.hello.peer, now).ejected
+
+        return not self._blocks_only_of(peer, does_well)
 
     def served(self, peers: Iterable[PeerId], now: float) -> None:
         """A session on these has a new token."""
