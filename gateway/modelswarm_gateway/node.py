@@ -133,7 +133,7 @@ class Node:
             log.error("%s cannot serve what it says of itself: %s", peer, hello)
             return
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
-        self._beats.join(peer, self._clock())
+        self._beats.join(peer)
         self._directory.linked(peer)
         self._core.connected(hello, self._clock())
         self._library.linked(hello)

@@ -1,50 +1,26 @@
-"""When which gateway is due a Beat (R21): every 5 s, and every 100 ms while sessions of its run here.
+"""When which gateway is due a Beat of ours (R21): every 100 ms while sessions of its run here, every 5 s otherwise.
 
-Used by `node.py`. Anything else that was sent to a gateway counts as a beat. Pure: time comes in.
+Used by `node.py`, which asks every BUSY_SECONDS: whoever would hear nothing for longer than is promised until then is
+due now. Where data flow, they are the signs of life; then a Beat goes every half second, for what it says of free
+pages, load and steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol import beats
+from modelswarm.protocol.beats import BUSY_SECONDS, IDLE_SECONDS
 
-BUSY_SECONDS = 0.1
-IDLE_SECONDS = 5.0
+STATUS_SECONDS = 0.5
 
 
-class BeatTimer:
+class BeatTimer(beats.BeatTimer):
     def __init__(self, jitter: Callable[[], float], busy_seconds: float = BUSY_SECONDS) -> None:
         """`jitter` gives numbers in [0, 1): idle beats of many servers do not come at once."""
-        self._jitter = jitter
-        self._busy = busy_seconds - BUSY_SECONDS / 2
-        self._said: dict[PeerId, float] = {}
-
-    @property
-    def peers(self) -> list[PeerId]:
-        return list(self._said)
-
-    def join(self, gateway: PeerId) -> None:
-        self._said[gateway] = float("-inf")  # the first beat is due at once
-
-    def leave(self, peer: PeerId) -> None:
-        self._said.pop(peer, None)
-
-    def sent(self, peer: PeerId, now: float) -> None:
-        if peer in self._said:
-            self._said[peer] = now
-
-    def due(self, now: float, busy: Collection[PeerId]) -> list[PeerId]:
-        """Who is to be sent a beat now; counts as sent. `busy`: the gateways with sessions that run here.
-
-        Asked every BUSY_SECONDS: whoever would hear nothing for longer than is promised until then is due now.
-        """
-        idle = IDLE_SECONDS * (0.75 + 0.25 * self._jitter())
-        found = [
-            peer
-            for peer, said in self._said.items()
-            if now - said >= (self._busy if peer in busy else idle)
-        ]
-        for peer in found:
-            self._said[peer] = now
-        return found
+        early = BUSY_SECONDS / 2
+        super().__init__(
+            busy_seconds - early,
+            lambda: IDLE_SECONDS * (0.75 + 0.25 * jitter()),
+            max(STATUS_SECONDS, busy_seconds) - early,
+        )

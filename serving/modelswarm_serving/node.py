@@ -19,6 +19,7 @@ from dataclasses import asdict
 
 from modelswarm.errors import UserError
 from modelswarm.local.announcement import announce, withdraw
+from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.link import Links
 from modelswarm.protocol.messages import (
@@ -30,7 +31,7 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
-from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
+from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.core.settings import replay_bytes, row_window
 from modelswarm_serving.engine import Engine, StepDone

@@ -13,8 +13,8 @@ from protocol.simulator.coverage import Coverage, Span
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.processes import ServerProcess, Tools
 
+from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.identity import PeerId
-from modelswarm_serving.beats import BUSY_SECONDS
 
 
 class Faults:

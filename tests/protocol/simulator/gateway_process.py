@@ -92,7 +92,7 @@ class GatewayProcess:
 
     def linked(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
-        self._beats.join(other.address.peer, self._tools.clock.now)
+        self._beats.join(other.address.peer)
         self.core.connected(other.hello, self._tools.clock.now)
         self.pump()
 

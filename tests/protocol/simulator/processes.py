@@ -15,6 +15,7 @@ from protocol.simulator.network import Endpoint, Network
 from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Trace
 
+from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
@@ -28,7 +29,7 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_serving.beats import BUSY_SECONDS, BeatTimer
+from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Work
 from modelswarm_serving.model.hash import HashModel
