@@ -116,6 +116,11 @@ class Script:
         hop.reply = fence.reply
         return Fenced(hop.reply, hop.own, fence.epoch, kv=hop.kv, kept=self.kept(hop))
 
+    def grant(self, peer: PeerId) -> None:
+        """It answers the last Fence now that it was silent to."""
+        [*_, fence] = self.told(peer, Fence)
+        self.says(peer, self._answer(peer, fence))
+
     def kept(self, hop: Opened) -> tuple[KeptRows, ...]:
         return ()
 

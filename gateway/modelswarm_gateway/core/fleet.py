@@ -317,11 +317,16 @@ class Fleet:
             return 0
         return longest([s.hello for s in self.of_kind(model, kind)], kind.n_blocks)
 
-    def uncovered(self, model: str) -> list[int]:
-        """Blocks of the model that no linked server of its leading kind holds."""
+    @property
+    def stopping(self) -> frozenset[PeerId]:
+        """Servers that have said themselves that they are about to end: they take in nobody."""
+        return frozenset(peer for peer, causes in self._causes.items() if STOPPING in causes)
+
+    def uncovered(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
+        """Blocks of the model that no linked server of its leading kind holds but for those `without`."""
         kind = self.leading(model)
         if kind is None:
             return []
-        spans = [s.hello for s in self.of_kind(model, kind)]
+        spans = [s.hello for s in self.of_kind(model, kind) if s.hello.peer not in without]
         held = {block for hello in spans for block in range(hello.first, hello.last)}
         return [block for block in range(kind.n_blocks) if block not in held]

@@ -55,6 +55,7 @@ from modelswarm_gateway.core.reasons import Reasons, reasons
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.servers import Server
 from modelswarm_gateway.core.session import Session, State
+from modelswarm_gateway.core.waiting import detail
 
 
 class GatewayCore:
@@ -368,7 +369,7 @@ class GatewayCore:
 
     def _view(self, session: Session) -> SessionView:
         held = session.state is State.HELD
-        return _view(session, self._recovery.detail(session, session.refusal) if held else "")
+        return _view(session, detail(self._fleet, session, session.refusal) if held else "")
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Epoch, PeerId
@@ -46,6 +47,26 @@ class Rest:
     refused: set[PeerId] = field(default_factory=set)
     gone: bool = False  # the rows to copy are not kept any more
     targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+
+    def wait(self, now: float, pause: float, *, failed: bool) -> None:
+        """Before the next try. A move that was overtaken says nothing against copies."""
+        self.until = now if self.gone else now + pause * 2 ** min(self.failures, 5)
+        self.failures += failed
+
+
+class Rests(dict[str, Rest]):
+    """By session."""
+
+    def of(self, session: Session) -> Rest:
+        rest = self.setdefault(session.name, Rest(session.epoch))
+        if rest.epoch != session.epoch:
+            rest.epoch, rest.gone = session.epoch, False
+            rest.targets.clear()
+        return rest
+
+    def tidy(self, sessions: Collection[str]) -> None:
+        for name in self.keys() - sessions:
+            del self[name]
 
 
 @dataclass(frozen=True, slots=True)

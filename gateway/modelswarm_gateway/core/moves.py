@@ -30,7 +30,7 @@ from modelswarm_gateway.core.move import (
     Ended,
     Move,
     MovesView,
-    Rest,
+    Rests,
     before_hop,
     behind,
     parts,
@@ -60,7 +60,7 @@ class Moves:
         self._sessions = sessions
         self._emit = emit
         self._moves: dict[str, Move] = {}  # by session
-        self._rests: dict[str, Rest] = {}
+        self._rests = Rests()
         self._no_place: dict[PeerId, float] = {}  # until when it is not asked again
 
     # ---- servers to be left
@@ -93,13 +93,11 @@ class Moves:
             self._look_after(move, now)
         if any(self._fleet.hops[peer] for peer in self._fleet.left) and not self._repairs():
             self._begin_some(now)
-        for name in self._rests.keys() - self._sessions.keys():
-            del self._rests[name]
+        self._rests.tidy(self._sessions.keys())
 
     def _look_after(self, move: Move, now: float) -> None:
         if not self._stands(move):
-            self._end(move, Ended.OVERTAKEN, now)
-            self._wait(move.session, now)
+            self._give_up(move, Ended.OVERTAKEN, now)
         elif move.copying and self._near(move) and now - move.since >= READY_SECONDS:
             self._switch(move, now)
         elif now - move.since >= self._settings.copy_seconds:
@@ -128,8 +126,8 @@ class Moves:
         looked_at = 0
         busy = self._busy()
         for session in list(self._sessions.values()):
-            hop = next((hop for hop in session.hops if hop.peer in self._fleet.left), None)
-            if hop is None or not self._may_begin(session, hop, busy, now):
+            hop = next((h for h in session.hops if self._may_begin(session, h, busy, now)), None)
+            if hop is None:
                 continue
             looked_at += 1
             if looked_at > PER_TICK:
@@ -141,7 +139,9 @@ class Moves:
         return Counter(peer for move in self._moves.values() for peer in parts(move))
 
     def _may_begin(self, session: Session, hop: Hop, busy: Counter[PeerId], now: float) -> bool:
-        if self._no_place.get(hop.peer, 0.0) > now or session.kind is None:
+        if hop.peer not in self._fleet.left or session.kind is None:
+            return False
+        if self._no_place.get(hop.peer, 0.0) > now:
             return False
         if session.state is State.PARKED:
             return True
@@ -149,7 +149,7 @@ class Moves:
             return False
         if busy[hop.peer] >= self._settings.copies_per_server:
             return False
-        return self._rest(session).until <= now
+        return self._rests.of(session).until <= now
 
     # ---- one move
 
@@ -163,7 +163,7 @@ class Moves:
             session.hops.remove(old)
             self._recovery.hops.leave(old)
             return
-        rest = self._rest(session)
+        rest = self._rests.of(session)
         warm = len(legs) == 1 and not rest.gone and rest.failures < self._settings.copy_tries
         why = self._fleet.left[old.peer]
         move = Move(session, session.epoch, why, old, [], warm, now, since=now)
@@ -180,11 +180,15 @@ class Moves:
     def _places(self, session: Session, old: Hop, now: float) -> list[Leg] | None:
         """Servers for the blocks of a hop, none of them to be left itself; None: there are none."""
         assert session.kind is not None, "a session that has hops has a kind"
-        rest, at = self._rest(session), session.hops.index(old)
+        rest, at = self._rests.of(session), session.hops.index(old)
         before, after = session.hops[:at], session.hops[at + 1 :]
         between = before[-1].peer if before else None, after[0].peer if after else None
         left = frozenset(self._fleet.left)
-        parted = bad_neighbours(between, self._fleet.bad_pairs(now))
+        beside = (
+            session.hops[at - 1].peer,
+            session.hops[(at + 1) % len(session.hops)].peer,
+        )  # a ring
+        parted = bad_neighbours(beside, self._fleet.bad_pairs(now))
         for without in (left | rest.refused | parted, left | rest.refused, left):
             needs = needs_of(session, without)
             legs = self._fleet.cover(
@@ -199,10 +203,10 @@ class Moves:
     def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
         """An answer that the loop has taken note of."""
         move = self._of(answer.handle)
-        if move is None or answer.epoch != move.epoch or move.copying:
+        if move is None or answer.epoch != move.epoch or move.copying or not self._stands(move):
             return
         if answer.unknown or answer.refused is not None:
-            self._rest(move.session).refused.add(peer)
+            self._rests.of(move.session).refused.add(peer)
             self._fail(move, now)
         elif all(hop.answered for hop in move.new):
             for hop in move.new:
@@ -299,26 +303,24 @@ class Moves:
         if report.epoch != session.epoch or not self._about_copy(session, hop, report):
             return False
         if move is not None:
-            self._rest(session).gone = report.trouble is Trouble.GAP
+            self._rests.of(session).gone = report.trouble is Trouble.GAP
             self._fail(move, now)
         return True
 
     def _about_copy(self, session: Session, hop: Hop, report: Report) -> bool:
         """The link that is named leads to where a copy goes, or went in this epoch, and no hop that serves is there."""
-        if report.peer not in self._rest(session).targets:
+        if report.peer not in self._rests.of(session).targets:
             return False
         return all(hop.peer != report.peer for hop in session.hops)
 
     def _fail(self, move: Move, now: float) -> None:
         """Tried again, elsewhere or later; after a few times without a copy."""
-        self._end(move, Ended.DROPPED, now)
-        self._wait(move.session, now)
+        self._give_up(move, Ended.DROPPED, now)
 
-    def _wait(self, session: Session, now: float) -> None:
-        rest = self._rest(session)
-        pause = self._settings.move_seconds * 2 ** min(rest.failures, 5)
-        rest.failures += 1
-        rest.until = now if rest.gone else now + pause
+    def _give_up(self, move: Move, how: Ended, now: float) -> None:
+        self._end(move, how, now)
+        rest = self._rests.of(move.session)
+        rest.wait(now, self._settings.move_seconds, failed=how is Ended.DROPPED)
 
     def _end(self, move: Move, how: Ended, now: float) -> None:
         """Takes away what stands beside the session."""
@@ -334,13 +336,6 @@ class Moves:
         self._tell(move, how, now)
 
     # ---- helpers
-
-    def _rest(self, session: Session) -> Rest:
-        rest = self._rests.setdefault(session.name, Rest(session.epoch))
-        if rest.epoch != session.epoch:
-            rest.epoch, rest.gone = session.epoch, False
-            rest.targets.clear()
-        return rest
 
     def _of(self, handle: int) -> Move | None:
         """The move whose new hop has that name."""

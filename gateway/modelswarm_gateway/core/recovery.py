@@ -30,12 +30,13 @@ from modelswarm_gateway.core.effects import (
     Rerouted,
     Why,
 )
-from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.fleet import STOPPING, Fleet
 from modelswarm_gateway.core.hops import Hops
 from modelswarm_gateway.core.planning import Plan, Planner
 from modelswarm_gateway.core.restart import HopState, Restart, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 from modelswarm_gateway.core.verdict import judge
+from modelswarm_gateway.core.waiting import detail, meaning
 from modelswarm_gateway.routing import Leg
 
 
@@ -214,11 +215,12 @@ class Recovery:
         if answer.refused is Refusal.OUTRANKED:
             self.let_go(session)
             return
+        if answer.refused is Refusal.DRAINING:
+            self._fleet.leave_alone(hop.peer, STOPPING)
         if session.state is not State.FENCING:
             return
         session.shunned.add(hop.peer)
-        too_long = answer.refused is Refusal.TOO_LONG
-        session.refusal = Why.TOO_LONG if too_long else Why.NO_ROOM
+        session.refusal = meaning(answer.refused)
         if hop.own == NO_HANDLE:
             session.hops.remove(hop)
             self.hops.never_was(hop)
@@ -323,17 +325,7 @@ class Recovery:
         else:
             session.state = State.PARKED
             self.release(session)
-        self._emit(Refused(session.name, why, self.detail(session, why), retry_after=1.0))
-
-    def detail(self, session: Session, why: Why) -> str:
-        if why is Why.NO_SERVERS:
-            missing = self._fleet.uncovered(session.model)
-            if not missing:
-                return f"the servers of {session.model} do not answer"
-            return f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {session.model}"
-        if why is Why.TOO_LONG:
-            return f"{session.turn.reserve} positions are more than a server of {session.model} can ever hold"
-        return f"no free KV for {session.turn.reserve} positions on the servers of {session.model}"
+        self._emit(Refused(session.name, why, detail(self._fleet, session, why), retry_after=1.0))
 
     def hold(self, session: Session, now: float) -> None:
         """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""
@@ -343,7 +335,7 @@ class Recovery:
             session.held_at = now
         limit = self._fleet.hold_seconds(session.model) or self._settings.hold_seconds
         if now - session.held_at >= limit:
-            self.give_up(session, self.detail(session, session.refusal))
+            self.give_up(session, detail(self._fleet, session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
         session.retry_at = now + min(pause, self._settings.retry_limit_seconds)
@@ -386,14 +378,3 @@ class Recovery:
 
 def neighbour(hop: Hop) -> Neighbour:
     return Neighbour(hop.server, hop.own)
-
-
-def ranges(blocks: list[int]) -> str:
-    """`[0, 1, 2, 5]` → `0:3, 5:6`."""
-    runs: list[list[int]] = []
-    for block in blocks:
-        if runs and runs[-1][1] == block:
-            runs[-1][1] = block + 1
-        else:
-            runs.append([block, block + 1])
-    return ", ".join(f"{first}:{last}" for first, last in runs) or "?"
