@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 
+from modelswarm.protocol.greeting import lease_fault
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.link import Links
 from modelswarm.protocol.messages import (
@@ -74,7 +75,15 @@ class Node:
         self.peer = peer
         self._clock = clock
         self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
-        hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, link="", lane=Lane.LIVE)
+        hello = Hello(
+            PROTOCOL_VERSION,
+            peer,
+            Role.GATEWAY,
+            link="",
+            lane=Lane.LIVE,
+            lease_ms=round(1000 * settings.lease_seconds),
+        )
+        self._lease_seconds = settings.lease_seconds
         self._links = Links(hello, self)
         self._source = source
         self._directory = Directory(source, self._links.dial, clock)
@@ -133,6 +142,8 @@ class Node:
             log.error("%s cannot serve what it says of itself: %s", peer, hello)
             return
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
+        if (fault := lease_fault(self._lease_seconds, hello)) is not None:
+            log.warning("%s", fault)
         self._beats.join(peer)
         self._directory.linked(peer)
         self._core.connected(hello, self._clock())

@@ -89,9 +89,11 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not answer, if there "
                  "is no other; default: 5."),
-    click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
+    click.Option(["--lease", "lease_seconds"],
+                 type=click.FloatRange(min=0, min_open=True, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
-                 "over the sessions of one that is gone; the same as the servers' --lease."),
+                 "over the sessions of one that is gone; the same as the servers' --lease: of two "
+                 "that differ the longer one counts."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,

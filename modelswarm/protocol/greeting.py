@@ -105,5 +105,16 @@ def _check_version(own: Hello, theirs: Hello) -> None:
         )
 
 
+def lease_fault(own_seconds: float, theirs: Hello) -> str | None:
+    """What to tell people when the two sides of a link were started with leases that differ (R19). It stays a link."""
+    own_ms = round(1000 * own_seconds)
+    if theirs.lease_ms in (0, own_ms):
+        return None
+    return (
+        f"{theirs.peer} was started with --lease {theirs.lease_ms / 1000:g}, this process with {own_ms / 1000:g}: "
+        f"{max(theirs.lease_ms, own_ms) / 1000:g} seconds count between the two; give both the same"
+    )
+
+
 def _dotted(hello: Hello) -> str:
     return ".".join(map(str, hello.version))

@@ -43,6 +43,7 @@ class Introduction:
             page_size=shape.page_size,
             hold_ms=round(1000 * (settings.hold_seconds or 0)),
             zone=settings.zone,
+            lease_ms=round(1000 * settings.lease_seconds),
         )
 
     def member(self, target: str, metrics: str) -> Member:

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from modelswarm.errors import UserError
 from modelswarm.local.announcement import announce, withdraw
 from modelswarm.protocol.beats import BUSY_SECONDS
+from modelswarm.protocol.greeting import lease_fault
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.link import Links
 from modelswarm.protocol.messages import (
@@ -141,7 +142,10 @@ class Node:
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
             self._beats.join(peer)
-        self._core.connected(peer, hello.role, self._clock(), hello.target)
+            if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
+                log.warning("%s", fault)
+        lease = hello.lease_ms / 1000
+        self._core.connected(peer, hello.role, self._clock(), hello.target, lease)
         self._settle()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:

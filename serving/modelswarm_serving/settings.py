@@ -88,9 +88,11 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--replay-memory"], help="For rows that are kept until their session ends, so that a lost neighbour "
                  "can be rebuilt; beside --memory. 0: none are kept. Default: enough for a row of every position that "
                  "the pages hold."),
-    click.Option(["--lease", "lease_seconds"], type=click.FloatRange(min=0, min_open=True),
+    click.Option(["--lease", "lease_seconds"],
+                 type=click.FloatRange(min=0, min_open=True, max=86400),
                  default=30.0, show_default=True,
-                 help="Seconds a session outlives its gateway's link."),
+                 help="Seconds a session outlives its gateway's link; the same as the gateways' "
+                 "--lease: of two that differ the longer one counts."),
     click.Option(["--hold", "hold_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
     click.Option(["--drain", "drain_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,

@@ -103,15 +103,16 @@ class Gateways:
                 other.core.connected(name, Role.SERVER, self.now)
         return server
 
-    def gateway(self, number: int) -> Gateway:
+    def gateway(self, number: int, lease: float | None = None) -> Gateway:
         """The higher its number, the higher its epochs of the same counter."""
+        lease = self.lease if lease is None else lease
         name = f"gateway{number}/{number}/a"
         draws = random.Random(name)
-        settings = GatewaySettings(lease_seconds=self.lease)
+        settings = GatewaySettings(lease_seconds=lease)
         core = GatewayCore(settings, name, number, lambda: draws.getrandbits(64))
         made = self.gateways[name] = Gateway(name, core)
         for server in self.servers.values():
-            server.core.connected(name, Role.GATEWAY, self.now, f"{name}:8000")
+            server.core.connected(name, Role.GATEWAY, self.now, f"{name}:8000", lease)
             core.connected(server.hello, self.now)
         self.run()
         return made

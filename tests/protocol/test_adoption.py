@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from protocol.gateways import LEASE, Gateway, Gateways
 from protocol.review_swarm import MODEL, expected
 
+from modelswarm.protocol.greeting import lease_fault
 from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.effects import Outranked, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
 
@@ -217,6 +220,37 @@ def core_epoch(core: GatewayCore) -> Epoch:
     view = core.session(SESSION)
     assert view is not None
     return view.epoch
+
+
+@pytest.mark.parametrize("lease", [LEASE / 5, LEASE, LEASE * 3])
+def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_long(
+    lease: float,
+) -> None:
+    """It stood still for less than half of its own lease, so it goes on as if nothing were."""
+    made = swarm()
+    first, second = made.gateway(1, lease), made.gateway(2)
+    made.open(first, SESSION, PROMPT, NEW, ahead=8)
+    made.run()
+    made.frozen.add(first.name)
+    made.wait(max(lease, LEASE) - 0.2)
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (True, 0.0)
+    made.wait(0.4)
+    assert not made.find(second, SESSION).living
+    log = adopt(made, second)
+    go_on(made, second, log)
+    made.run()
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+
+
+def test_leases_that_differ_are_named_both() -> None:
+    hello = Hello(PROTOCOL_VERSION, "server/1/a", Role.SERVER, "", Lane.LIVE, lease_ms=30_000)
+    fault = lease_fault(2.5, hello)
+    assert fault is not None
+    assert "server/1/a was started with --lease 30" in fault
+    assert "this process with 2.5: 30 seconds count" in fault
+    assert lease_fault(30.0, hello) is None
+    assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "one that does not say"
 
 
 def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() -> None:

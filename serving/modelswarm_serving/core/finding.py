@@ -26,11 +26,10 @@ NOWHERE = Epoch(0, 0)
 
 
 class Finding:
-    def __init__(self, hops: Registry, peers: Peers, out: Outbox, lease_seconds: float) -> None:
+    def __init__(self, hops: Registry, peers: Peers, out: Outbox) -> None:
         self._hops = hops
         self._peers = peers
         self._out = out
-        self._lease_seconds = lease_seconds
 
     def asked(self, peer: PeerId, item: Find | LogRequest, now: float) -> None:
         if isinstance(item, Find):
@@ -45,15 +44,15 @@ class Finding:
             self._out.to_gateway(peer, Found(find.session, NOWHERE))
             return
         owner = hops[0].gateway
-        silent = self._peers.silent_for(owner, now)
+        silent, lease = self._peers.silent_for(owner, now), self._peers.lease(owner)
         found = Found(
             session=find.session,
             epoch=hops[0].epoch,
             owner=owner,
             target=self._peers.target(owner),
-            linked=silent < self._lease_seconds and self._peers.is_up(owner),
+            linked=silent < lease and self._peers.is_up(owner),
             gone_ms=1000 * silent,
-            lease_ms=1000 * self._lease_seconds,
+            lease_ms=1000 * lease,
             hops=tuple(FoundHop(hop.first, hop.last, hop.kv, len(_log(hop))) for hop in hops),
         )
         self._out.to_gateway(peer, found)

@@ -82,7 +82,7 @@ class Lifecycle:
 
     def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
         silent = self._peers.silent_for(hop.gateway, now)
-        found = claim(hop, peer, fence, silent, self._settings.lease_seconds)
+        found = claim(hop, peer, fence, silent, self._peers.lease(hop.gateway))
         if found is Claim.OUTRANKED:
             self._refuse(peer, fence, Refusal.OUTRANKED)
             return
@@ -213,13 +213,12 @@ class Lifecycle:
         """Is there room, if need be by freeing hops whose lease has expired (R19)?"""
         if self.admission.missing(turn, held, repair) <= 0:
             return True
-        lease = self._settings.lease_seconds
         expired = [
             hop
             for hop in self.hops
             if not hop.busy
             and hop is not wanting
-            and self._peers.gone_for(hop.gateway, now) >= lease
+            and self._peers.gone_for(hop.gateway, now) >= self._peers.lease(hop.gateway)
         ]
         expired.sort(key=lambda hop: self._peers.gone_for(hop.gateway, now), reverse=True)
         for hop in expired:
@@ -280,8 +279,11 @@ class Lifecycle:
         for hop in [hop for hop, until in self._grants.items() if now >= until]:
             self._give_up(hop, "no Go came in time")
         owners = {hop.gateway for hop in self.hops}
-        twice = 2 * self._settings.lease_seconds
-        gone = [owner for owner in owners if self._peers.gone_for(owner, now) >= twice]
+        gone = [
+            owner
+            for owner in owners
+            if self._peers.gone_for(owner, now) >= 2 * self._peers.lease(owner)
+        ]
         for hop in self.hops.of(gone) if gone else ():
             self.free(hop)
         self._peers.forget(owners.difference(gone))

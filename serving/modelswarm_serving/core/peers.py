@@ -16,17 +16,22 @@ REMEMBERED_PEERS = 1024
 
 
 class Peers:
-    def __init__(self) -> None:
+    def __init__(self, lease_seconds: float) -> None:
+        self._own_lease = lease_seconds
+        self._leases: dict[PeerId, float] = {}  # of gateways, as they were started
         self._up: dict[PeerId, Role] = {}
         self._broken: dict[PeerId, int] = {}
         self._gone: dict[PeerId, float] = {}
         self._targets: dict[PeerId, str] = {}  # of linked gateways
         self._heard: dict[PeerId, float] = {}  # linked gateways, when they last said anything
 
-    def connected(self, peer: PeerId, role: Role, target: str, now: float) -> None:
+    def connected(
+        self, peer: PeerId, role: Role, target: str, lease_seconds: float, now: float
+    ) -> None:
         self._up[peer] = role
         if role is Role.GATEWAY:
             self._targets[peer], self._heard[peer] = target, now
+            self._leases[peer] = lease_seconds
         self._gone.pop(peer, None)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
@@ -63,6 +68,11 @@ class Peers:
         heard = self._heard.get(gateway)
         return max(0.0, self.gone_for(gateway, now) if heard is None else now - heard)
 
+    def lease(self, gateway: PeerId) -> float:
+        """For how long its sessions are its own without a sign of life. A gateway counts on the lease that it was
+        started with, and an adopter on the one that a server tells it: so the longer of the two."""
+        return max(self._own_lease, self._leases.get(gateway, 0.0))
+
     def is_gone(self, peer: PeerId) -> bool:
         """Its link broke and has not come back."""
         return peer in self._broken and peer not in self._up
@@ -86,3 +96,6 @@ class Peers:
         """Drop the clocks of peers that own nothing here."""
         for peer in [peer for peer in self._gone if peer not in owners]:
             del self._gone[peer]
+        idle = [peer for peer in self._leases if peer not in owners and peer not in self._up]
+        for peer in idle:
+            del self._leases[peer]

@@ -74,7 +74,7 @@ class ServerCore:
         self._settings = settings
         self._shape = shape
         self._now = 0.0
-        self._peers = Peers()
+        self._peers = Peers(settings.lease_seconds)
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
         self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
@@ -82,7 +82,7 @@ class ServerCore:
         self._life = Lifecycle(
             settings, shape, draw, self._peers, self._out, self._schedule, self._log
         )
-        self._finding = Finding(self._life.hops, self._peers, self._out, settings.lease_seconds)
+        self._finding = Finding(self._life.hops, self._peers, self._out)
         self._steps = Steps(
             shape,
             settings.row_window,
@@ -95,10 +95,12 @@ class ServerCore:
 
     # --- links -------------------------------------------------------------------------------
 
-    def connected(self, peer: PeerId, role: Role, now: float, target: str = "") -> None:
-        """`target`: where other gateways reach a gateway."""
+    def connected(
+        self, peer: PeerId, role: Role, now: float, target: str = "", lease_seconds: float = 0.0
+    ) -> None:
+        """Of a gateway: `target`, where others reach it, and the lease that it was started with."""
         self._now = now
-        self._peers.connected(peer, role, target, now)
+        self._peers.connected(peer, role, target, lease_seconds, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
