@@ -191,7 +191,7 @@ class Recovery:
         if answer.unknown:
             self._unknown(session, hop, now)
         elif answer.refused is not None:
-            self._refused(session, hop, answer, now)
+            self._refused(session, hop, answer.refused, now)
         else:
             hop.answered = True
             hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
@@ -210,17 +210,17 @@ class Recovery:
         if session.state is State.FENCING:
             self._fence(session, hop)
 
-    def _refused(self, session: Session, hop: Hop, answer: Fenced, now: float) -> None:
+    def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
-        if answer.refused is Refusal.OUTRANKED:
+        if refusal is Refusal.OUTRANKED:
             self.let_go(session)
             return
-        if answer.refused is Refusal.DRAINING:
+        if refusal is Refusal.DRAINING:
             self._fleet.leave_alone(hop.peer, STOPPING)
         if session.state is not State.FENCING:
             return
         session.shunned.add(hop.peer)
-        session.refusal = meaning(answer.refused)
+        session.refusal = meaning(refusal)
         if hop.own == NO_HANDLE:
             session.hops.remove(hop)
             self.hops.never_was(hop)
