@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.absence import Absence
 from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.deadlines import Progress, expected, owed, patience
 from modelswarm_gateway.core.effects import GatewaySettings
@@ -32,6 +33,7 @@ class Detection:
         fleet: Fleet,
         recovery: Recovery,
         moves: Moves,
+        absence: Absence,
     ) -> None:
         """`peer` is this gateway."""
         self._settings = settings
@@ -39,6 +41,7 @@ class Detection:
         self._fleet = fleet
         self._recovery = recovery
         self._moves = moves
+        self._absence = absence
         self._clock = AwakeClock()
         self._suspicion = Suspicion(settings.silent_seconds)
         self._progress: dict[str, Progress] = {}
@@ -86,6 +89,7 @@ class Detection:
             return
         self._clock.tick(now)
         for session in sessions:
+            self._absence.over(session)
             if session.state is not State.HELD:
                 self._recovery.fault(session, "late", self._peer, now)
 

@@ -28,6 +28,7 @@ from modelswarm.protocol.messages import (
     Window,
     reply_address,
 )
+from modelswarm_gateway.core.absence import Absence
 from modelswarm_gateway.core.adoption import Searches, take_over
 from modelswarm_gateway.core.detection import Detection
 from modelswarm_gateway.core.effects import (
@@ -36,7 +37,6 @@ from modelswarm_gateway.core.effects import (
     Emitted,
     Fetched,
     GatewaySettings,
-    HopView,
     KeptTurn,
     PromptTooLong,
     Refused,
@@ -53,8 +53,8 @@ from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.reasons import Reasons, reasons
 from modelswarm_gateway.core.recovery import Recovery
-from modelswarm_gateway.core.servers import Server
 from modelswarm_gateway.core.session import Session, State
+from modelswarm_gateway.core.views import server_view, session_view
 from modelswarm_gateway.core.waiting import detail
 
 
@@ -74,7 +74,10 @@ class GatewayCore:
         self.moves = Moves(
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
-        self._detection = Detection(settings, peer, self._fleet, self._recovery, self.moves)
+        self._absence = Absence(peer, self._fleet, self._effects.append)
+        self._detection = Detection(
+            settings, peer, self._fleet, self._recovery, self.moves, self._absence
+        )
         self._searches = Searches(settings, peer, self._effects.append)
         self._counter = 0  # highest epoch of a named session that ended here
 
@@ -132,7 +135,7 @@ class GatewayCore:
         elif isinstance(item, Window):
             self.moves.window(peer, item, now)
         elif isinstance(item, Found):
-            self._searches.found(peer, item, now)
+            self._found(peer, item, now)
         elif isinstance(item, LogChunk):
             self._searches.chunk(peer, item)
 
@@ -183,6 +186,7 @@ class GatewayCore:
         if length > limit or (length == limit and request.max_tokens != 0):
             raise PromptTooLong(length, limit)
         self._begin(s, request, limit)
+        self._absence.next_turn(s)
         self._recovery.enter(s, now)
         return length
 
@@ -317,6 +321,12 @@ class GatewayCore:
             self._fleet.pair_failed(peer, report.peer, report.generation, now)
         self._recovery.fault(session, report.trouble.value, report.peer or peer, now)
 
+    def _found(self, peer: PeerId, found: Found, now: float) -> None:
+        session = self._sessions.get(found.session)
+        if session is not None and self._absence.ended(session, found):
+            self._recovery.let_go(session)
+        self._searches.found(peer, found, now)
+
     # ---- helpers and views
 
     def _get(self, session: str) -> Session:
@@ -335,26 +345,7 @@ class GatewayCore:
             self._counter = max(self._counter, session.epoch.counter)
 
     def servers(self) -> list[ServerView]:
-        return [self._server_view(server) for server in self._fleet]
-
-    def _server_view(self, server: Server) -> ServerView:
-        peer = server.hello.peer
-        standing = self._fleet.standing(peer, self._now)
-        return ServerView(
-            peer=peer,
-            target=server.hello.target,
-            model=server.hello.model,
-            revision=server.hello.revision,
-            first=server.hello.first,
-            last=server.hello.last,
-            n_blocks=server.hello.n_blocks,
-            own_sessions=self._fleet.hops[peer],
-            leaving=self._fleet.left.get(peer, ""),
-            beat=server.beat,
-            suspected=peer in self._fleet.suspected,
-            ejected=standing.ejected,
-            score=standing.score,
-        )
+        return [server_view(server, self._fleet, self._now) for server in self._fleet]
 
     def sessions(self) -> list[SessionView]:
         return [self._view(session) for session in self._sessions.values()]
@@ -369,7 +360,8 @@ class GatewayCore:
 
     def _view(self, session: Session) -> SessionView:
         held = session.state is State.HELD
-        return _view(session, detail(self._fleet, session, session.refusal) if held else "")
+        waits = detail(self._fleet, session, session.refusal) if held else ""
+        return session_view(session, waits)
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""
@@ -383,17 +375,3 @@ class GatewayCore:
         """The revision that turns of `model` run on; None when no server of it is linked."""
         kind = self._fleet.leading(model)
         return None if kind is None else kind.revision
-
-
-def _view(s: Session, waits: str) -> SessionView:
-    return SessionView(
-        session=s.name,
-        model=s.model,
-        state=s.state.value,
-        epoch=s.epoch,
-        length=s.length,
-        route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
-        reused=s.reused,
-        replayed=s.replayed,
-        waits=waits,
-    )

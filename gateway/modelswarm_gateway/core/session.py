@@ -74,6 +74,8 @@ class Session:
     epoch: Epoch
     kind: Kind | None = None  # of the servers that this turn runs on
     named: bool = False  # by a client, who may name another one so when this one is over
+    awake: Epoch | None = None  # with which it went on after this gateway had slept
+    asked: bool = False  # servers, since then: who has it
     log: list[int] = field(default_factory=list)
     state: State = State.PARKED
     hops: list[Hop] = field(default_factory=list)

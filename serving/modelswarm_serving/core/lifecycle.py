@@ -279,6 +279,7 @@ class Lifecycle:
         for hop in [hop for hop, until in self._grants.items() if now >= until]:
             self._give_up(hop, "no Go came in time")
         owners = {hop.gateway for hop in self.hops}
+        self._lapse(owners, now)
         gone = [
             owner
             for owner in owners
@@ -287,6 +288,14 @@ class Lifecycle:
         for hop in self.hops.of(gone) if gone else ():
             self.free(hop)
         self._peers.forget(owners.difference(gone))
+
+    def _lapse(self, owners: set[PeerId], now: float) -> None:
+        """Whose lease is over is one of those that want its hops, also when it speaks again: the epoch decides. Else it
+        could keep one hop from who has taken the others, and none would have the session."""
+        peers = self._peers
+        over = [owner for owner in owners if peers.silent_for(owner, now) >= peers.lease(owner)]
+        for hop in self.hops.of(over) if over else ():
+            hop.led = False
 
     def _give_up(self, hop: Hop, why: str) -> None:
         self._out.report(hop, "", Fault(Trouble.UNKNOWN_HANDLE, why))

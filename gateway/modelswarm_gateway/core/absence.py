@@ -1,0 +1,51 @@
+"""What others may have done with our named sessions while this process stood still (R19, R20).
+
+Used by `detection.py`, which knows when we slept, and by `gateway.py`. A Fence finds out only where the session still
+has hops; whoever took it over may have moved it to servers that we would not ask. So all servers of its model are
+asked, and who finds that another gateway has begun to want it after us lets it go, unless our own epoch is the higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import Find, Found, Lane, Send, reply_address
+from modelswarm_gateway.core.effects import Effect
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.session import Session
+
+
+class Absence:
+    def __init__(self, peer: PeerId, fleet: Fleet, emit: Callable[[Effect], None]) -> None:
+        """`peer` is this gateway."""
+        self._peer, self._fleet, self._emit = peer, fleet, emit
+
+    def over(self, session: Session) -> None:
+        """We slept. A session at rest is asked for when it is used next: there may be thousands."""
+        if session.named:
+            session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
+            session.asked = False
+            if session.in_turn:
+                self._ask(session)
+
+    def next_turn(self, session: Session) -> None:
+        """Once is enough: what is found later may be what a loser left on a server that nobody reached."""
+        if session.asked:
+            session.awake = None
+        elif session.awake is not None:
+            self._ask(session)
+
+    def _ask(self, session: Session) -> None:
+        """Before its Fences, so that most answers come before those to them."""
+        session.asked = True
+        for server in self._fleet:
+            if server.hello.model == session.model:
+                self._emit(Send(reply_address(server.hello.peer), Lane.LIVE, Find(session.name)))
+
+    def ended(self, session: Session, found: Found) -> bool:
+        """Whether another gateway has it now. Compared with the epoch that we woke with: those that we have come to
+        since say nothing about who was first."""
+        if session.awake is None or found.owner == self._peer:
+            return False
+        return bool(found.hops) and found.epoch > session.awake
