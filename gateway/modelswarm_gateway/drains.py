@@ -39,6 +39,9 @@ class Drains:
         self._core.moves.stay(peer, DRAIN, self._clock())
         self._flush()
 
+    def taken_back(self, peer: PeerId) -> bool:
+        return not self._core.moves.leaves(peer, DRAIN)
+
     def look(self, peer: PeerId) -> MovesView | None:
         """None: the server is gone."""
         return self._core.moves.view(peer)
@@ -52,6 +55,11 @@ def uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:
     which = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"
     detail = f"{short(peer)} is the only server that holds {which}: another one has to come first"
     return ApiError(Code.BLOCKS_UNCOVERED, detail, param="server")
+
+
+def undone(peer: PeerId) -> ApiError:
+    detail = f"{short(peer)} is used again: somebody took the drain back"
+    return ApiError(Code.DRAIN_UNDONE, detail, param="server")
 
 
 def _unknown(name: str, servers: Sequence[ServerView]) -> str:

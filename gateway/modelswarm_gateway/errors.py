@@ -25,6 +25,7 @@ class Code(enum.Enum):
     NOT_FOUND = "not_found"
     SERVER_NOT_FOUND = "server_not_found"
     BLOCKS_UNCOVERED = "blocks_uncovered"
+    DRAIN_UNDONE = "drain_undone"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "request_too_large"
     SESSION_BUSY = "session_busy"
@@ -57,6 +58,7 @@ TABLE: dict[Code, Mapping] = {
     Code.NOT_FOUND: Mapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
     Code.SERVER_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.BLOCKS_UNCOVERED: Mapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
+    Code.DRAIN_UNDONE: Mapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
     Code.METHOD_NOT_ALLOWED: Mapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
     Code.TOO_LARGE: Mapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.SESSION_BUSY: Mapping(409, grpc.StatusCode.ABORTED, _USER, True),

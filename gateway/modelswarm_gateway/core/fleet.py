@@ -161,6 +161,9 @@ class Fleet:
                 server.draining = False
                 self._pricing.mark(peer)
 
+    def is_left(self, peer: PeerId, why: str) -> bool:
+        return why in self._causes.get(peer, ())
+
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
         return self._blocks_only_of(peer, lambda other: not other.draining)

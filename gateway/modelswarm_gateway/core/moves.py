@@ -75,6 +75,10 @@ class Moves:
         self._fleet.use_again(peer, why)
         self.tick(now)
 
+    def leaves(self, peer: PeerId, why: str) -> bool:
+        """Whether a `leave` of that cause stands."""
+        return self._fleet.is_left(peer, why)
+
     def view(self, peer: PeerId) -> MovesView | None:
         """How far it is with a server; None: it is not linked."""
         if not self._fleet.linked(peer):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from modelswarm.protocol import api_pb2
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.drains import Drains, uncovered
+from modelswarm_gateway.drains import Drains, uncovered, undone
 from modelswarm_gateway.errors import stopping
 
 LOOK_SECONDS = 0.1
@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.1
 async def drain(
     drains: Drains, request: api_pb2.DrainRequest, accepting: Callable[[], bool]
 ) -> AsyncIterator[api_pb2.DrainState]:
-    """Raises ApiError: no such server, or blocks that nobody else holds and nobody took over in time."""
+    """Raises ApiError: no such server, blocks that nobody else holds and nobody took over in time, or taken back."""
     peer = drains.find(request.server)
     if request.undo:
         drains.undo(peer)
@@ -33,6 +33,8 @@ async def drain(
         if not accepting():
             raise stopping()
         now = _state(drains, peer)
+        if not now.gone and drains.taken_back(peer):
+            raise undone(peer)
         if now != last:
             yield now
             last = now
