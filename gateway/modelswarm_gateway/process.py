@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelswarm.local.announcement import announce, withdraw
 from modelswarm.protocol.identity import peer_id
+from modelswarm_gateway import timeouts
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.directory import Source
 from modelswarm_gateway.doors.grpc import GrpcDoor
@@ -106,6 +107,7 @@ class Process:
             hold_seconds=settings.hold_seconds,
             silent_seconds=settings.silence_seconds,
             fenced_seconds=settings.fence_seconds,
+            dead_seconds=timeouts.dead_seconds(settings.silence_seconds),
             lease_seconds=settings.lease_seconds,
         )
         peer = peer_id(settings.name, incarnation)

@@ -15,6 +15,7 @@ import click
 
 from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
+from modelswarm.protocol.beats import LEAST_LEASE
 from modelswarm_gateway import timeouts
 
 
@@ -90,7 +91,7 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds that a session waits for a server that does not answer, if there "
                  "is no other; default: 5."),
     click.Option(["--lease", "lease_seconds"],
-                 type=click.FloatRange(min=0, min_open=True, max=86400),
+                 type=click.FloatRange(min=LEAST_LEASE, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
                  "over the sessions of one that is gone; the same as the servers' --lease: of two "
                  "that differ the longer one counts."),

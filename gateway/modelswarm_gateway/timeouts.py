@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from modelswarm.errors import UserError
 
-KEEPALIVE, FENCE, SILENCE = 5.0, 5.0, 0.3  # seconds, where nobody says otherwise
+KEEPALIVE, FENCE, SILENCE, DEAD = 5.0, 5.0, 0.3, 15.0  # seconds, where nobody says otherwise
 TWO_BEATS = 0.2  # a server that lives is silent for one of them
 
 
@@ -31,9 +31,19 @@ def fence_seconds(wanted: float | None, silence: float | None, hold: float) -> f
             "--fence",
             f"{wanted:g} s is more than --hold {hold:g} s: a session would end while it is fenced",
         )
+    if silence is None and fence <= SILENCE:
+        raise UserError(
+            "--fence",
+            f"{fence:g} s is not above --silence {SILENCE:g} s: a server would be given up before it is suspected",
+        )
     if silence is not None and silence >= fence:
         raise UserError(
             "--silence",
             f"{silence:g} s is not below --fence {fence:g} s: a server would be given up before it is suspected",
         )
     return fence
+
+
+def dead_seconds(silence: float) -> float:
+    """A link is not closed before its server could be suspected."""
+    return max(DEAD, 2 * silence)

@@ -15,6 +15,7 @@ from modelswarm.protocol.identity import PeerId
 
 BUSY_SECONDS = 0.1
 IDLE_SECONDS = 5.0
+LEAST_LEASE = 4 * BUSY_SECONDS  # of what lives, no lease may end between two of its beats (R19)
 
 
 @dataclass(slots=True)

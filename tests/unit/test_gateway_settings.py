@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from modelswarm.errors import UserError
+from modelswarm_gateway import timeouts
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.settings import parse
 
@@ -34,6 +36,7 @@ def test_who_waits_hears_something_before_the_hold_is_over(
         (("--hold", "4", "--fence", "5"), "--fence", "--hold 4 s"),
         (("--silence", "2", "--fence", "2"), "--silence", "--fence 2 s"),
         (("--silence", "5"), "--silence", "--fence 5 s"),  # the default
+        (("--fence", "0.3"), "--fence", "--silence 0.3 s"),  # the default
     ),
 )
 def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
@@ -51,6 +54,18 @@ def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
 def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
     settings = parse([*MEMBERS, *flags])
     assert settings.silence_seconds < settings.fence_seconds
+
+
+def test_a_lease_that_no_beat_could_keep_is_refused() -> None:
+    with pytest.raises(click.ClickException) as refused:
+        parse([*MEMBERS, "--lease", "0.1"])
+    said = refused.value.format_message()
+    assert "--lease" in said and "0.4" in said
+
+
+def test_no_link_is_closed_before_its_server_could_be_suspected() -> None:
+    assert timeouts.dead_seconds(0.3) == GatewaySettings().dead_seconds
+    assert timeouts.dead_seconds(20.0) == 40.0
 
 
 def test_the_defaults_are_those_of_the_core() -> None:
