@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from modelswarm_gateway.core.effects import Fetched, Whereabouts
+from modelswarm_gateway.core.effects import Fetched, Holder, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
 
 
@@ -43,14 +43,12 @@ class Questions:
             log = await self._fetch(where.session, holder)
             if log.turn is None or not log.tokens:
                 continue
-            if log.epoch != where.epoch:
-                return False
             self._core.adopt(where, model, log, self._clock())
             self._flush()
             return True
         return False
 
-    async def _fetch(self, session: str, holder: str) -> Fetched:
+    async def _fetch(self, session: str, holder: Holder) -> Fetched:
         waiting: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
         self._fetched[session] = waiting
         self._core.fetch(session, holder, self._clock())

@@ -24,6 +24,10 @@ class Epoch(NamedTuple):
     gateway: int
 
 
+NO_EPOCH = Epoch(0, 0)
+"""Before the first one of any session."""
+
+
 class Address(NamedTuple):
     """Where a peer can be dialled; an empty `target` means that it cannot (a gateway).
 

@@ -104,6 +104,7 @@ class Fence:
     create: Create | None = None
     turn: Turn | None = None  # always with `create`; otherwise when a new turn begins
     branch: int = 0  # reserved: speculative rollback
+    ran: Epoch | None = None  # the last one that Go was said for; None: this one may have run (R20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +299,7 @@ class FoundHop:
     last: int
     kv: int
     log: int  # entries of the log copy; 0 where there is none
+    epoch: Epoch | None = None  # None: that of the Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,9 @@ class Found:
     linked: bool = False  # the owner's link is up
     gone_ms: float = 0.0  # since it was last heard
     lease_ms: float = 0.0  # after so long it may be adopted
-    hops: tuple[FoundHop, ...] = ()
+    hops: tuple[FoundHop, ...] = ()  # of that epoch
+    older: tuple[FoundHop, ...] = ()  # of epochs since `ran`
+    ran: Epoch | None = None  # the newest that is known here to have run; None: `epoch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +323,7 @@ class LogRequest:
     """Gateway to a server that holds a log copy: send it (R20)."""
 
     session: str
+    epoch: Epoch | None = None  # of the hop whose copy is meant; None: the newest
 
 
 @dataclass(frozen=True, slots=True)

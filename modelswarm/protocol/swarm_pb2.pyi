@@ -460,6 +460,7 @@ class Fence(_message.Message):
     CREATE_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
+    RAN_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     reply: _builtins.int
     kv_cut: _builtins.int
@@ -471,6 +472,8 @@ class Fence(_message.Message):
     def create(self) -> Global___Create: ...
     @_builtins.property
     def turn(self) -> Global___Turn: ...
+    @_builtins.property
+    def ran(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -482,10 +485,11 @@ class Fence(_message.Message):
         create: Global___Create | None = ...,
         turn: Global___Turn | None = ...,
         branch: _builtins.int = ...,
+        ran: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "epoch", b"epoch", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "epoch", b"epoch", "ran", b"ran", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "create", b"create", "epoch", b"epoch", "handle", b"handle", "kv_cut", b"kv_cut", "log_cut", b"log_cut", "reply", b"reply", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "create", b"create", "epoch", b"epoch", "handle", b"handle", "kv_cut", b"kv_cut", "log_cut", b"log_cut", "ran", b"ran", "reply", b"reply", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,10 +991,13 @@ class FoundHop(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     last: _builtins.int
     kv: _builtins.int
     log: _builtins.int
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -998,10 +1005,11 @@ class FoundHop(_message.Message):
         last: _builtins.int = ...,
         kv: _builtins.int = ...,
         log: _builtins.int = ...,
+        epoch: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "kv", b"kv", "last", b"last", "log", b"log"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first", b"first", "kv", b"kv", "last", b"last", "log", b"log"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1019,6 +1027,8 @@ class Found(_message.Message):
     GONE_MS_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    OLDER_FIELD_NUMBER: _builtins.int
+    RAN_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     owner: _builtins.str
     target: _builtins.str
@@ -1029,6 +1039,10 @@ class Found(_message.Message):
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundHop]: ...
+    @_builtins.property
+    def older(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundHop]: ...
+    @_builtins.property
+    def ran(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -1040,10 +1054,12 @@ class Found(_message.Message):
         gone_ms: _builtins.float = ...,
         hops: _abc.Iterable[Global___FoundHop] | None = ...,
         lease_ms: _builtins.float = ...,
+        older: _abc.Iterable[Global___FoundHop] | None = ...,
+        ran: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ran", b"ran"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "owner", b"owner", "session", b"session", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "older", b"older", "owner", b"owner", "ran", b"ran", "session", b"session", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1054,15 +1070,19 @@ class LogRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     session: _builtins.str
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
+        epoch: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

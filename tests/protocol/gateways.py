@@ -126,10 +126,34 @@ class Gateways:
             server.core.disconnected(gateway.name, self.now)
         self.run()
 
+    def cut(self, gateway: Gateway, server: PeerId) -> None:
+        """Their link breaks, and does not come back."""
+        for key in ((gateway.name, server), (server, gateway.name)):
+            self.lanes.pop(key, None)
+        self.servers[server].core.disconnected(gateway.name, self.now)
+        gateway.core.disconnected(server, self.now)
+        self.run()
+
+    def lose(self, server: PeerId) -> None:
+        """The server is gone, its links with it."""
+        del self.servers[server]
+        for key in [key for key in self.lanes if server in key]:
+            del self.lanes[key]
+        for gateway in self.gateways.values():
+            gateway.core.disconnected(server, self.now)
+        for other in self.servers.values():
+            other.core.disconnected(server, self.now)
+        self.run()
+
+    def deliver_all(self, sender: PeerId, to: PeerId) -> None:
+        """All that is on its way between the two now."""
+        while self.lanes.get((sender, to)):
+            self._deliver((sender, to))
+
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Until nothing moves, or `until` holds."""
         while until is None or not until():
-            self._collect()
+            self.collect()
             ready = [k for k, lane in self.lanes.items() if lane and k[1] not in self.frozen]
             if ready and (self.seed is None or self._random.random() < 0.8):
                 self._deliver(ready[0] if self.seed is None else self._random.choice(ready))
@@ -156,7 +180,7 @@ class Gateways:
                 server.core.tick(self.now)
             self.run()
 
-    def _collect(self) -> None:
+    def collect(self) -> None:
         for name, gateway in self.gateways.items():
             if name in self.frozen:
                 continue

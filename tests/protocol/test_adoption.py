@@ -108,11 +108,7 @@ def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
     second = made.gateway(2)
     made.kill(first)
     made.wait(LEASE + 0.2)
-    head = next(iter(made.servers))
-    del made.servers[head]
-    second.core.disconnected(head, made.now)
-    for server in made.servers.values():
-        server.core.disconnected(head, made.now)
+    made.lose(next(iter(made.servers)))
     log = adopt(made, second)
     go_on(made, second, log)
     made.run()

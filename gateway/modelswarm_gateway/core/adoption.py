@@ -8,9 +8,9 @@ not at all. Decides neither whether nor when to adopt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import (
     Find,
     Found,
@@ -22,10 +22,16 @@ from modelswarm.protocol.messages import (
     Turn,
     reply_address,
 )
-from modelswarm_gateway.core.effects import Effect, Fetched, GatewaySettings, Whereabouts
+from modelswarm_gateway.core.effects import (
+    Effect,
+    Fetched,
+    GatewaySettings,
+    Holder,
+    Whereabouts,
+)
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.recovery import Recovery
-from modelswarm_gateway.core.session import NO_CUT, NO_EPOCH, Session
+from modelswarm_gateway.core.session import NO_CUT, Session
 
 
 @dataclass(slots=True)
@@ -37,9 +43,8 @@ class _Search:
 
 @dataclass(slots=True)
 class _Fetch:
-    holder: PeerId
+    holder: Holder
     until: float
-    epoch: Epoch | None = None
     total: int = 0
     turn: Turn | None = None
     tokens: list[int] = field(default_factory=list)
@@ -65,10 +70,11 @@ class Searches:
             self._emit(Send(reply_address(peer), Lane.LIVE, Find(session)))
         self._look(session, now)
 
-    def fetch(self, session: str, holder: PeerId, now: float) -> None:
+    def fetch(self, session: str, holder: Holder, now: float) -> None:
         """Fetched follows."""
         self._fetches[session] = _Fetch(holder, now + self._settings.fetch_seconds)
-        self._emit(Send(reply_address(holder), Lane.LIVE, LogRequest(session)))
+        request = LogRequest(session, holder.epoch)
+        self._emit(Send(reply_address(holder.peer), Lane.LIVE, request))
 
     def found(self, peer: PeerId, found: Found, now: float) -> None:
         search = self._searches.get(found.session)
@@ -79,25 +85,26 @@ class Searches:
 
     def chunk(self, peer: PeerId, chunk: LogChunk) -> None:
         fetch = self._fetches.get(chunk.session)
-        if fetch is None or fetch.holder != peer:
+        if fetch is None or fetch.holder.peer != peer:
             return
-        if fetch.epoch is None:
-            fetch.epoch, fetch.total, fetch.turn = chunk.epoch, chunk.total, chunk.turn
-        if chunk.epoch != fetch.epoch or chunk.start != len(fetch.tokens) or fetch.turn is None:
+        if fetch.turn is None:
+            fetch.total, fetch.turn = chunk.total, chunk.turn
+        other = chunk.epoch != fetch.holder.epoch  # a third gateway was faster
+        if other or chunk.start != len(fetch.tokens) or fetch.turn is None:
             self._fail(chunk.session)
             return
         fetch.tokens += chunk.tokens
         if len(fetch.tokens) >= fetch.total:
             del self._fetches[chunk.session]
             tokens = tuple(fetch.tokens[: fetch.total])
-            self._emit(Fetched(chunk.session, fetch.epoch, tokens, fetch.turn))
+            self._emit(Fetched(chunk.session, chunk.epoch, tokens, fetch.turn))
 
     def lost_link(self, peer: PeerId, now: float) -> None:
         for session, search in list(self._searches.items()):
             search.silent.discard(peer)
             search.found.pop(peer, None)
             self._look(session, now)
-        for session in [name for name, fetch in self._fetches.items() if fetch.holder == peer]:
+        for session in [name for name, fetch in self._fetches.items() if fetch.holder.peer == peer]:
             self._fail(session)
 
     def tick(self, now: float) -> None:
@@ -119,7 +126,8 @@ class Searches:
 
 
 def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts:
-    """A living owner has it, wherever it was found; else the newest route is what is left of it.
+    """A living owner has it, wherever it was found; else what is left of the epoch that ran last, and of those that
+    were fenced since: they may have cut its log, and generated nothing that a client could have read.
 
     Of older routes only the epochs and the leases count: what their hops hold may have been rewound since.
     """
@@ -131,20 +139,29 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts
     if alive:
         owner = max(alive, key=lambda found: found.epoch)
         return Whereabouts(session, highest, owner.owner, owner.target, living=True)
-    newest = {peer: found for peer, found in held.items() if found.epoch == highest}
+    newest = [found for found in held.values() if found.epoch == highest]
     if not newest:  # its newest hops are left over from a life that ended here
         return Whereabouts(session, highest)
+    ran = max(found.ran or found.epoch for found in answers.values() if found.hops)
     wait = max(found.lease_ms - found.gone_ms for found in held.values()) / 1000
-    parts = [(peer, hop) for peer, found in newest.items() for hop in found.hops]
-    logs = sorted(parts, key=lambda part: (part[1].log, part[1].last), reverse=True)
+    parts = [part for peer, found in held.items() for part in _parts(peer, found, ran)]
+    logs = [(hop.log, hop.epoch or NO_EPOCH, peer) for peer, hop in parts if hop.log]
+    logs.sort(key=lambda log: log[:2], reverse=True)
     return Whereabouts(
         session,
         highest,
-        owner=next(iter(newest.values())).owner,
+        owner=newest[0].owner,
         wait=max(0.0, wait),
-        hops=tuple(chain(parts)),
-        holders=tuple(dict.fromkeys(peer for peer, hop in logs if hop.log)),
+        ran=ran,
+        hops=tuple(parts),
+        holders=tuple(dict.fromkeys(Holder(peer, epoch) for _, epoch, peer in logs)),
     )
+
+
+def _parts(peer: PeerId, found: Found, ran: Epoch) -> list[tuple[PeerId, FoundHop]]:
+    """The hops of one server that are not older than what ran last, each with its epoch."""
+    hops = [replace(hop, epoch=hop.epoch or found.epoch) for hop in (*found.hops, *found.older)]
+    return [(peer, hop) for hop in hops if hop.epoch is not None and hop.epoch >= ran]
 
 
 def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundHop]]:
@@ -159,15 +176,21 @@ def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundH
 def take_over(
     session: Session, where: Whereabouts, log: Fetched, fleet: Fleet, recovery: Recovery
 ) -> None:
-    """Fill a new session with what another gateway left of it, and fence its hops."""
+    """Fill a new session with what another gateway left of it, and fence its hops.
+
+    Only hops of the epoch of its log hold the same as that log. All others are left to their lease, and found by their
+    blocks if the route leads there again: a hop that is made new is cut to nothing.
+    """
     assert log.turn is not None
     session.kind = fleet.leading(session.model)
     session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
-    session.admitted = True
+    session.admitted, session.ran = True, where.ran
     alike = {server.hello.peer for server in fleet.of_kind(session.model, session.kind)}
     hops = [
-        recovery.hops.make(peer, hop.first, hop.last) for peer, hop in where.hops if peer in alike
+        recovery.hops.make(peer, hop.first, hop.last)
+        for peer, hop in chain([part for part in where.hops if part[1].epoch == log.epoch])
+        if peer in alike
     ]
     for hop in hops:
-        hop.low_kv = hop.low_log = NO_CUT  # of the epoch of this log: all of it is right
+        hop.low_kv = hop.low_log = NO_CUT  # all of it is right
     recovery.adopt(session, hops)

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import Beat, Finish, FoundHop, Sampling, Send, Turn
 
 
@@ -144,6 +144,14 @@ class Ejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """A server that has a log copy of a session, as it was in that epoch."""
+
+    peer: PeerId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class Whereabouts:
     """What the servers say of a session that is not here."""
 
@@ -153,8 +161,9 @@ class Whereabouts:
     target: str = ""  # of the owner's door
     living: bool = False
     wait: float = 0.0  # seconds until it may be adopted
-    hops: tuple[tuple[PeerId, FoundHop], ...] = ()  # of its newest route, in order
-    holders: tuple[PeerId, ...] = ()  # that have a log copy, the longest first
+    ran: Epoch = NO_EPOCH  # the newest that may have generated
+    hops: tuple[tuple[PeerId, FoundHop], ...] = ()  # of that epoch and of newer ones
+    holders: tuple[Holder, ...] = ()  # of logs of those, the longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,7 @@ class Fetched:
     """A log copy has come whole; without a turn: it will not."""
 
     session: str
-    epoch: Epoch
+    epoch: Epoch  # of the hop that had it
     tokens: tuple[int, ...]
     turn: Turn | None
 

@@ -37,6 +37,7 @@ from modelswarm_gateway.core.effects import (
     Emitted,
     Fetched,
     GatewaySettings,
+    Holder,
     KeptTurn,
     PromptTooLong,
     Refused,
@@ -159,7 +160,7 @@ class GatewayCore:
         servers = [s.hello.peer for s in self._fleet if s.hello.model == model]
         self._searches.find(session, servers, now)
 
-    def fetch(self, session: str, holder: PeerId, now: float) -> None:
+    def fetch(self, session: str, holder: Holder, now: float) -> None:
         """Ask for a log copy: Fetched follows."""
         self._searches.fetch(session, holder, now)
 

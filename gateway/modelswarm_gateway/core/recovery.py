@@ -176,6 +176,7 @@ class Recovery:
                 log_cut=log,
                 create=create,
                 turn=session.turn if stale else None,
+                ran=session.ran,
             ),
         )
 
@@ -269,7 +270,7 @@ class Recovery:
         self.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
             self.send_log(session, tail, tail.log)
-        session.state = State.RUNNING
+        session.state, session.ran = State.RUNNING, session.epoch
         session.admitted = True
         session.shunned.clear()
 

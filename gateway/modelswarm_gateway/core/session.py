@@ -9,14 +9,13 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Address, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import Counters, KeptRows, Turn
 from modelswarm_gateway.core.effects import Why
 from modelswarm_gateway.core.kinds import Kind
 from modelswarm_gateway.routing import Leg
 
 NO_CUT = 1 << 60
-NO_EPOCH = Epoch(0, 0)
 
 
 class State(enum.Enum):
@@ -73,6 +72,7 @@ class Session:
     model: str
     epoch: Epoch
     kind: Kind | None = None  # of the servers that this turn runs on
+    ran: Epoch | None = None  # the last one that Go was said for
     named: bool = False  # by a client, who may name another one so when this one is over
     awake: Epoch | None = None  # with which it went on after this gateway had slept
     asked: bool = False  # servers, since then: who has it

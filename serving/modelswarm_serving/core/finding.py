@@ -1,11 +1,11 @@
 """What a gateway that does not own a session can learn of it here: who has it, what is left of it, and its log (R20).
 
-Used by `server.py`. Changes nothing: only a Fence takes a session over, see `ownership.py`.
+Used by `server.py`. Changes nothing but how long a copy is kept: only a Fence takes a session over, see `ownership.py`.
 """
 
 from __future__ import annotations
 
-from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, PeerId
 from modelswarm.protocol.messages import (
     Find,
     Found,
@@ -22,8 +22,6 @@ from modelswarm_serving.core.session import Hop
 CHUNK_TOKENS = 8192
 """Log entries of one LogChunk: at most 40 KiB on the wire, so that they delay nothing for long."""
 
-NOWHERE = Epoch(0, 0)
-
 
 class Finding:
     def __init__(self, hops: Registry, peers: Peers, out: Outbox) -> None:
@@ -35,36 +33,44 @@ class Finding:
         if isinstance(item, Find):
             self._find(peer, item, now)
         else:
-            self._log(peer, item)
+            self._log(peer, item, now)
 
     def _find(self, peer: PeerId, find: Find, now: float) -> None:
-        """Of several routes of the session, its newest: what older ones left here is of no use to anybody."""
-        hops = self._newest(find.session)
+        """What is older than what ran last is of no use to anybody: rewinds that it missed are not known any more."""
+        hops = self._of(find.session)
         if not hops:
-            self._out.to_gateway(peer, Found(find.session, NOWHERE))
+            self._out.to_gateway(peer, Found(find.session, NO_EPOCH))
             return
-        owner = hops[0].gateway
+        newest, ran = hops[0], max(hop.ran for hop in hops)
+        owner = newest.gateway
         silent, lease = self._peers.silent_for(owner, now), self._peers.lease(owner)
         found = Found(
             session=find.session,
-            epoch=hops[0].epoch,
+            epoch=newest.epoch,
             owner=owner,
             target=self._peers.target(owner),
             linked=silent < lease and self._peers.is_up(owner),
             gone_ms=1000 * silent,
             lease_ms=1000 * lease,
-            hops=tuple(FoundHop(hop.first, hop.last, hop.kv, len(_log(hop))) for hop in hops),
+            hops=tuple(_told(hop) for hop in hops if hop.epoch == newest.epoch),
+            older=tuple(_told(hop) for hop in hops if ran <= hop.epoch < newest.epoch),
+            ran=ran,
         )
         self._out.to_gateway(peer, found)
 
-    def _log(self, peer: PeerId, request: LogRequest) -> None:
-        """The longest copy here, in pieces; one piece of nothing if there is none."""
-        hops = self._newest(request.session)
+    def _log(self, peer: PeerId, request: LogRequest, now: float) -> None:
+        """The longest copy here of that epoch, in pieces; one piece of nothing if there is none.
+
+        Who asks may be lost before its Fence comes: then the copy is to be there for the next one.
+        """
+        hops = self._of(request.session)
+        epoch = request.epoch or max((hop.epoch for hop in hops), default=NO_EPOCH)
+        hops = [hop for hop in hops if hop.epoch == epoch]
         if not hops:
-            self._out.to_gateway(peer, LogChunk(request.session, NOWHERE, 0, 0, ()), Lane.BULK)
+            self._out.to_gateway(peer, LogChunk(request.session, NO_EPOCH, 0, 0, ()), Lane.BULK)
             return
         hop = max(hops, key=lambda hop: len(_log(hop)))
-        log = _log(hop)
+        log, hop.wanted = _log(hop), now
         for start in range(0, max(1, len(log)), CHUNK_TOKENS):
             chunk = LogChunk(
                 session=hop.session,
@@ -76,10 +82,14 @@ class Finding:
             )
             self._out.to_gateway(peer, chunk, Lane.BULK)
 
-    def _newest(self, session: str) -> list[Hop]:
+    def _of(self, session: str) -> list[Hop]:
+        """The newest first."""
         hops = [hop for hop in self._hops if hop.session == session]
-        newest = max((hop.epoch for hop in hops), default=NOWHERE)
-        return [hop for hop in hops if hop.epoch == newest]
+        return sorted(hops, key=lambda hop: hop.epoch, reverse=True)
+
+
+def _told(hop: Hop) -> FoundHop:
+    return FoundHop(hop.first, hop.last, hop.kv, len(_log(hop)), hop.epoch)
 
 
 def _log(hop: Hop) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
+from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Create,
     Fence,
@@ -104,6 +104,7 @@ class Lifecycle:
         self._schedule.stopped(hop)
         hop.stop_epoch()
         hop.reply, hop.epoch = fence.reply, fence.epoch
+        hop.ran = max(hop.ran, _ran(fence))
         self._peers.owns(peer, now)
         hop.touched = now
         hop.pending = _both(hop.pending, fence)
@@ -202,6 +203,7 @@ class Lifecycle:
             gateway=peer,
             reply=fence.reply,
             epoch=fence.epoch,
+            ran=_ran(fence),
             turn=NO_TURN,
             pages=[],
             inbox=RowInbox(self._shape.row_bytes),
@@ -271,6 +273,12 @@ class Lifecycle:
             if (hop.handle, hop.session) not in named:
                 self._give_up(hop, "not in the gateway's list of live sessions")
 
+    def lapsed(self, gateway: PeerId) -> None:
+        """Its lease was over before it spoke again: it is one of those that want its hops, the epoch decides. Else it
+        could keep one hop from who has taken the others, and none would have the session."""
+        for hop in self.hops.of([gateway]):
+            hop.led = False
+
     def ran(self, hop: Hop) -> None:
         """Go came: from now on only the lease can free the hop."""
         self._grants.pop(hop, None)
@@ -279,23 +287,15 @@ class Lifecycle:
         for hop in [hop for hop, until in self._grants.items() if now >= until]:
             self._give_up(hop, "no Go came in time")
         owners = {hop.gateway for hop in self.hops}
-        self._lapse(owners, now)
         gone = [
             owner
             for owner in owners
             if self._peers.gone_for(owner, now) >= 2 * self._peers.lease(owner)
         ]
         for hop in self.hops.of(gone) if gone else ():
-            self.free(hop)
-        self._peers.forget(owners.difference(gone))
-
-    def _lapse(self, owners: set[PeerId], now: float) -> None:
-        """Whose lease is over is one of those that want its hops, also when it speaks again: the epoch decides. Else it
-        could keep one hop from who has taken the others, and none would have the session."""
-        peers = self._peers
-        over = [owner for owner in owners if peers.silent_for(owner, now) >= peers.lease(owner)]
-        for hop in self.hops.of(over) if over else ():
-            hop.led = False
+            if now - hop.wanted >= 2 * self._peers.lease(hop.gateway):
+                self.free(hop)
+        self._peers.forget({hop.gateway for hop in self.hops} if gone else owners)
 
     def _give_up(self, hop: Hop, why: str) -> None:
         self._out.report(hop, "", Fault(Trouble.UNKNOWN_HANDLE, why))
@@ -304,6 +304,10 @@ class Lifecycle:
     def _renew_grant(self, hop: Hop, now: float) -> None:
         if not hop.ever_ran:
             self._grants[hop] = now + self._settings.grant_seconds
+
+
+def _ran(fence: Fence) -> Epoch:
+    return fence.epoch if fence.ran is None else fence.ran
 
 
 def _both(old: Fence | None, new: Fence) -> Fence:

@@ -25,6 +25,7 @@ def claim(hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float) -> 
 
     While its lease runs, the owner keeps every hop that it has run. One that it never ran is still being wanted, by it
     as by the other: there the higher epoch wins, so that of two that adopt at once one gets all hops.
+    An owner whose lease was over when it spoke again is one that wants it, until it says Go.
     An owner whose lease is over holds nothing: neither may its epoch keep others out for ever.
     """
     if peer == hop.gateway:

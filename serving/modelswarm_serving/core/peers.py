@@ -73,6 +73,10 @@ class Peers:
         started with, and an adopter on the one that a server tells it: so the longer of the two."""
         return max(self._own_lease, self._leases.get(gateway, 0.0))
 
+    def lapsed(self, peer: PeerId, now: float) -> bool:
+        """Whether it is a gateway whose lease was over when it spoke again just now."""
+        return peer in self._leases and self.silent_for(peer, now) >= self.lease(peer)
+
     def is_gone(self, peer: PeerId) -> bool:
         """Its link broke and has not come back."""
         return peer in self._broken and peer not in self._up

@@ -100,6 +100,8 @@ class ServerCore:
     ) -> None:
         """Of a gateway: `target`, where others reach it, and the lease that it was started with."""
         self._now = now
+        if self._peers.lapsed(peer, now):
+            self._life.lapsed(peer)
         self._peers.connected(peer, role, target, lease_seconds, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
@@ -117,6 +119,8 @@ class ServerCore:
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
         self._now = now
+        if self._peers.lapsed(peer, now):
+            self._life.lapsed(peer)
         self._peers.heard(peer, now)
         self._dispatch(peer, item, now)
         self._loop_back(now)

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from modelswarm.protocol.identity import Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Counters,
     Fence,
@@ -100,7 +100,8 @@ class Hop:
     counters: Counters | None = None  # frozen at the first Fence after a Go
     answer: Fenced | None = None  # given to this epoch's Fence; none once Go has come
     ever_ran: bool = False
-    led: bool = False  # the gateway that has it now has run it
+    led: bool = False  # the gateway that has it now has run it, and its lease never ended since
+    ran: Epoch = NO_EPOCH  # the newest of the session's epochs that ran, as far as is known here
 
     go: Go | None = None
     received: int = 0
@@ -120,6 +121,7 @@ class Hop:
     told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
     touched: float = -math.inf  # when its gateway or a step last had to do with it
+    wanted: float = -math.inf  # when another gateway last took a copy of its log
     busy: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending: Fence | None = None  # the cut to make when that step retires
     freed: bool = False  # its pages go back when that step retires
@@ -177,6 +179,7 @@ class Hop:
         self.ever_ran = self.led = True
         if not go.warm:  # on the other lane, what is sent after its Go may outrun it
             del self.log[go.length :]
+            self.ran = max(self.ran, go.epoch)
         self.kv = self.received = go.start
         self.sent = go.send_from
         self.credit = max(self.credit, go.credit)
