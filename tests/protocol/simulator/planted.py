@@ -17,6 +17,7 @@ from protocol.simulator.planted_log import (
 from protocol.simulator.planted_recovery import (
     ForgetsKeptRows,
     MixesBoundaries,
+    MovesWhatRests,
     NeverSuspects,
 )
 from protocol.simulator.processes import Cores
@@ -326,6 +327,7 @@ PLANTS: dict[str, Plant] = {
     "R5 silent about links": in_server(SilentAboutLinks, "sparse"),
     "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
     "R6 forgets kept rows": in_gateway(ForgetsKeptRows, "kills"),
+    "R13 moves what rests": in_gateway(MovesWhatRests, "rebuilds"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
     "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),

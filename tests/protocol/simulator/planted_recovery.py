@@ -13,6 +13,8 @@ from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import Fence, Fenced, Item
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.move import Move
+from modelswarm_gateway.core.moves import Moves
 from modelswarm_serving.core.replay_log import ReplayLog, Rows
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
@@ -73,6 +75,30 @@ class ForgetsKeptRows(GatewayCore):
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
         super().receive(peer, replace(item, kept=()) if isinstance(item, Fenced) else item, now)
+
+
+class RashMoves(Moves):
+    """What has become of the session meanwhile does not matter when its new hop opens."""
+
+    _answering = False
+
+    def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+        self._answering = True
+        super().fenced(peer, answer, now)
+        self._answering = False
+
+    def _stands(self, move: Move) -> bool:
+        return self._answering or super()._stands(move)
+
+
+class MovesWhatRests(GatewayCore):
+    """R13: a session goes over to a hop that opened after its last token, and runs on."""
+
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(settings, peer, incarnation, draw)
+        self.moves.__class__ = RashMoves
 
 
 class NeverSuspects(GatewayCore):

@@ -304,6 +304,15 @@ def _orders(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, weather=weather, faults=faults)
 
 
+def _rebuilds(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Planned moves without copies, since no rows are kept, while short turns begin and end."""
+    scenario = _orders(scenario, rng)
+    load = replace(scenario.load, max_tokens=(1, 12), turns=4, think=rng.choice((0.0, 0.05)))
+    faults = replace(scenario.faults, gap=0.03)
+    layout = replace(scenario.layout, replay_bytes=0)
+    return replace(scenario, layout=layout, load=load, faults=faults)
+
+
 def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
     """Gateways share servers and are killed; their clients lose their sessions, others start with new ones."""
     faults = replace(
@@ -457,6 +466,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "drains": _drains,
     "moves": _moves,
     "orders": _orders,
+    "rebuilds": _rebuilds,
     "gateways": _gateways,
     "extinction": _extinction,
     "adoptions": _adoptions,
