@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from protocol.scripted_servers import MODEL, Script
 
-from modelswarm.protocol.messages import Close, Finish, Go, Refusal, Token
-from modelswarm_gateway.core.effects import Broken, GatewaySettings, Moved, Refused
+from modelswarm.protocol.messages import Close, Finish, Go, Refusal, Token, Trouble
+from modelswarm_gateway.core.effects import Broken, GatewaySettings, Moved, Refused, Rerouted
 
 PROMPT = tuple(range(1, 21))
 
@@ -113,3 +113,27 @@ def test_a_turn_that_meets_only_servers_that_stop_is_told_so() -> None:
     [refused] = [effect for effect in script.effects if isinstance(effect, Refused)]
     assert refused.detail == f"the servers of {MODEL} for blocks 0:4 are about to stop"
     assert not [effect for effect in script.effects if isinstance(effect, Broken)]
+
+
+def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session() -> None:
+    script = Script()
+    script.serve("a", 0, 1)
+    old = script.serve("b", 1, 2)
+    wide = script.serve("c", 2, 3)
+    script.serve("d", 3, 4)
+    script.ask("s", PROMPT)
+    script.token("s")
+    script.core.disconnected(wide, script.now)
+    script.serve("c", 1, 3)  # it holds the blocks of b as well, and serves its own
+    script.run()
+    script.token("s")
+    script.wait(0.1)
+    assert script.route("s") == ["a", "b", "c", "d"]
+    script.effects.clear()
+    script.core.moves.leave(old, "drain", script.now)
+    script.run()
+    script.reports("s", "a/1/0", Trouble.GAP, wide)
+    script.wait(0.1)
+    assert not [effect for effect in script.effects if isinstance(effect, Rerouted)]
+    assert outcomes(script) == ["dropped", "rebuilt"]
+    assert script.route("s") == ["a", "c", "c", "d"]

@@ -90,6 +90,13 @@ def before_hop(move: Move) -> Hop | None:
     return next((hop for hop in hops if hop.last == move.old.first), None)
 
 
+def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
+    """Servers that a hop of the route exchanges rows or tokens with: route and ring make a circle."""
+    at = session.hops.index(hop)
+    around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
+    return frozenset(other.peer for other in around if other is not hop)
+
+
 def parts(move: Move) -> set[PeerId]:
     """Servers that have work with it."""
     before = before_hop(move)

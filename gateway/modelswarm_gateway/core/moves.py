@@ -33,6 +33,7 @@ from modelswarm_gateway.core.move import (
     Rests,
     before_hop,
     behind,
+    beside,
     parts,
 )
 from modelswarm_gateway.core.planning import bad_neighbours, needs_of
@@ -188,11 +189,7 @@ class Moves:
         before, after = session.hops[:at], session.hops[at + 1 :]
         between = before[-1].peer if before else None, after[0].peer if after else None
         left = frozenset(self._fleet.left)
-        beside = (
-            session.hops[at - 1].peer,
-            session.hops[(at + 1) % len(session.hops)].peer,
-        )  # a ring
-        parted = bad_neighbours(beside, self._fleet.bad_pairs(now))
+        parted = bad_neighbours(beside(session, old), self._fleet.bad_pairs(now))
         for without in (left | rest.refused | parted, left | rest.refused, left):
             needs = needs_of(session, without)
             legs = self._fleet.cover(
@@ -312,10 +309,17 @@ class Moves:
         return True
 
     def _about_copy(self, session: Session, hop: Hop, report: Report) -> bool:
-        """The link that is named leads to where a copy goes, or went in this epoch, and no hop that serves is there."""
-        if report.peer not in self._rests.of(session).targets:
+        """The link named leads to where a copy goes, or went in this epoch, and to no neighbour in the route.
+
+        Of a neighbour, a gap while a copy goes there is the copy's: if it was not, the session is moved at once, and
+        that mends it too."""
+        if report.peer not in self._rests.of(session).targets or hop not in session.hops:
             return False
-        return all(hop.peer != report.peer for hop in session.hops)
+        if report.peer not in beside(session, hop):
+            return True
+        move = self._moves.get(session.name)
+        copies = move is not None and move.copying and before_hop(move) is hop
+        return copies and report.trouble is Trouble.GAP
 
     def _fail(self, move: Move, now: float) -> None:
         """Tried again, elsewhere or later; after a few times without a copy."""

@@ -7,7 +7,7 @@ keeps failing, and between turns those that the session is better off without.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
@@ -138,7 +138,7 @@ def needs_of(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] =
 
 
 def bad_neighbours(
-    peers: tuple[PeerId | None, ...], bad_pairs: Mapping[frozenset[PeerId], int]
+    peers: Collection[PeerId], bad_pairs: Mapping[frozenset[PeerId], int]
 ) -> frozenset[PeerId]:
     """Who had better not stand beside one of `peers`."""
     return frozenset(
