@@ -135,6 +135,7 @@ _REFUSALS = {
     Why.NO_ROOM: Code.NO_CAPACITY,
     Why.NO_SERVERS: Code.NO_SERVERS,
     Why.TOO_LONG: Code.CONTEXT_LENGTH,
+    Why.FAULTS: Code.NO_SERVERS,
 }
 
 

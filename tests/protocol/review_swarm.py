@@ -186,7 +186,7 @@ class Swarm:
             self.now += tick
             for server in self.servers.values():
                 server.core.tick(self.now)
-                if not server.frozen:
+                if not server.frozen and (server.peer, GATEWAY) not in self._swallowed:
                     self.core.receive(server.peer, server.core.beat(), self.now)
             self.core.tick(self.now)
             self.run()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from protocol.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Beat, Sampling
 from modelswarm_gateway.core.effects import Moved, Rerouted, TurnRequest
-from modelswarm_gateway.core.health import EJECTION, LONGEST_EJECTION, SLOW_EJECTION, Health
+from modelswarm_gateway.core.health import (
+    EJECTION,
+    LONGEST_EJECTION,
+    REMEMBERED,
+    SLOW_EJECTION,
+    Health,
+)
 from modelswarm_gateway.core.pace import EVIDENCE, STALE, Pace
 from modelswarm_gateway.core.slowness import compare
 
@@ -84,6 +91,49 @@ def test_one_canary_brings_an_ejected_server_back() -> None:
     assert not health.on_trial
 
 
+def test_who_was_cut_off_and_is_back_carries_a_canary_first_and_keeps_its_faults() -> None:
+    health = Health()
+    health.strike("a", 0.0)
+    health.leave("a")
+    health.join("a")
+    assert health.standing("a", 0.5 * EJECTION, hops=0).ejected, "a new link ends no ejection"
+    assert health.standing("a", 2 * EJECTION, hops=0).canary
+    assert health.standing("a", 2 * EJECTION, hops=1).ejected
+    health.strike("a", 2 * EJECTION)
+    assert health.ejected_until("a") == pytest.approx(4 * EJECTION)
+    health.join("b")
+    assert not health.standing("b", 0.0, hops=5).ejected, "nobody is new on trial"
+
+
+def test_gone_servers_are_not_remembered_for_ever() -> None:
+    health = Health()
+    for number in range(3 * REMEMBERED):
+        health.join(f"{number}")
+        health.beat(f"{number}", Beat(), 0.0)
+        health.leave(f"{number}")
+        health.pace(f"{number}")
+    assert len(health._gone) == REMEMBERED
+    assert not health._records and not health.on_trial
+
+
+@pytest.mark.parametrize("what", ["slow", "full", "failed"])
+def test_without_traffic_a_score_comes_back(what: str) -> None:
+    """Nothing is asked of a server with a low score, so nothing else could tell that it is well."""
+    health = Health()
+    for number in range(5):
+        beat = Beat(steps=number, rows=number, busy_ms=200 * number, total_pages=100)
+        health.beat("a", replace(beat, free_pages=0 if what == "full" else 100), 0.1 * number)
+    if what == "slow":
+        health.compared("a", 20.0)
+    if what == "failed":
+        health.strike("a", 0.5)
+    assert health.standing("a", 0.5, hops=0).score <= 0.5
+    for second in range(1, 25):
+        idle = Beat(steps=4, rows=4, busy_ms=800, free_pages=100, total_pages=100)
+        health.beat("a", idle, 5.0 * second)
+    assert health.standing("a", 120.0, hops=0).score >= 0.9
+
+
 # ---- pace
 
 
@@ -120,6 +170,21 @@ def test_one_other_is_enough_to_compare_with() -> None:
 def test_who_is_equally_slow_is_not_slow() -> None:
     compared = compare({0: 0.2}, [{0: 0.21}, {0: 0.19}, {0: 0.4}])
     assert compared is not None and not compared.slow
+
+
+def test_the_first_steps_of_a_process_say_nothing_of_its_pace() -> None:
+    """Ten steps in a second, the first of which took nearly all of it, then some that take two milliseconds."""
+    cold = Pace()
+    for number, busy in enumerate((0.0, 900.0, 920.0, 940.0, 960.0)):
+        beat = Beat(steps=10 * number, rows=10 * number, busy_ms=busy)
+        cold.beat(beat, 0.1 * number)
+    compared = compare(cold.times(2, 0.5), [beaten(0.002).times(2, 0.5)])
+    assert compared is not None and compared.ratio == pytest.approx(1.0)
+
+
+def test_steps_that_are_too_short_to_be_compared_are_alike() -> None:
+    compared = compare({0: 0.00009}, [{0: 0.000001}])
+    assert compared is not None and compared.ratio == 1.0
 
 
 def test_large_steps_are_not_compared_with_small_ones() -> None:
@@ -215,3 +280,39 @@ def test_an_ejection_never_uncovers_a_block() -> None:
     slow = started(swarm)
     beat_all(swarm, {slow[0].peer: 0.2}, 20.0)
     assert ejected(swarm) == []
+
+
+def test_two_servers_that_are_slow_at_once_are_not_both_ejected_from_their_blocks() -> None:
+    swarm = Swarm()
+    for first, last in ((0, 2), (0, 2), (2, 4), (2, 4), (2, 4), (4, 6)):
+        swarm.serve(first, last, n_blocks=6)
+    slow = [peer for peer, server in swarm.servers.items() if server.hello.first == 0]
+    beat_all(swarm, dict.fromkeys(slow, 0.2), 6.0)
+    assert len(ejected(swarm)) == 1 and ejected(swarm)[0] in slow
+    started(swarm)
+    assert swarm.core._fleet.uncovered(MODEL) == []
+
+
+def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None:
+    """Their turns are over: no token of theirs will ever show that it is well again."""
+    swarm = Swarm()
+    swarm.serve(0, 4)
+    for number in range(3):
+        swarm.core.open(f"old{number}", MODEL, swarm.now)
+        swarm.ask(f"old{number}", [5, 6, 7], 3)
+    [server] = swarm.servers.values()
+    swarm.core._fleet.blame(server.peer, "overdue", swarm.now)
+    beat_all(swarm, {}, 2 * EJECTION)
+    assert ejected(swarm) == []
+    started(swarm)
+    beat_all(swarm, {}, 0.1)
+    assert not swarm.core._fleet.on_trial, "it brought a token"
+
+
+def test_a_canary_whose_reader_sleeps_makes_room_for_another() -> None:
+    swarm = Swarm()
+    server = swarm.serve(0, 4)
+    started(swarm)
+    swarm.core._fleet.blame(server.peer, "overdue", swarm.now)
+    beat_all(swarm, {}, 2 * EJECTION)
+    assert ejected(swarm) == [], "the session that runs there waits for its reader"

@@ -59,3 +59,20 @@ def test_a_server_cannot_have_sessions_held_for_ever() -> None:
     server = swarm.serve(0, 4, link=False)
     swarm.link(server, hold_ms=1 << 63)
     assert swarm.core._fleet.hold_seconds(MODEL) == 24 * 3600.0
+
+
+def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() -> None:
+    swarm = Swarm(GatewaySettings(hold_seconds=3.0))
+    server = swarm.serve(0, 4)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.run()
+    server.lazy = True
+    swarm.core.read_to("a", 1000, swarm.now)
+    while not (broken := [each for each in swarm.effects if isinstance(each, Broken)]):
+        assert swarm.now < 10_000
+        swarm.wait(0.5)
+        for view in swarm.core.sessions():
+            assert "KV" not in view.waits
+    assert "attempts" in broken[0].detail
+    assert f"overdue at {server.peer}" in broken[0].detail

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from protocol.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Beat, Hello, Sampling
+from modelswarm.protocol.messages import Beat, Hello, Sampling, Turn
 from modelswarm_gateway.core.effects import TurnRequest
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.kinds import kind_of
 from modelswarm_gateway.core.pricing import Needs
+from modelswarm_gateway.core.servers import KEPT_FOR_REPAIRS
 from modelswarm_gateway.routing import Leg
+from modelswarm_serving.core.admission import Admission
+from modelswarm_serving.model.base import ModelShape
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -213,3 +218,93 @@ def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -
     assert {cover(fleet, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
     fleet.leave(a.peer)
     assert cover(fleet, a, needs=needs)[0].peer == b.peer
+
+
+NONSENSE = (float("nan"), float("inf"), -5.0)
+
+
+@pytest.mark.parametrize(
+    "field", ["step_ms", "step_p99_ms", "oldest_ready_ms", "stepping_ms", "busy_ms"]
+)
+@pytest.mark.parametrize("value", NONSENSE)
+def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, value: float) -> None:
+    mad, sane, only = hello("mad", 0, 2), hello("sane", 0, 2), hello("only", 2, 4)
+    fleet = fleet_of(mad, sane, only)
+    well = Beat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
+    for now in (1.0, 2.0, 3.0):
+        for each in (sane, only):
+            fleet.beat(each.peer, replace(well, steps=int(5 * now)), now)
+        told = replace(well, steps=int(5 * now), running=1 << 63)
+        fleet.beat(mad.peer, replace(told, **{field: value}), now)  # type: ignore[arg-type]
+    for _ in range(20):
+        legs = cover(fleet, sane, 3.0)
+        assert [leg.peer for leg in legs] == [sane.peer, only.peer]
+        assert all(math.isfinite(leg.to_go_ms) for leg in legs)
+    assert math.isfinite(fleet.pace(mad.peer).row)
+    assert 0 < fleet.standing(mad.peer, 3.0).score <= 1
+    fleet.leave(sane.peer)
+    assert [leg.peer for leg in cover(fleet, only, 3.0)] == [mad.peer, only.peer], "nobody else"
+    fleet.blame(only.peer, "silent", 3.0)
+    assert math.isfinite(fleet.cost(MODEL, kind_of(only), [(mad.peer, 0, 2)], 3.0))
+
+
+def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:
+    liar, honest = hello("liar"), hello("honest")
+    fleet = fleet_of(liar, honest)
+    for each, step in ((liar, 0.0), (honest, 8.0)):
+        beat = Beat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
+        fleet.beat(each.peer, beat, 0.0)
+    for _ in range(100):
+        [leg] = cover(fleet, liar)
+        fleet.placed(leg.peer, 64, 5)
+    assert fleet.hops[honest.peer] >= 5
+
+
+def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() -> None:
+    old, other, new = hello("a"), hello("b"), replace(hello("a"), peer="a/1/c")
+    fleet = fleet_of(old, other)
+    slow = Beat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
+    fleet.beat(old.peer, slow, 0.0)
+    fleet.blame(old.peer, "overdue", 0.0)
+    assert {cover(fleet, other)[0].peer for _ in range(20)} == {other.peer}
+    fleet.leave(old.peer)
+    assert fleet.join(new)
+    assert {cover(fleet, other)[0].peer for _ in range(60)} == {new.peer, other.peer}
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("free", [0, 9, 10, 16, 17, 100])
+def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
+    free: int, repair: bool
+) -> None:
+    server = hello("a")
+    shape = ModelShape(0, 4, 4, 8, 16, 100, 4096, 97)
+    pool = Admission(shape, KEPT_FOR_REPAIRS)
+    pool.pool.take(100 - free)
+    fleet = fleet_of(replace(server, total_pages=100, page_size=16))
+    fleet.beat(server.peer, Beat(free_pages=free, total_pages=100), 0.0)
+    known = fleet.get(server.peer)
+    assert known is not None
+    for positions in (1, 16, 17, 100, 112, 113, 1440):
+        missing = pool.missing(Turn(positions, positions + 1, Sampling()), 0, repair)
+        assert (known.wait_ms(positions, repair) > 0) == (missing > 0), positions
+    assert known.wait_ms(0, repair) == 0.0
+
+
+def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_near() -> None:
+    swarm = Swarm()
+    first, second, tail = swarm.serve(0, 2), swarm.serve(0, 2), swarm.serve(2, 4)
+    beat(swarm, second, running=40)
+    first.core.leave(swarm.now)  # it refuses what is new, and has not said so yet
+    for server in (first, tail):
+        swarm.freeze(server)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.ask("a", PROMPT, 3)
+    swarm.now += 0.1
+    swarm.thaw(first)
+    swarm.now += 0.1
+    swarm.thaw(tail)
+    assert route(swarm, "a") == [second.peer, tail.peer]
+    known = swarm.core._fleet.get(tail.peer)
+    assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
+    assert swarm.answer("a") == expected(PROMPT, 3)

@@ -69,6 +69,7 @@ class Detection:
         for session in sessions if stood_still else ():
             session.fenced_at = min(now, session.fenced_at + stood_still)
         self.live = {hop.peer for s in sessions if s.state is State.RUNNING for hop in s.hops}
+        self._fleet.rests(self._resting(sessions))
         time = self._clock.read(now)
         self._suspicion.expect(self.live, time)
         for peer in self._suspicion.find(time):
@@ -81,6 +82,17 @@ class Detection:
             self._compared_at = now
             self._compare(now)
             self._give_up(time)
+
+    def _resting(self, sessions: Collection[Session]) -> Counter[PeerId]:
+        """By server on trial, the hops of sessions that owe no token: turns that are over, readers that are behind."""
+        trial = self._fleet.on_trial
+        return Counter(
+            hop.peer
+            for session in (sessions if trial else ())
+            if session.state is not State.FENCING and not owed(session)
+            for hop in session.hops
+            if hop.peer in trial
+        )
 
     def wake(self, sessions: Collection[Session], now: float) -> None:
         """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken

@@ -55,11 +55,12 @@ class TurnRequest:
 
 
 class Why(enum.Enum):
-    """Why a turn was refused before its first token."""
+    """Why a turn was refused before its first token, or waits."""
 
     NO_ROOM = "no_room"  # no free KV: try later
     NO_SERVERS = "no_servers"  # blocks without a server
     TOO_LONG = "too_long"  # the prompt can never fit
+    FAULTS = "faults"  # its routes break, one after the other
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ of sessions beyond how many hops each server carries.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import PeerId
@@ -17,7 +17,7 @@ from modelswarm_gateway.core.health import EJECTION, SLOW_EJECTION, Health, Stan
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.core.pricing import Needs, Price, Pricing
-from modelswarm_gateway.core.servers import Server
+from modelswarm_gateway.core.servers import Server, plausible
 from modelswarm_gateway.routing import Leg
 
 SLOW = "slow"  # cause of an ejection that lasts longer, while sessions are moved away
@@ -53,6 +53,7 @@ class Fleet:
         self._causes: dict[PeerId, list[str]] = {}  # all of them, the one that came first at first
         self._pricing = Pricing(self.standing, pair_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
+        self._resting: Mapping[PeerId, int] = {}  # of those, from which no token is expected now
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
 
     def join(self, hello: Hello) -> bool:
@@ -60,6 +61,7 @@ class Fleet:
         if not makes_sense(hello):
             return False
         self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
+        self._health.join(hello.peer)
         self._pricing.forget()
         if hello.hold_ms:
             self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
@@ -67,10 +69,10 @@ class Fleet:
         return True
 
     def leave(self, peer: PeerId) -> None:
-        self._health.leave(peer)
         self.use_again(peer, STOPPING)  # whoever comes back on a new link says so again
         server = self._servers.pop(peer, None)
         if server is not None:
+            self._health.leave(peer)
             self._pricing.forget()
             self._unsettled.add(server.hello.model)
 
@@ -128,6 +130,7 @@ class Fleet:
 
     def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         if server := self._servers.get(peer):
+            beat = plausible(beat)
             server.heard(beat, now)
             self._pricing.mark(peer)
             self._health.beat(peer, beat, now)
@@ -191,6 +194,8 @@ class Fleet:
     def freed(self, peer: PeerId) -> None:
         """A hop of ours there is given up."""
         self.hops[peer] -= 1
+        if not self.hops[peer]:
+            del self.hops[peer]  # or every server that ever was would be remembered
         if server := self._servers.get(peer):
             server.placed -= 1
             self._pricing.mark(peer)
@@ -206,7 +211,8 @@ class Fleet:
 
     def standing(self, peer: PeerId, now: float) -> Standing:
         """How well a server does; a server that nothing is known about does well."""
-        standing = self._health.standing(peer, now, self.hops[peer])
+        working = self.hops[peer] - self._resting.get(peer, 0)
+        standing = self._health.standing(peer, now, working)
         return replace(standing, ejected=True) if peer in self.suspected else standing
 
     def blame(self, peer: PeerId, cause: str, now: float) -> None:
@@ -228,6 +234,18 @@ class Fleet:
             self._pricing.mark(peer)
         self.suspected = silent
 
+    @property
+    def on_trial(self) -> Collection[PeerId]:
+        """Servers that are to carry one session, or carry it now, to show that they are well."""
+        return self._health.on_trial
+
+    def rests(self, resting: Mapping[PeerId, int]) -> None:
+        """So many hops of servers on trial are of sessions that wait for nothing: no canary, they say nothing."""
+        for peer in resting.keys() | self._resting.keys():
+            if resting.get(peer) != self._resting.get(peer):
+                self._pricing.mark(peer)
+        self._resting = resting
+
     def ejection_over(self, peer: PeerId, now: float) -> bool:
         return now >= self._health.ejected_until(peer)
 
@@ -236,11 +254,14 @@ class Fleet:
         if self._health.compared(peer, slowness):
             self._pricing.mark(peer)
 
-    def spare(self, peer: PeerId, now: float) -> bool:
-        """Whether all its blocks are held by others that do well: an ejection never uncovers a block."""
+    def spare(self, peer: PeerId, now: float, without: Collection[PeerId] = ()) -> bool:
+        """Whether all its blocks are held by others that do well, those `without` not counted: an ejection never
+        uncovers a block."""
 
         def does_well(other: Server) -> bool:
-            return not other.draining and not self.standing(other.hello.peer, now).ejected
+            name = other.hello.peer
+            ejected = name in without or self.standing(name, now).ejected
+            return not ejected and not other.draining
 
         return not self._blocks_only_of(peer, does_well)
 

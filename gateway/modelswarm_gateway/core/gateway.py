@@ -206,7 +206,7 @@ class GatewayCore:
         s.credit_ahead, s.read = max(1, request.credit_ahead), length
         s.progressed()
         s.shunned.clear()
-        s.refusal = Why.NO_ROOM
+        s.refusal, s.trouble = Why.FAULTS, ""
 
     def stop_at(self, session: str, length: int, now: float) -> None:
         """A stop string matched: the log keeps `length` entries, the turn is over (R17)."""

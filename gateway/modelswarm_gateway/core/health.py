@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat
 from modelswarm_gateway.core.pace import Pace
+from modelswarm_gateway.core.servers import FORGET_SECONDS
 
 LEAST_SCORE = 0.05
 ERROR_HALF_LIFE = 30.0  # seconds
@@ -19,6 +20,8 @@ EJECTION = 1.0  # seconds, the first time
 SLOW_EJECTION = 10.0  # ... of a slow one, whose sessions are moved meanwhile
 LONGEST_EJECTION = 120.0
 FORGIVEN = 300.0  # seconds without a fault, after which an ejection is the first again
+REMEMBERED = 1024  # servers that are gone: the same process may come back
+ALIKE = 1.5  # times its like's block time: so much slower is not slower
 FULL = 0.1  # share of free KV pages below which a server counts as under pressure
 
 
@@ -48,18 +51,35 @@ class Record:
     def decayed(self, now: float) -> float:
         return self.errors * math.exp2(-max(0.0, now - self.struck_at) / ERROR_HALF_LIFE)
 
+    def slow(self, now: float) -> float:
+        """Its slowness, which fades while it has nothing to do: nobody would give it the work to show better."""
+        return 1.0 + (self.slowness - 1.0) * math.exp(-self.pace.idle(now) / FORGET_SECONDS)
+
 
 class Health:
     def __init__(self) -> None:
         self._records: dict[PeerId, Record] = {}
+        self._gone: dict[PeerId, Record] = {}  # of servers whose link is down, oldest first
         self.on_trial: set[PeerId] = set()
 
+    def join(self, peer: PeerId) -> None:
+        """One that is back, and no new process, has its faults still, and a canary to carry."""
+        if record := self._gone.pop(peer, None):
+            record.trial = True
+            self._records[peer] = record
+            self.on_trial.add(peer)
+
     def leave(self, peer: PeerId) -> None:
-        self._records.pop(peer, None)
+        record = self._records.pop(peer, Record())
         self.on_trial.discard(peer)
+        record.pace, record.slowness, record.free = Pace(), 1.0, 1.0
+        self._gone[peer] = record
+        if len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
 
     def pace(self, peer: PeerId) -> Pace:
-        return self._of(peer).pace
+        record = self._records.get(peer)
+        return Pace() if record is None else record.pace
 
     def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         record = self._of(peer)
@@ -107,7 +127,7 @@ class Health:
         if record is None:
             return WELL
         ejected = record.trial and (now < record.until or hops > 0)
-        slow = 1.0 if record.slowness <= 1.5 else 1.5 / record.slowness
+        slow = min(1.0, ALIKE / max(record.slow(now), ALIKE))
         pressed = 1.0 if record.free >= FULL else 0.5 + 0.5 * record.free / FULL
         score = slow * pressed / (1.0 + record.decayed(now))
         return Standing(max(LEAST_SCORE, score), ejected, canary=record.trial and not ejected)

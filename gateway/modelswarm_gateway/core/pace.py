@@ -6,11 +6,16 @@ Pure; kept by `health.py`, read by `slowness.py` and `deadlines.py`. Knows one s
 from __future__ import annotations
 
 import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 from modelswarm.protocol.messages import Beat
 
-WEIGHT = 0.2  # of the newest beat in the means
-EVIDENCE = 5  # steps of a size before its time is compared
+WEIGHT = 0.2  # of the newest beat in the mean of a prompt's rows
+EVIDENCE = 5  # steps of a size before its time is compared, and ...
+BEATS = 3  # ... beats that told of them: the first steps of a process are slow, and come in one
+KEPT_BEATS = 9  # in the middle of so many: a stall or two of the machine says nothing of a server
 STALE = 60.0  # seconds without such steps, after which their time says nothing
 UNKNOWN_ROW = 0.05  # seconds per row of a server that has not said
 STILL = 0.75  # seconds without a step, after which a server that has rows does not move: more than between two beats
@@ -19,10 +24,19 @@ STUCK_STEPS = 8.0  # times its longest usual step: a step that runs for longer h
 PREFILL_ROWS = 8  # a step of so many rows and more is one of prefill
 
 
+@dataclass(slots=True)
+class _Steps:
+    """Those of one size."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_BEATS))  # by beat
+    count: int = 0
+    when: float = 0.0  # the last ones
+
+
 class Pace:
     def __init__(self) -> None:
         self._last: Beat | None = None
-        self._sizes: dict[int, tuple[float, int, float]] = {}  # log2 rows -> seconds, steps, when
+        self._sizes: dict[int, _Steps] = {}  # by log2 of their rows
         self._row: float | None = None  # seconds per row of large steps
         self.step = 0.0  # seconds; of the last steps the longest, as far as it is known
         self.queue = 0.0  # seconds that the oldest row waits
@@ -47,9 +61,10 @@ class Pace:
         if steps <= 0 or rows <= 0 or busy <= 0:
             return
         size = round(math.log2(max(1.0, rows / steps)))
-        seconds, seen, _ = self._sizes.get(size, (busy / steps, 0, now))
-        seconds += WEIGHT * (busy / steps - seconds)
-        self._sizes[size] = (seconds, min(seen + steps, 1 << 30), now)
+        seen = self._sizes.setdefault(size, _Steps())
+        seen.seconds.append(busy / steps)
+        seen.count += steps
+        seen.when = now
         if rows / steps >= PREFILL_ROWS:
             row = busy / rows
             self._row = row if self._row is None else self._row + WEIGHT * (row - self._row)
@@ -57,6 +72,10 @@ class Pace:
     def still(self, now: float) -> float:
         """Seconds since it was last heard of a step."""
         return 0.0 if self._moved is None else now - self._moved
+
+    def idle(self, now: float) -> float:
+        """Seconds for which it has had nothing to do, as far as its beats say."""
+        return 0.0 if self.stepping else max(0.0, self.still(now))
 
     def moves(self, now: float) -> bool:
         """Whether it makes steps: what waits there waits its turn."""
@@ -77,7 +96,7 @@ class Pace:
     def times(self, blocks: int, now: float) -> dict[int, float]:
         """Seconds per block of a step, by its size, as far as there is fresh evidence."""
         return {
-            size: seconds / blocks
-            for size, (seconds, steps, when) in self._sizes.items()
-            if steps >= EVIDENCE and now - when <= STALE
+            size: median(seen.seconds) / blocks
+            for size, seen in self._sizes.items()
+            if seen.count >= EVIDENCE and len(seen.seconds) >= BEATS and now - seen.when <= STALE
         }

@@ -16,13 +16,11 @@ import numpy as np
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.health import Standing
 from modelswarm_gateway.core.servers import (
-    ALL_PAGES_MS,
     HANDLING_MS,
-    KEPT_FOR_REPAIRS,
     NOISE_MS,
-    SHORT_OF_PAGES_MS,
     UNKNOWN_BLOCK_MS,
     Server,
+    kv_wait_ms,
 )
 from modelswarm_gateway.core.zones import Zones
 from modelswarm_gateway.routing import LAST_RESORT, Candidate, Floats, Leg, Table
@@ -35,6 +33,10 @@ MOST_KEPT = 64
 OTHER_DOMAIN_MS = (
     50.0  # a repair goes so far out of its way for another failure domain than the lost hop's
 )
+DEAREST_MS = (
+    1e5  # that a block or a hop costs, whatever is said: less than a last resort, over any route
+)
+LEAST_USUAL_MS = 0.001  # of a block
 TOO_SHORT = 100 * LAST_RESORT  # a server that can never hold the session
 
 
@@ -110,9 +112,10 @@ class Pricing:
         failing = now - server.failed_at <= self._failing_seconds
         near = self.zones.near_ms(server.hello.zone)
         far = max(0.0, (server.rtt_ms or 0.0) - near - NOISE_MS) / 2
+        hop_ms = server.queue_ms + far + HANDLING_MS * server.slowdown
         return Price(
-            block_ms=server.block_ms(usual_ms, now) / score,
-            hop_ms=(server.queue_ms + far + HANDLING_MS * server.slowdown) / score,
+            block_ms=min(DEAREST_MS, server.block_ms(usual_ms, now) / score),
+            hop_ms=min(DEAREST_MS, hop_ms / score),
             queue_ms=server.queue_ms,
             far_ms=far,
             load=server.load,
@@ -194,7 +197,8 @@ class Pricing:
         book.kept.clear()
         book.priced_at, book.stale, book.urgent = now, False, False
         known = book.raw_ms[~np.isnan(book.raw_ms)]
-        book.usual_ms = float(np.median(known)) if known.size else UNKNOWN_BLOCK_MS
+        usual = float(np.median(known)) if known.size else UNKNOWN_BLOCK_MS
+        book.usual_ms = max(LEAST_USUAL_MS, usual)
         if book.zone_changes != self.zones.changes:
             book.zone_changes = self.zones.changes
             book.table.measure(self.zones.delay)
@@ -250,11 +254,9 @@ def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
     """What this session makes a hop cost beyond the common price, and a name for it; None if nothing."""
     asked: list[object] = []
     extra = np.zeros(len(book.servers))
-    usable = book.free - (0.0 if needs.repair else KEPT_FOR_REPAIRS * book.total)
-    tight = np.flatnonzero((book.page * usable < needs.positions) & (book.total > 0))
-    if tight.size:
-        short = np.ceil(needs.positions / book.page[tight]) - usable[tight]
-        extra[tight] += SHORT_OF_PAGES_MS + ALL_PAGES_MS * short / book.total[tight]
+    wait = kv_wait_ms(needs.positions, needs.repair, book.free, book.total, book.page)
+    if wait.any():
+        extra += wait
         asked.append((needs.positions, needs.repair))
     if needs.length > book.longest.min():
         extra[book.longest < needs.length] += TOO_SHORT

@@ -65,6 +65,7 @@ class Recovery:
         """A fault of a turn that runs: note it, then the loop. Parked sessions are repaired when used next (R8)."""
         if not session.in_turn:
             return
+        session.trouble = f"{cause} at {peer}"
         if session.fault_at is None:
             session.fault_at = now
         if session.state is not State.HELD:
@@ -77,8 +78,9 @@ class Recovery:
         session.loops += 1
         session.cut_hops(session.length)
         for hop in [*session.hops, *session.spare]:
-            hop.answered = False
+            hop.answered, hop.timed = False, True
         if session.loops % self._settings.loops_without_token == 0:
+            session.refusal = Why.FAULTS
             self.hold(session, now)
             return
         if self._complete(session, now):
@@ -199,7 +201,8 @@ class Recovery:
             hop.counters = answer.counters
             hop.low_kv = hop.low_log = NO_CUT
             if session.state is State.FENCING:
-                self._fleet.round_trip(peer, now - session.fenced_at)
+                if hop.timed:
+                    self._fleet.round_trip(peer, now - session.fenced_at)
                 hop.turn = session.turn_number
                 if session.overdue is not None and all(h.answered for h in session.hops):
                     self._blame(session, now)
@@ -250,7 +253,8 @@ class Recovery:
             return
         session.fenced_at = now
         for new in session.hops:
-            if new.reply not in before:
+            new.timed = new.reply not in before
+            if new.timed:
                 new.answered = False
                 self._fence(session, new)
         self._maybe_go(session)
@@ -273,6 +277,7 @@ class Recovery:
         session.state, session.ran = State.RUNNING, session.epoch
         session.admitted = True
         session.shunned.clear()
+        session.refusal = Why.FAULTS
 
     def _go(self, session: Session, index: int, point: Restart) -> None:
         hops = session.hops
@@ -341,8 +346,8 @@ class Recovery:
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
         session.retry_at = now + min(pause, self._settings.retry_limit_seconds)
         session.tries += 1
-        no_room = session.refusal is Why.NO_ROOM
-        if no_room and session.tries >= self._settings.give_up_kv_after:
+        kv_is_no_help = session.refusal in (Why.NO_ROOM, Why.FAULTS)
+        if kv_is_no_help and session.tries >= self._settings.give_up_kv_after:
             self.release(session)
 
     def give_up(self, session: Session, detail: str) -> None:

@@ -7,10 +7,15 @@ Kept by `fleet.py`, read by `pricing.py`. Pure; knows no other servers: what is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from modelswarm.protocol.identity import Address
 from modelswarm.protocol.messages import Beat, Hello
+
+Floats = npt.NDArray[np.float64]
 
 UNKNOWN_BLOCK_MS = 1.0  # of a block, as long as no server has run a step
 HANDLING_MS = 0.5  # what a hop costs an idle server besides its blocks
@@ -21,6 +26,9 @@ NOISE_MS = 1.0  # differences of round trips below this mean nothing
 SHORT_OF_PAGES_MS = 2_500.0  # least wait for KV that is not free
 ALL_PAGES_MS = 10_000.0  # ... and for as many pages as a server has
 KEPT_FOR_REPAIRS = 0.1  # of a server's pages (R12)
+FASTEST = 20.0  # times faster than usual: nobody is believed to be more
+MOST_MS = 1e6  # that a server is believed to take for anything
+MOST_RUNNING = 1_000_000  # sessions
 
 
 @dataclass(slots=True)
@@ -69,6 +77,7 @@ class Server:
         measured = self.measured_block_ms
         base = usual
         if measured is not None:
+            measured = max(measured, usual / FASTEST)
             fresh = math.exp(-max(0.0, now - self.stepped_at) / FORGET_SECONDS)
             base += fresh * (measured - usual)
         return base * self.slowdown
@@ -96,12 +105,41 @@ class Server:
 
     def wait_ms(self, positions: int, repair: bool) -> float:
         """Predicted wait for the KV of so many more positions."""
-        kept = 0.0 if repair else KEPT_FOR_REPAIRS * self.hello.total_pages
-        short = pages(positions, self.hello.page_size) - (self.free_pages - kept)
-        if short <= 0 or not self.hello.total_pages:
-            return 0.0
-        return SHORT_OF_PAGES_MS + ALL_PAGES_MS * short / self.hello.total_pages
+        free, total, page = self.free_pages, self.hello.total_pages, self.hello.page_size
+        columns = (np.array([float(each)]) for each in (free, total, page))
+        return float(kv_wait_ms(positions, repair, *columns)[0])
+
+
+def kv_wait_ms(positions: int, repair: bool, free: Floats, total: Floats, page: Floats) -> Floats:
+    """Predicted wait for the KV of so many more positions, by server: of those with so many pages, so many of them
+    free, of so many positions each."""
+    usable = free if repair else free - np.ceil(KEPT_FOR_REPAIRS * total)
+    wait = np.zeros(len(free))
+    tight = np.flatnonzero((page * usable < positions) & (total > 0) & (page > 0))
+    if positions > 0 and tight.size:
+        short = np.ceil(positions / page[tight]) - usable[tight]
+        wait[tight] = SHORT_OF_PAGES_MS + ALL_PAGES_MS * short / total[tight]
+    return wait
 
 
 def pages(positions: int, page_size: int) -> int:
     return -(-positions // page_size) if page_size else 0
+
+
+def plausible(beat: Beat) -> Beat:
+    """What can be reckoned with: one time that is no number, or endless, or negative would spoil every route over its
+    server's blocks, also those around it. Whoever says such things is taken to be as slow as can be."""
+    times = (beat.step_ms, beat.step_p99_ms, beat.oldest_ready_ms, beat.stepping_ms)
+    fair = all(0 <= each <= MOST_MS for each in times) and 0 <= beat.busy_ms < math.inf
+    if fair and beat.running <= MOST_RUNNING:
+        return beat
+    step, p99, oldest, stepping = (t if 0 <= t <= MOST_MS else MOST_MS for t in times)
+    return replace(
+        beat,
+        step_ms=step,
+        step_p99_ms=p99,
+        oldest_ready_ms=oldest,
+        stepping_ms=stepping,
+        busy_ms=beat.busy_ms if 0 <= beat.busy_ms < math.inf else 0.0,
+        running=min(beat.running, MOST_RUNNING),
+    )

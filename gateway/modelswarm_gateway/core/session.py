@@ -39,6 +39,9 @@ class Hop:
     low_log: int = 0
     asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
+    timed: bool = (
+        True  # ... and took as long as the session has been fenced: it tells how far the server is
+    )
     kv: int = 0
     log: int = 0
     kept: tuple[KeptRows, ...] = ()
@@ -90,7 +93,8 @@ class Session:
     credit: int = 0  # last credit sent
 
     shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
-    refusal: Why = Why.NO_ROOM
+    refusal: Why = Why.FAULTS  # why it cannot run, if it cannot
+    trouble: str = ""  # its last fault
     fenced_at: float = 0.0
     overdue: Epoch | None = (
         None  # the epoch that came to no token in time, until somebody is blamed

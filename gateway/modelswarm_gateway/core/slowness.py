@@ -21,6 +21,7 @@ SLOW = 5.0  # times its like's median, and ...
 FAR = 6.0  # deviations from it, by the median of deviations, which half of them cannot falsify
 LEAST_SPREAD = 0.1  # of the median: what deviations are at least taken for
 LOOKS = 3  # in a row that find a server slow
+NOISE = 0.0001  # seconds per block; shorter ones are all alike
 
 Times = Mapping[int, float]  # seconds per block, by the size of steps
 
@@ -40,8 +41,9 @@ def compare(own: Times, others: Sequence[Times]) -> Compared | None:
     found = []
     for size, seconds in own.items():
         known = [times[size] for times in others if size in times]
-        if not known or (typical := median(known)) <= 0:
+        if not known:
             continue
+        typical, seconds = max(NOISE, median(known)), max(NOISE, seconds)
         spread = 1.4826 * median(abs(each - typical) for each in known)
         spread = max(spread, LEAST_SPREAD * typical)
         found.append(Compared(seconds / typical, (seconds - typical) / spread))
@@ -55,9 +57,9 @@ class Slowness:
         self._looks: dict[PeerId, int] = {}
 
     def find(self, now: float) -> list[PeerId]:
-        """Who is slow from now on, and can be done without."""
+        """Who is slow from now on, and can be done without: all of them together."""
         before, self._looks = self._looks, {}
-        found = []
+        found: list[PeerId] = []
         for peers in self._alike().values():
             times = {peer: self._times(peer, now) for peer in peers}
             for peer in peers:
@@ -67,7 +69,7 @@ class Slowness:
                 if compared is None or not compared.slow:
                     continue
                 self._looks[peer] = before.get(peer, 0) + 1
-                if self._looks[peer] >= LOOKS and self._fleet.spare(peer, now):
+                if self._looks[peer] >= LOOKS and self._fleet.spare(peer, now, found):
                     found.append(peer)
         for peer in found:
             del self._looks[peer]

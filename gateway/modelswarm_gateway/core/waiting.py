@@ -28,6 +28,9 @@ def detail(fleet: Fleet, session: Session, why: Why) -> str:
         return f"{session.turn.reserve} positions are more than a server of {model} can ever hold"
     if why is Why.NO_ROOM:
         return f"no free KV for {session.turn.reserve} positions on the servers of {model}"
+    if why is Why.FAULTS:
+        last = f": the last route ended with {session.trouble}" if session.trouble else ""
+        return f"no token in {session.loops} attempts{last}"
     if missing := fleet.uncovered(model):
         return (
             f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {model}"
