@@ -109,6 +109,7 @@ class Process:
             fenced_seconds=settings.fence_seconds,
             dead_seconds=timeouts.dead_seconds(settings.silence_seconds),
             lease_seconds=settings.lease_seconds,
+            rebalance_seconds=settings.rebalance_seconds,
         )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)

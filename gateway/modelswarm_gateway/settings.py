@@ -40,6 +40,7 @@ class Settings:
     silence_seconds: float
     fence_seconds: float
     lease_seconds: float
+    rebalance_seconds: float
     idle_seconds: float
     sessions: int
     vllm_metrics: bool
@@ -95,6 +96,9 @@ _OPTIONS: list[click.Parameter] = [
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
                  "over the sessions of one that is gone; the same as the servers' --lease: of two "
                  "that differ the longer one counts."),
+    click.Option(["--rebalance", "rebalance_seconds"], type=click.FloatRange(min=0, max=86400),
+                 default=60.0, show_default=True, help="Seconds for which a server has clearly more "
+                 "sessions of this gateway than an equal one before some are moved; 0: never."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,

@@ -34,6 +34,9 @@ class GatewaySettings:
     copies_per_server: int = 2  # planned moves that a server has a part in at a time (R13)
     copy_seconds: float = 5.0  # a copy that gets no nearer for so long is dropped
     copy_tries: int = 3  # after so many failed copies, a session is moved without one
+    rebalance_seconds: float = (
+        60.0  # a server that has too many sessions so long gives some away; 0: off
+    )
     move_seconds: float = 0.5  # pause after a failed move; doubles with each
     affinity_seconds: float = (
         2.0  # a new turn waits no longer for a server that another can replace

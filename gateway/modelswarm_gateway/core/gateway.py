@@ -30,6 +30,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.absence import Absence
 from modelswarm_gateway.core.adoption import Searches, take_over
+from modelswarm_gateway.core.balancer import Balancer
 from modelswarm_gateway.core.detection import Detection
 from modelswarm_gateway.core.effects import (
     CoreError,
@@ -76,6 +77,9 @@ class GatewayCore:
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
         self._absence = Absence(peer, self._fleet, self._effects.append)
+        self._balancer = Balancer(
+            settings.rebalance_seconds, self._fleet, self._sessions, self.moves
+        )
         self._detection = Detection(
             settings, peer, self._fleet, self._recovery, self.moves, self._absence
         )
@@ -263,6 +267,7 @@ class GatewayCore:
             if session.state is State.HELD and now >= session.retry_at:
                 self._recovery.enter(session, now)
         self.moves.tick(now)
+        self._balancer.tick(now)
 
     def _wake(self, now: float) -> None:
         self._detection.wake(self._sessions.values(), now)

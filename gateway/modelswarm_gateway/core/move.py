@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Epoch, PeerId
-from modelswarm_gateway.core.session import Hop, Session
+from modelswarm_gateway.core.session import Hop, Session, State
+
+BALANCE = "balance"  # why a session leaves a server that goes on: an equal one has less to do
 
 
 class Ended(enum.Enum):
@@ -27,9 +29,9 @@ class Move:
     epoch: Epoch
     why: str
     old: Hop
-    new: list[Hop]
     warm: bool  # with a copy
     began: float
+    new: list[Hop] = field(default_factory=list)
     copying: bool = False  # all new hops are open
     lag: int = 1 << 60  # rows; the least so far
     since: float = 0.0  # when it last shrank
@@ -95,6 +97,12 @@ def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
     at = session.hops.index(hop)
     around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
     return frozenset(other.peer for other in around if other is not hop)
+
+
+def repairs(sessions: Iterable[Session]) -> bool:
+    """Whether any is under way: they come before moves."""
+    states = (State.FENCING, State.RUNNING)
+    return any(s.fault_at is not None and s.state in states for s in sessions)
 
 
 def parts(move: Move) -> set[PeerId]:

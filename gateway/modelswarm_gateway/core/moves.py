@@ -10,7 +10,7 @@ a loop that the session enters for another reason wins. Does not know how a loop
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
@@ -27,6 +27,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
 from modelswarm_gateway.core.move import (
+    BALANCE,
     Ended,
     Move,
     MovesView,
@@ -35,8 +36,9 @@ from modelswarm_gateway.core.move import (
     behind,
     beside,
     parts,
+    repairs,
 )
-from modelswarm_gateway.core.planning import bad_neighbours, needs_of
+from modelswarm_gateway.core.planning import places
 from modelswarm_gateway.core.recovery import Recovery, neighbour
 from modelswarm_gateway.core.session import Hop, Session, State
 from modelswarm_gateway.routing import Leg
@@ -96,7 +98,9 @@ class Moves:
     def tick(self, now: float) -> None:
         for move in list(self._moves.values()):
             self._look_after(move, now)
-        if any(self._fleet.hops[peer] for peer in self._fleet.left) and not self._repairs():
+        if any(self._fleet.hops[peer] for peer in self._fleet.left) and not repairs(
+            self._sessions.values()
+        ):
             self._begin_some(now)
         self._rests.tidy(self._sessions.keys())
 
@@ -115,16 +119,10 @@ class Moves:
             self._sessions.get(session.name) is session
             and session.epoch == move.epoch
             and session.state is State.RUNNING
-            and move.old.peer in self._fleet.left
+            and (move.why == BALANCE or move.old.peer in self._fleet.left)
+            and not any(hop.peer in self._fleet.left for hop in move.new)
             and all(self._fleet.linked(hop.peer) for hop in move.new)
             and not any(hop.peer in self._fleet.suspected for hop in move.new)
-        )
-
-    def _repairs(self) -> bool:
-        """Repairs come before moves."""
-        return any(
-            session.fault_at is not None and session.state in (State.FENCING, State.RUNNING)
-            for session in self._sessions.values()
         )
 
     def _begin_some(self, now: float) -> None:
@@ -159,7 +157,7 @@ class Moves:
     # ---- one move
 
     def _begin(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
-        legs = self._places(session, old, now)
+        legs = places(self._fleet, session, old, self._rests.of(session).refused, now)
         parked = session.state is State.PARKED
         if legs is None and not (parked and session.kind != self._fleet.leading(session.model)):
             self._no_place[old.peer] = now + NO_PLACE_SECONDS
@@ -170,36 +168,36 @@ class Moves:
             return
         rest = self._rests.of(session)
         warm = len(legs) == 1 and not rest.gone and rest.failures < self._settings.copy_tries
-        why = self._fleet.left[old.peer]
-        move = Move(session, session.epoch, why, old, [], warm, now, since=now)
-        new = [self._recovery.hops.find(session, leg.peer, leg.first, leg.last) for leg in legs]
-        move.new = new
+        move = Move(session, session.epoch, self._fleet.left[old.peer], old, warm, now, since=now)
+        self._open(move, legs, busy)
+
+    def _open(self, move: Move, legs: Sequence[Leg], busy: Counter[PeerId]) -> None:
+        session, find = move.session, self._recovery.hops.find
+        move.new = [find(session, leg.peer, leg.first, leg.last) for leg in legs]
         if any(busy[peer] >= self._settings.copies_per_server for peer in parts(move)):
             return
         busy.update(parts(move))
         self._moves[session.name] = move
-        rest.targets.update(hop.peer for hop in new)
-        for hop in new:
+        self._rests.of(session).targets.update(hop.peer for hop in move.new)
+        for hop in move.new:
             self._recovery.open_beside(session, hop)
 
-    def _places(self, session: Session, old: Hop, now: float) -> list[Leg] | None:
-        """Servers for the blocks of a hop, none of them to be left itself; None: there are none."""
-        assert session.kind is not None, "a session that has hops has a kind"
-        rest, at = self._rests.of(session), session.hops.index(old)
-        before, after = session.hops[:at], session.hops[at + 1 :]
-        between = before[-1].peer if before else None, after[0].peer if after else None
-        left = frozenset(self._fleet.left)
-        parted = bad_neighbours(beside(session, old), self._fleet.bad_pairs(now))
-        for without in (left | rest.refused | parted, left | rest.refused, left):
-            needs = needs_of(session, without)
-            legs = self._fleet.cover(
-                session.model, session.kind, old.blocks, now, between=between, needs=needs
-            )
-            if legs is not None:
-                break
-        if without == left:
-            rest.refused.clear()
-        return legs
+    # ---- a session that had better be elsewhere, although its server goes on
+
+    @property
+    def idle(self) -> bool:
+        return not self._moves and not repairs(self._sessions.values())
+
+    def shift(self, session: Session, old: Hop, to: PeerId, now: float) -> bool:
+        """Moves it to an equal server, with a copy or not at all. False: this one cannot go now."""
+        rest = self._rests.of(session)
+        if session.state is not State.RUNNING or session.mending or session.name in self._moves:
+            return False
+        if rest.failures or rest.gone:
+            return False
+        move = Move(session, session.epoch, BALANCE, old, True, now, since=now)
+        self._open(move, [Leg(to, *old.blocks)], self._busy())
+        return True
 
     def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
         """An answer that the loop has taken note of."""

@@ -14,6 +14,7 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.kinds import Kind
+from modelswarm_gateway.core.move import beside
 from modelswarm_gateway.core.pricing import Needs
 from modelswarm_gateway.core.session import Hop, Session, State
 from modelswarm_gateway.routing import Leg
@@ -123,6 +124,30 @@ class Planner:
         price = self._fleet.price(server, now)
         wait = server.wait_ms(positions, repair=False) + price.queue_ms
         return price.last_resort or wait > 1000 * self._settings.affinity_seconds
+
+
+def places(
+    fleet: Fleet, session: Session, old: Hop, refused: set[PeerId], now: float
+) -> list[Leg] | None:
+    """Servers for the blocks of a hop that is to be left, none of them to be left itself; None: there are none.
+
+    Those that have refused the session before are asked again, and forgotten, where nobody else is."""
+    assert session.kind is not None, "a session that has hops has a kind"
+    at = session.hops.index(old)
+    before, after = session.hops[:at], session.hops[at + 1 :]
+    between = before[-1].peer if before else None, after[0].peer if after else None
+    left = frozenset(fleet.left)
+    parted = bad_neighbours(beside(session, old), fleet.bad_pairs(now))
+    for without in (left | refused | parted, left | refused, left):
+        needs = needs_of(session, without)
+        legs = fleet.cover(
+            session.model, session.kind, old.blocks, now, between=between, needs=needs
+        )
+        if legs is not None:
+            break
+    if without == left:
+        refused.clear()
+    return legs
 
 
 def needs_of(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] = ()) -> Needs:

@@ -1,0 +1,78 @@
+"""Moves sessions from servers that have too many of them to equals that have few, one at a time and as planned (R13).
+
+Ticked by `gateway.py`. Gathers what `rebalance.py` judges by and picks the session; how it is moved is for `moves.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.kinds import kind_of
+from modelswarm_gateway.core.move import beside
+from modelswarm_gateway.core.moves import Moves
+from modelswarm_gateway.core.planning import bad_neighbours
+from modelswarm_gateway.core.rebalance import LEAD, Load, Rebalance, Shift
+from modelswarm_gateway.core.servers import Server
+from modelswarm_gateway.core.session import Hop, Session, State
+
+LOOK_SECONDS = 1.0
+
+
+class Balancer:
+    def __init__(
+        self, seconds: float, fleet: Fleet, sessions: Mapping[str, Session], moves: Moves
+    ) -> None:
+        """`seconds`: see `Rebalance`."""
+        self._seconds = seconds
+        self._fleet = fleet
+        self._sessions = sessions
+        self._moves = moves
+        self._rebalance = Rebalance(seconds)
+        self._looked_at = 0.0
+
+    def tick(self, now: float) -> None:
+        if not self._seconds or now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        shift = self._rebalance.look(self._groups(now), now)
+        if shift is not None and self._moves.idle and self._shift(shift, now):
+            self._rebalance.began(now)
+
+    def _groups(self, now: float) -> dict[Hashable, list[Load]]:
+        """The servers that could take each other's place, where one of them has many sessions of ours."""
+        running = (s for s in self._sessions.values() if s.state is State.RUNNING)
+        own = Counter(hop.peer for session in running for hop in session.hops)
+        busy = [self._fleet.get(peer) for peer, count in own.items() if count >= LEAD]
+        groups: dict[Hashable, list[Load]] = {_span(server): [] for server in busy if server}
+        for server in self._fleet if groups else ():
+            group = groups.get(_span(server))
+            if group is not None and self._well(server, now):
+                peer = server.hello.peer
+                group.append(Load(peer, own[peer], max(server.load, own[peer])))
+        return groups
+
+    def _well(self, server: Server, now: float) -> bool:
+        standing = self._fleet.standing(server.hello.peer, now)
+        return not (server.draining or standing.ejected or standing.canary)
+
+    def _shift(self, shift: Shift, now: float) -> bool:
+        """The shortest one that may go: it costs least to copy."""
+        parted = self._fleet.bad_pairs(now)
+        for session, hop in sorted(self._there(shift), key=lambda found: found[0].length):
+            apart = shift.new in bad_neighbours(beside(session, hop), parted)
+            if not apart and self._moves.shift(session, hop, shift.new, now):
+                return True
+        return False
+
+    def _there(self, shift: Shift) -> Iterable[tuple[Session, Hop]]:
+        for session in self._sessions.values():
+            peers = [hop.peer for hop in session.hops]
+            if peers.count(shift.old) == 1 and shift.new not in peers:
+                yield session, session.hops[peers.index(shift.old)]
+
+
+def _span(server: Server) -> Hashable:
+    hello = server.hello
+    return hello.model, kind_of(hello), hello.first, hello.last
