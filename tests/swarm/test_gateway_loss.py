@@ -164,3 +164,45 @@ def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
     assert whole(one, body) == [*tokens, *rest], "passed on, or taken over and read anew"
     swarm.kill("frozen")
     swarm.kill("awake")
+
+
+def test_a_stream_that_was_passed_on_ends_when_its_gateway_stands_still_and_goes_on_here(
+    swarm: HashSwarm,
+) -> None:
+    """Its connections stay open all the while."""
+    one, two = gateway(swarm, "stands"), gateway(swarm, "goes")
+    body = SEEDED | {"session_id": "relayed"}
+    whole(one, body | {"max_tokens": 3})
+    tokens: list[int] = []
+    last = error = ""
+    for line in lines(two, body):
+        if '"error"' in line:
+            error = line
+            continue
+        tokens += tokens_of(line)
+        last = line[4:] if line.startswith("id: ") else last
+        if len(tokens) > 20:
+            swarm.kill("stands", signal.SIGSTOP)
+    assert "go on with Last-Event-ID" in error
+    assert 20 < len(tokens) < CONTEXT - 2
+    _, rest, _, _ = read(two, body, after=last)
+    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    swarm.kill("stands")
+    swarm.kill("goes")
+
+
+def test_a_call_that_was_passed_on_to_a_gateway_that_stands_still_is_answered_here(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "still"), gateway(swarm, "there")
+    made = whole(one, SEEDED | {"session_id": "call", "max_tokens": 20})
+    swarm.kill("still", signal.SIGSTOP)
+    asked = api_pb2.GenerateRequest(
+        model="hash", prompt="go", max_tokens=20, session_id="call", ignore_eos=True
+    )
+    asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 7
+    with grpc.insecure_channel(two.grpc) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        assert list(stub.Generate(asked, timeout=30).token_ids) == made
+    swarm.kill("still")
+    swarm.kill("there")

@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from grpc import aio
@@ -19,9 +20,17 @@ from grpc_reflection.v1alpha import reflection
 
 from modelswarm.errors import UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm_gateway.asks import Ask
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.grpc_drain import drain
-from modelswarm_gateway.doors.passing import MARK
+from modelswarm_gateway.doors.passing import (
+    CONNECT_SECONDS,
+    MARK,
+    Gone,
+    Lives,
+    broken,
+    watched,
+)
 from modelswarm_gateway.doors.routes import routes
 from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
@@ -154,12 +163,19 @@ class Inference(api_pb2_grpc.InferenceServicer):
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         forwarded = any(name == MARK for name, _ in context.invocation_metadata() or ())
-        try:
-            generation = await self._service.start(replace(ask(request), forwarded=forwarded))
-        except Elsewhere as elsewhere:
-            async for part in _passed_on(elsewhere.grpc, request):
-                yield part
-            return
+        asked = replace(ask(request), forwarded=forwarded)
+        generation: Generation | None = None
+        while generation is None:
+            try:
+                generation = await self._service.start(asked)
+            except Elsewhere as elsewhere:
+                lives = partial(_lives, self._service, asked, elsewhere.grpc)
+                try:
+                    async for part in _passed_on(elsewhere.grpc, request, lives):
+                        yield part
+                    return
+                except Gone:
+                    continue  # before it said anything: it may be had here now
         try:
             name = f"gen-{secrets.token_hex(12)}"
             finish, silent = None, True
@@ -177,13 +193,36 @@ class Inference(api_pb2_grpc.InferenceServicer):
 
 
 async def _passed_on(
-    target: str, request: api_pb2.GenerateRequest
+    target: str, request: api_pb2.GenerateRequest, lives: Lives
 ) -> AsyncIterator[api_pb2.GenerateResponse]:
-    """What the gateway says that has the session (R20)."""
+    """What the gateway says that has the session (R20). Raises Gone before it has said anything, ApiError after."""
+    said = False
     async with aio.insecure_channel(target) as channel:
-        stub = api_pb2_grpc.InferenceStub(channel)
-        async for part in stub.GenerateStream(request, metadata=((MARK, "1"),)):
-            yield part
+        call = api_pb2_grpc.InferenceStub(channel).GenerateStream(request, metadata=((MARK, "1"),))
+        parts = aiter(call)
+        try:
+            while (part := await watched(anext(parts, None), lives)) is not None:
+                said = True
+                yield part
+        except Gone as gone:
+            if said:
+                raise broken() from gone
+            raise
+        finally:
+            call.cancel()
+
+
+async def _lives(service: Service, asked: Ask, target: str) -> bool:
+    """Whether servers hear the gateway there, or it answers us."""
+    if await service.lives_elsewhere(asked):
+        return True
+    async with aio.insecure_channel(target) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            await check(health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS)
+        except aio.AioRpcError:
+            return False
+    return True
 
 
 def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.asks import Ask
-from modelswarm_gateway.doors.passing import Original, Passing, Unreachable
+from modelswarm_gateway.doors.passing import Gone, Original, Passing, Unreachable
 from modelswarm_gateway.doors.shapes import Head, Shape, error_event, waiting
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.finder import Elsewhere
@@ -24,7 +24,6 @@ from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0  # between looks whether a gateway that does not answer still lives
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -70,7 +69,6 @@ class Reply(Response):
         self._keepalive = service.settings.keepalive_seconds
         self._way, self._looks = way, looks
         self._started = False
-        self._relayed = False  # another gateway has begun to answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
@@ -97,7 +95,7 @@ class Reply(Response):
                 generation = await self._start(send)
                 break
             except Elsewhere as elsewhere:
-                if await self._pass_on(elsewhere.http, receive, send):
+                if await self._pass_on(elsewhere, receive, send):
                     return
         watcher = asyncio.create_task(_watch(receive, generation))
         try:
@@ -127,29 +125,31 @@ class Reply(Response):
             if not starting.done():
                 starting.cancel()
 
-    async def _pass_on(self, target: str, receive: Receive, send: Send) -> bool:
+    async def _pass_on(self, elsewhere: Elsewhere, receive: Receive, send: Send) -> bool:
         """The gateway that has the session answers, while the client is there; False if it died before it did."""
         gone = asyncio.ensure_future(_gone(receive))
-        passing = asyncio.ensure_future(self._relay(target, send))
+        passing = asyncio.ensure_future(self._relay(elsewhere, send))
         try:
-            while not passing.done() and not gone.done():
-                both = {gone, passing}
-                await asyncio.wait(both, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if passing.done():
-                    await passing
-                elif not self._relayed and not await self._service.lives_elsewhere(self._ask):
-                    return False
+            await asyncio.wait({gone, passing}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                await passing
             return True
+        except Gone:
+            return False
         finally:
             gone.cancel()
             passing.cancel()
 
-    async def _relay(self, target: str, send: Send) -> None:
-        status = 200
+    async def _relay(self, elsewhere: Elsewhere, send: Send) -> None:
+        status, passing = 200, self._way.passing
+
+        async def lives() -> bool:
+            heard = await self._service.lives_elsewhere(self._ask)
+            return heard or await passing.answers(elsewhere.http)
 
         async def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
             nonlocal status
-            status, self._relayed = code, True
+            status = code
             if not self._started:
                 start = {"type": "http.response.start", "status": code, "headers": headers}
                 await send(start)
@@ -162,7 +162,7 @@ class Reply(Response):
 
         commented = self._started
         try:
-            await self._way.passing.on(target, self._way.original, begin, put)
+            await passing.on(elsewhere.http, self._way.original, begin, put, lives)
         except Unreachable as error:
             log.warning("a request cannot be passed on: %s", error)
             detail = "the gateway that holds this session cannot be reached"
