@@ -231,10 +231,16 @@ class Generation:
         self._closed = True
         self._place.ended(self)
         self._account()
-        keep = self._finish is not None or self._refused
+        keep = self._finish is not None or (self._refused and self._has_hops())
         if self.key and not keep and self._failure in (None, Code.CANCELLED):
             keep = self._park()
         self._leave(self._session, keep=keep)
+
+    def _has_hops(self) -> bool:
+        """Of a first turn that was refused nothing is anywhere: kept, it would hide a session of that name that another
+        gateway has, and whose servers were out of sight when it was looked for."""
+        view = self._place.engine.session(self._session)
+        return view is not None and bool(view.route)
 
     def _park(self) -> bool:
         """The client left before the end: it may come back for the rest."""

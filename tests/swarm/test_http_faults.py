@@ -96,9 +96,12 @@ def test_a_stream_that_cannot_be_saved_ends_with_one_error_and_no_end_mark(tmp_p
         assert "data: [DONE]" not in said
         assert not any('"finish_reason":"' in x for x in said)
         assert doors.metric("modelswarm_gateway_requests_total", code="500") == 1
-        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG, timeout=30)
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "no_servers"
+        for session in (None, "never-began"):
+            body = LONG | {"session_id": session}
+            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_servers"
+        assert doors.metric("modelswarm_gateway_sessions") == 0
         ready = httpx.get(f"{doors.url}/ready", timeout=10)
         assert ready.status_code == 503
         assert "blocks 2-3" in ready.json()["reason"]
