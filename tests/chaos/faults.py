@@ -9,9 +9,12 @@ import heapq
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from chaos.judge import Outage
 from chaos.proxy import Weather
 from chaos.schedule import Event, Fault
 from chaos.world import World
@@ -46,8 +49,11 @@ class Injector:
     events: Sequence[Event]
     tell: Callable[[str], None] = lambda text: None
     log: list[Done] = field(default_factory=list)
-    counts: dict[Fault, int] = field(default_factory=dict)
-    gateway_kills: list[float] = field(default_factory=list)  # time.monotonic
+    counts: Counter[Fault] = field(default_factory=Counter)
+    felt: Counter[Fault] = field(default_factory=Counter)  # those that met what they were meant for
+    outages: list[Outage] = field(default_factory=list)
+    _stopped: Counter[str] = field(default_factory=Counter)  # how many faults keep it still
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _began: float = 0.0
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -81,7 +87,7 @@ class Injector:
                     break
                 heal = self._do(event)
                 self.note(str(event))
-                self.counts[event.fault] = self.counts.get(event.fault, 0) + 1
+                self.counts[event.fault] += 1
                 if heal is not None:
                     over = time.monotonic() + event.seconds
                     heapq.heappush(heals, (over, number, f"over: {event}", heal))
@@ -111,54 +117,81 @@ class Injector:
     def _do(self, event: Event) -> Heal | None:
         match event.fault:
             case Fault.KILL:
-                for name in event.targets:
-                    self.world.kill(name)
+                were = [self.world.kill(name) for name in event.targets]
+                self._felt(event, any(were))
                 return None
             case Fault.GATEWAY_KILL:
-                self.gateway_kills.append(time.monotonic())
-                self.world.kill(event.targets[0])
+                self.outages.append(Outage(time.monotonic(), time.monotonic(), killed=True))
+                self._felt(event, self.world.kill(event.targets[0]))
                 return None
             case Fault.LEAVE:
-                self.world.kill(event.targets[0], signal.SIGTERM)
+                self._felt(event, self.world.kill(event.targets[0], signal.SIGTERM))
                 return None
             case Fault.DRAIN:
-                self._drain(event.targets[0])
-                return lambda: self._drain(event.targets[0], undo=True)
+                self._felt(event, self._drain(event.targets[0]))
+                return lambda: self._undo_drain(event.targets[0])
+            case Fault.GATEWAY_FREEZE:
+                began = time.monotonic()
+                self.outages.append(Outage(began, began + event.seconds, killed=False))
+                return self._freeze(event)
             case Fault.FREEZE:
-                return self._freeze(event.targets[0])
+                return self._freeze(event)
             case Fault.SLOW_DISK:
-                return self._slow_disk(event.targets[0])
+                return self._slow_disk(event)
             case Fault.FULL:
-                return self._fill(int(event.amount))
+                return self._fill(event)
             case Fault.TRUNCATE:
                 self.world.network.truncate(*event.targets)
                 return None
             case _:
                 return self.world.network.disturb(*_weather(event))
 
-    def _drain(self, name: str, *, undo: bool = False) -> None:
+    def _felt(self, event: Event, was: bool) -> None:
+        self.felt[event.fault] += was
+
+    def _drain(self, name: str, *, undo: bool = False) -> bool:
         """It goes on when we no longer listen. Refusals are right: the server, or the gateway, may be dead now."""
         try:
             next(self.world.running.view.drain(name, undo=undo), None)
         except ModelSwarmError as refused:
             self.note(f"drain of {name} (undo: {undo}) is refused: {refused}")
+            return False
+        return True
 
-    def _freeze(self, name: str) -> Heal:
-        """That life of it; if it is killed meanwhile, there is nobody to wake."""
-        self.world.kill(name, signal.SIGSTOP)
-        return lambda: self.world.kill(name, signal.SIGCONT)
+    def _undo_drain(self, name: str) -> None:
+        self._drain(name, undo=True)
 
-    def _slow_disk(self, name: str) -> Heal:
+    def _freeze(self, event: Event) -> Heal:
+        name = event.targets[0]
+        self._felt(event, self._stop(name))
+        return partial(self._go, name)
+
+    def _stop(self, name: str) -> bool:
+        with self._lock:
+            self._stopped[name] += 1
+            return self.world.kill(name, signal.SIGSTOP)
+
+    def _go(self, name: str) -> None:
+        """When nothing else stops it. That life of it: if it is killed meanwhile, there is nobody to wake."""
+        with self._lock:
+            self._stopped[name] -= 1
+            if not self._stopped[name]:
+                self.world.kill(name, signal.SIGCONT)
+
+    def _slow_disk(self, event: Event) -> Heal:
         """Who waits for a disk (a page of mapped weights, a line of a log) stands still for a moment, again and again:
         that is all that others see of it, and it needs no rights over real disks."""
         over = threading.Event()
+        name = event.targets[0]
 
         def stutter() -> None:
+            felt = False
             while not over.is_set():
-                self.world.kill(name, signal.SIGSTOP)
+                felt |= self._stop(name)
                 over.wait(STANDS)
-                self.world.kill(name, signal.SIGCONT)
+                self._go(name)
                 over.wait(GOES)
+            self._felt(event, felt)
 
         thread = threading.Thread(target=stutter, name="slow disk", daemon=True)
         thread.start()
@@ -169,14 +202,16 @@ class Injector:
 
         return heal
 
-    def _fill(self, count: int) -> Heal:
+    def _fill(self, event: Event) -> Heal:
         """Requests that want all positions a session may have: they take the free pages, or are refused."""
-        asks = [
-            Ask(prompt_of(20, number, VOCAB), TOY_LENGTH - 20 - number) for number in range(count)
+        stub = self.world.stubs[self.world.gateway_names.index(event.targets[0])]
+        streams = [
+            Stream(stub, Ask(prompt_of(20, number, VOCAB), TOY_LENGTH - 20 - number))
+            for number in range(int(event.amount))
         ]
-        streams = [self.world.running.start(ask) for ask in asks]
 
         def heal() -> None:
+            self._felt(event, any(stream.count for stream in streams))
             for stream in streams:
                 Stream.cancel(stream)
 
@@ -187,14 +222,17 @@ def _weather(event: Event) -> list[Weather]:
     source, to = event.targets
     match event.fault:
         case Fault.ONE_WAY:
-            return [Weather(source, to, blocked=True)]
+            return [Weather(source, to, blocked=True, cause=event.fault)]
         case Fault.CUT_OFF:
-            return [Weather(source, to, blocked=True), Weather(to, source, blocked=True)]
+            return [
+                Weather(source, to, blocked=True, cause=event.fault),
+                Weather(to, source, blocked=True, cause=event.fault),
+            ]
         case Fault.DELAY:
-            return [Weather(source, to, delay=event.amount)]
+            return [Weather(source, to, delay=event.amount, cause=event.fault)]
         case Fault.SLOW_LINK:
-            return [Weather(source, to, rate=event.amount)]
+            return [Weather(source, to, rate=event.amount, cause=event.fault)]
         case Fault.DOUBLE:
-            return [Weather(source, to, doubled=event.amount)]
+            return [Weather(source, to, doubled=event.amount, cause=event.fault)]
         case _:
             raise AssertionError(f"{event.fault} is done elsewhere")

@@ -14,17 +14,31 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from chaos.schedule import LEASE_SECONDS
 from chaos.streams import Heard
-from swarm.running import Answer
+from swarm.running import Answer, Ask
+from swarm.toy import TOY_LENGTH
 
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
-LONG_WAIT = 2.0  # seconds: worth a line in the log
-AFTER_A_KILL = ("model_not_found", "session_elsewhere", "session_busy")
+ELSEWHERE = "session_elsewhere"
+AFTER_A_KILL = ("model_not_found", "session_busy", ELSEWHERE)
 LOST = "session_lost"  # nobody has all that the client was told
-AROUND_A_KILL = (
+LONG_WAIT = 2.0  # seconds: worth a line in the log
+PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
+AROUND_AN_OUTAGE = (
     15.0  # seconds in which calls may fail because the gateway was killed and starts again
 )
+LEASES = 30.0  # seconds after which nobody may suffer any more from what became of a gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A gateway was killed, or stood still. Of time.monotonic."""
+
+    began: float
+    ended: float
+    killed: bool
 
 
 class Wrong(Exception):
@@ -49,8 +63,10 @@ class Judge:
     """`settle` judges an answer that differs from its twin, on a model whose arithmetic rounds."""
 
     longest_wait: float  # seconds that anybody may wait for the next token
-    gateway_kills: Sequence[float]  # time.monotonic; grows
+    outages: Sequence[Outage]  # grows
     settle: Callable[[Answer, Answer], None] | None
+    gateways: int = 1
+    only_gateways: bool = False  # are hurt: servers keep what they have until two leases are over
     note: Callable[[float, str], None] = lambda at, words: None
     tally: Tally = field(default_factory=Tally)
     wrong: list[str] = field(default_factory=list)
@@ -92,6 +108,9 @@ class Judge:
                 tally.begun += 1
             else:
                 tally.refused += 1
+        if heard.code == LOST:
+            said = f"{heard.who} has lost {heard.answer.ask.session} after {heard.last_wait:.2f} s"
+            self.note(heard.ended, f"{said}: {heard.details}")
         if heard.answer.tokens:
             tally.waits.append(heard.longest_wait)
             if heard.longest_wait > LONG_WAIT:
@@ -106,14 +125,17 @@ class Judge:
         if heard.longest_wait > self.longest_wait:
             raise Wrong(f"it waited for {heard.longest_wait:.1f} s")
         self._judge_end(heard)
-        whole = bool(answer.finish)
-        same = answer.tokens == twin.tokens[: len(answer.tokens)]
-        if same and whole and (answer.text, answer.finish, answer.tokens) != (
-            twin.text, twin.finish, twin.tokens
-        ):  # fmt: skip
+        if heard.breaks and not self._outage(heard, LEASES):
+            raise Wrong(f"its connection broke off {heard.breaks} times, and no gateway was hurt")
+        if answer.finish == "length" and len(answer.tokens) != most(answer.ask):
             raise Wrong(f"it ends after {len(answer.tokens)} tokens with {answer.finish!r}")
-        if not same:
+        if answer.tokens != twin.tokens[: len(answer.tokens)]:
             self._part(replace(answer, ask=replace(answer.ask, session="")), twin)
+        elif not answer.finish:
+            if not twin.text.startswith(answer.text):
+                raise Wrong(f"its text is no beginning of the right one: {answer.text!r}")
+        elif (answer.text, answer.finish, answer.tokens) != (twin.text, twin.finish, twin.tokens):
+            raise Wrong(f"it ends after {len(answer.tokens)} tokens with {answer.finish!r}")
 
     def _part(self, answer: Answer, twin: Answer) -> None:
         """On the hash model equality is exact; elsewhere a near tie may have fallen the other way."""
@@ -127,18 +149,39 @@ class Judge:
     def _judge_end(self, heard: Heard) -> None:
         if heard.left or heard.answer.finish:
             return
-        if heard.code in REFUSALS and not heard.answer.tokens:
+        nothing = not heard.answer.tokens
+        if nothing and heard.code in (*REFUSALS, *self._elsewhere(heard)):
+            if heard.ended - heard.asked > PATIENCE:
+                raise Wrong(f"nothing but refusals for {heard.ended - heard.asked:.0f} s")
             return
+        if heard.code == LOST and self.only_gateways and heard.last_wait < 2 * LEASE_SECONDS:
+            raise Wrong(f"it was lost after {heard.last_wait:.1f} s: {heard.details}")
         if (
-            self.gateway_kills
-            and (heard.code == LOST or (heard.code in AFTER_A_KILL and not heard.answer.tokens))
+            self._outage(heard, LEASES)
+            and (heard.code == LOST or (heard.code in AFTER_A_KILL and nothing))
         ):  # it comes back knowing nothing, and what it left belongs to nobody until its lease is over
             return
-        if heard.code in GATEWAY_GONE and any(
-            heard.began - AROUND_A_KILL <= kill <= heard.ended for kill in self.gateway_kills
-        ):
+        if heard.code in GATEWAY_GONE and self._outage(heard, AROUND_AN_OUTAGE, killed=True):
             return
         raise Wrong(f"it ended with {heard.code!r}: {heard.details}")
+
+    def _elsewhere(self, heard: Heard) -> tuple[str, ...]:
+        """Who cannot see the servers that know a session takes it for a new one, until they see it again."""
+        return (ELSEWHERE,) if heard.answer.ask.session and self.gateways > 1 else ()
+
+    def _outage(self, heard: Heard, after: float, *, killed: bool = False) -> bool:
+        """Whether a gateway was hurt meanwhile, or shortly before."""
+        return any(
+            outage.began <= heard.ended
+            and heard.began - after <= outage.ended
+            and (outage.killed or not killed)
+            for outage in self.outages
+        )
+
+
+def most(ask: Ask) -> int:
+    """Tokens of an answer that nothing but its length ends."""
+    return min(ask.new, TOY_LENGTH - len(ask.prompt))
 
 
 def describe(heard: Heard) -> str:

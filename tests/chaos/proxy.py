@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class Weather:
     delay: float = 0.0  # seconds
     rate: float = 0.0  # bytes per second; 0: as they come
     doubled: float = 0.0  # share of frames
+    cause: str = ""
 
 
 class Network:
@@ -53,6 +55,7 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self.doubled = self.truncated = 0  # frames
+        self.felt: Counter[str] = Counter()  # frames that met a disturbance, by its cause
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -156,6 +159,10 @@ class Network:
             await self._changed.wait()
         return weather
 
+    def feel(self, source: str, to: str) -> None:
+        """A frame has come to where it may be held."""
+        self.felt.update(one.cause for one in self._weather if (one.source, one.to) == (source, to))
+
     def doubles(self, share: float) -> bool:
         return share > 0 and self._rng.random() < share
 
@@ -232,6 +239,7 @@ class _Pipe:
                 break
             for frame in self.frames.feed(data):
                 self._look(frame)
+                self.connection.network.feel(self.source, self.to)
                 await self.queue.put((clock(), frame))
         await self.queue.put((-1.0 if reset else clock(), b""))
 

@@ -17,9 +17,10 @@ import httpx
 from swarm.running import Answer, Ask
 
 TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to start on a busy machine
-SILENT_SECONDS = 30.0  # comments come more often
+SILENT_SECONDS = 6.0  # comments come more often, unless the gateway stands still
 PAUSE = 0.2
 AGAIN = (404, 409, 429, 503)  # it has just started, or another one has not let go yet
+GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another gateway
 
 
 @dataclass(slots=True)
@@ -88,6 +89,9 @@ class Reader:
     def _refused(self, status: int, error: dict[str, Any]) -> bool:
         """A refusal is tried again once something has come: the answer is there, its gateway may not be yet."""
         self.details = error["message"]
+        if GO_ON in self.details and self.tokens and status == 200:
+            self.breaks += 1
+            return False
         if self.tokens and status in AGAIN:
             return False
         self.code = error["code"]

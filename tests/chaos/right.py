@@ -5,27 +5,61 @@ Used by `run.py`: for the twins before the first fault, and for answers that dif
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.models import VOCAB
 from swarm.running import Answer
 from swarm.toy import TOY_BLOCKS, TOY_LENGTH
+from tokenizers import Tokenizer
 
+from modelswarm_gateway.detokenise import Detokeniser
 from modelswarm_serving.model.hash import reference
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Both raise AssertionError. `settle` is None where nothing rounds: there, a difference is wrong."""
+    """Both raise AssertionError. `settle` is None where nothing rounds: there, a difference is wrong.
+
+    A text is what the tokenizer makes of the tokens; an answer that does not end well may lack the last characters.
+    """
 
     check: Callable[[Answer], None]
     settle: Callable[[Answer, Answer], None] | None  # (twin, answer that differs from it)
 
 
 def right_by(model: str, folder: Path) -> Right:
-    return Right(_check_hash, None) if model == "hash" else _by_whole_model(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return _by_hash_model(tokenizer) if model == "hash" else _by_whole_model(folder, tokenizer)
+
+
+def check_text(tokenizer: Tokenizer, answer: Answer) -> None:
+    """Bytes at the end of the prompt may belong to the first character."""
+    pieces = Detokeniser(_Decoder(tokenizer), answer.ask.prompt)
+    shown = "".join(pieces.feed(token) for token in answer.tokens)
+    whole = shown + pieces.flush()
+    if answer.ask.stop or not answer.finish:
+        assert whole.startswith(answer.text), f"{answer.text!r} is no beginning of {whole!r}"
+    else:
+        assert answer.text == whole, f"{answer.text!r} is not {whole!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    tokenizer: Tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids))
+        return text
+
+
+def _by_hash_model(tokenizer: Tokenizer) -> Right:
+    def check(answer: Answer) -> None:
+        _check_hash(answer)
+        check_text(tokenizer, answer)
+
+    return Right(check, None)
 
 
 def _check_hash(answer: Answer) -> None:
@@ -37,7 +71,7 @@ def _check_hash(answer: Answer) -> None:
     assert list(answer.tokens) == right[:count], "not what the hash model says"
 
 
-def _by_whole_model(folder: Path) -> Right:
+def _by_whole_model(folder: Path, tokenizer: Tokenizer) -> Right:
     """Oracles 2 and 3."""
     import torch
     from swarm.models import load_whole
@@ -48,9 +82,10 @@ def _by_whole_model(folder: Path) -> Right:
 
     def check(answer: Answer) -> None:
         check_tokens(model, answer)
+        check_text(tokenizer, answer)
 
     def settle(twin: Answer, answer: Answer) -> None:
-        check_tokens(model, answer)
+        check(answer)
         if answer.finish:
             check_twins(model, twin, answer)
 

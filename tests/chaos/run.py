@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from chaos.asks import scripts_of
 from chaos.faults import Injector
 from chaos.judge import Judge, Tally
+from chaos.picture import held, look, loops
 from chaos.right import Right, right_by
-from chaos.schedule import Fault, schedule
+from chaos.schedule import FRAMES, LEASE_SECONDS, OF_GATEWAYS, Fault, schedule
 from chaos.streams import Client
-from chaos.world import LEASE_SECONDS, Plan, World, world
-from swarm.pids import alive, gone_within
-from swarm.running import Answer, Ask, metrics, total, wait_until
+from chaos.world import Plan, World, world
+from swarm.pids import gone_within, group_alive
+from swarm.running import Answer, Ask, wait_until
 
 LONGEST_WAIT = (
     120.0  # seconds for a token: the hold limit, and the start of processes on a busy machine
 )
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
+CALM_SECONDS = 60.0  # until everything is answered again, when all is over
+RARE = 6  # a fault that came so often must have been felt once
 LAST_EVENTS = 60
-HELD = ("modelswarm_server_sessions", "modelswarm_server_replay_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,9 @@ class Options:
 class Outcome:
     options: Options
     tally: Tally
-    faults: dict[Fault, int]
-    doubled: int  # frames
-    truncated: int
+    faults: Counter[Fault]
+    felt: Counter[Fault]  # of them; for what is done to links: the frames that met it
+    loops: dict[str, int]  # of living gateways: why sessions looked for a route
     wrong: tuple[str, ...]
     log: tuple[str, ...]
     scene: str  # the swarm, when something was wrong
@@ -72,14 +76,18 @@ class Outcome:
         p50, p99 = waits[len(waits) // 2], waits[int(0.99 * (len(waits) - 1))]
         return (
             f"{self.options.model}: {sum(self.faults.values())} faults "
-            f"({', '.join(f'{count} {fault}' for fault, count in sorted(self.faults.items()))}), "
-            f"{self.doubled} frames doubled, {self.truncated} truncated; "
+            f"({', '.join(self._felt(fault) for fault in sorted(self.faults))}); "
+            f"why sessions looked for a route: {self.loops}; "
             f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, "
             f"{tally.resumed} resumed elsewhere, {tally.refused} refused, "
             f"{tally.begun} ended with an error ({dict(tally.codes)}), {tally.near_ties} near ties; "
             f"longest wait in an answer: median {p50:.2f} s, p99 {p99:.2f} s, most {waits[-1]:.2f} s; "
             f"{len(self.wrong)} wrong"
         )
+
+    def _felt(self, fault: Fault) -> str:
+        felt = f"{self.felt[fault]} frames" if fault in FRAMES else f"{self.felt[fault]} felt"
+        return f"{self.faults[fault]} {fault}: {felt}"
 
     def report(self) -> str:
         """For people who have to find out."""
@@ -106,6 +114,7 @@ def chaos(
         run.disturb()
         run.calm_down()
     run.nobody_left()
+    run.everything_was_felt()
     run.judge.finish()
     return run.outcome()
 
@@ -122,7 +131,8 @@ class _Run:
             return answer
 
         self._options, self._scene = options, scene
-        scripts = scripts_of(calm, options.seed, options.new)
+        self._loops: dict[str, int] = {}
+        self._scripts = scripts = scripts_of(calm, options.seed, options.new)
         events = schedule(
             options.seed,
             options.seconds,
@@ -134,8 +144,10 @@ class _Run:
         self._injector = Injector(scene, events, tell=say)
         self.judge = Judge(
             LONGEST_WAIT,
-            self._injector.gateway_kills,
+            self._injector.outages,
             right.settle,
+            options.gateways,
+            only_gateways=options.faults <= OF_GATEWAYS,
             note=lambda at, words: self._injector.note(words, at),
         )
         self._stopping = threading.Event()
@@ -177,25 +189,57 @@ class _Run:
                 self.judge.blame(f"{client.name} failed: {client.failure!r}")
         try:
             self._scene.running.wait_whole()
+            self._ask_again()
+            self._loops = loops(self._scene)
             self._scene.running.wait_empty(EMPTY_SECONDS)
             wait_until(lambda: not held(self._scene), EMPTY_SECONDS, lambda: str(held(self._scene)))
         except AssertionError as problem:
             self.judge.blame(f"when all was over: {problem}")
         self._look()
 
+    def _ask_again(self) -> None:
+        """Whoever was refused until now is answered, at every gateway."""
+        self._stopping.clear()
+        last = [
+            Client(f"after-{number}", [stub], (), [script], self.judge.hear, self._stopping, number)
+            for number, (stub, script) in enumerate(product(self._scene.stubs, self._scripts))
+        ]
+        for client in last:
+            client.play_once()
+        until = time.monotonic() + CALM_SECONDS
+        late = [client for client in last if not client.join(max(0.0, until - time.monotonic()))]
+        self._stopping.set()
+        assert not late, f"no answer in {CALM_SECONDS:g} s: {[client.doing for client in late]}"
+        failed = [client.failure for client in last if client.failure is not None]
+        assert not failed, failed
+
     def nobody_left(self) -> None:
+        """Nor a child of any: each process began a group of its own."""
         pids = [pid for pid in self._scene.pids if pid]
-        if not gone_within(pids, GONE_SECONDS):
-            self.judge.blame(f"processes that nobody stopped: {[p for p in pids if alive(p)]}")
+        if not gone_within(pids, GONE_SECONDS, group_alive):
+            left = [pid for pid in pids if group_alive(pid)]
+            self.judge.blame(f"processes that nobody stopped: groups {left}")
+
+    def everything_was_felt(self) -> None:
+        """What is injected again and again and never changes anything tests nothing."""
+        for fault, count in self._injector.counts.items():
+            if count >= RARE and not self._felt()[fault]:
+                self.judge.blame(f"{count} times {fault}, and nobody felt it")
+
+    def _felt(self) -> Counter[Fault]:
+        network = self._scene.network
+        frames = {fault: network.felt[fault] for fault in FRAMES}
+        frames |= {Fault.DOUBLE: network.doubled, Fault.TRUNCATE: network.truncated}
+        return self._injector.felt + Counter(frames)
 
     def outcome(self) -> Outcome:
-        injector, network = self._injector, self._scene.network
+        injector = self._injector
         return Outcome(
             self._options,
             self.judge.tally,
             injector.counts,
-            network.doubled,
-            network.truncated,
+            self._felt(),
+            self._loops,
             tuple(self.judge.wrong),
             tuple(str(done) for done in sorted(injector.log, key=lambda done: done.at)),
             self._picture,
@@ -205,28 +249,3 @@ class _Run:
         """The first picture after something went wrong shows most."""
         if self.judge.wrong and not self._picture:
             self._picture = look(self._scene, self._clients)
-
-
-def held(scene: World) -> dict[str, float]:
-    """What servers still have of sessions, besides pages: by server and what it is."""
-    found = {}
-    for member in scene.running.members():
-        values = metrics(member.metrics)
-        for name in HELD:
-            found[f"{member.name}: {name}"] = total(values, name)
-    return {what: count for what, count in found.items() if count}
-
-
-def look(scene: World, clients: list[Client]) -> str:
-    """The swarm as it is now, as far as it says anything."""
-    lines = [f"{client.name} waits for {client.doing}" for client in clients if client.doing]
-    try:
-        snapshot = scene.running.view.snapshot()
-        lines += [f"session {str(session)!r}" for session in snapshot.sessions]
-        lines += [f"server {str(server)!r}" for server in snapshot.servers]
-    except Exception as problem:  # it is disturbed, after all
-        lines.append(f"the gateway does not say: {problem}")
-    for log in sorted(scene.running.local.logs.glob("*.log")):
-        lines.append(f"--- {log.name}")
-        lines += log.read_text(errors="replace").splitlines()[-12:]
-    return "\n".join(lines)

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 
 GATEWAY = "gateway"
+LEASE_SECONDS = 4.0  # a lost gateway's sessions are freed after two of them at most
 FIRST_AT = 1.0  # seconds; the streams have begun by then
 QUIET = 0.15  # of the run, at its end: what was done comes to an end while the streams still run
 LONGEST_QUIET = 5.0
@@ -33,6 +34,14 @@ class Fault(enum.StrEnum):
     DOUBLE = "double"  # frames come twice
     FULL = "full"  # others ask for more KV than there is
     GATEWAY_KILL = "gateway-kill"
+    GATEWAY_FREEZE = "gateway-freeze"  # SIGSTOP for longer than its lease, so that others may adopt; then SIGCONT
+
+
+OF_GATEWAYS = frozenset((Fault.GATEWAY_KILL, Fault.GATEWAY_FREEZE))
+FRAMES = frozenset(
+    (Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE)
+)
+"""Done to links: felt by the frames that pass them meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,7 @@ _WEIGHTS = {
     Fault.DOUBLE: 3,
     Fault.FULL: 1,
     Fault.GATEWAY_KILL: 1,
+    Fault.GATEWAY_FREEZE: 1,
 }
 _SECONDS = {  # shortest and longest
     Fault.DRAIN: (2.0, 5.0),
@@ -74,6 +84,7 @@ _SECONDS = {  # shortest and longest
     Fault.SLOW_LINK: (1.0, 4.0),
     Fault.DOUBLE: (2.0, 5.0),
     Fault.FULL: (1.0, 3.0),
+    Fault.GATEWAY_FREEZE: (LEASE_SECONDS + 1.0, 2.5 * LEASE_SECONDS),
 }
 _AMOUNTS: dict[Fault, tuple[float, ...]] = {
     Fault.DELAY: (0.02, 0.1, 0.3),
@@ -121,7 +132,7 @@ def _event(rng: random.Random, at: float, fault: Fault, names: _Names, left: flo
 
 def _targets(rng: random.Random, fault: Fault, names: _Names) -> tuple[str, ...]:
     match fault:
-        case Fault.GATEWAY_KILL | Fault.FULL:
+        case Fault.GATEWAY_KILL | Fault.GATEWAY_FREEZE | Fault.FULL:
             return (rng.choice(names.gateways),)
         case Fault.KILL:
             span = rng.choice(names.spans)

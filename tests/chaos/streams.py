@@ -38,8 +38,12 @@ class Heard:
     details: str = ""
     left: bool = False  # the client itself broke it off
     longest_wait: float = 0.0  # seconds between two tokens, or before the first
+    last_wait: float = 0.0  # from the last token to the end
     waited_until: float = 0.0  # time.monotonic: when it was over
     breaks: int = 0  # of connections, after which it went on elsewhere
+    asked: float = (
+        0.0  # time.monotonic: when this was asked first; refusals before are not counted as answers
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Client:
     stopping: threading.Event
     seed: int
     _talks: int = 0
+    _patient: bool = False  # never leaves
     _thread: threading.Thread | None = None
     failure: BaseException | None = None
     doing: str = ""
@@ -71,6 +76,19 @@ class Client:
         self._rng.seed(f"{self.seed}/{self.name}")
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
+
+    def play_once(self) -> None:
+        """Its scripts, and to their ends."""
+        self._patient = True
+        self._thread = threading.Thread(target=self._play_all, name=self.name, daemon=True)
+        self._thread.start()
+
+    def _play_all(self) -> None:
+        try:
+            for script in self.scripts:
+                self._play(script)
+        except BaseException as failure:
+            self.failure = failure
 
     def join(self, seconds: float) -> bool:
         """Whether it has come to its end."""
@@ -97,8 +115,9 @@ class Client:
 
     def _ask(self, twin: Answer) -> Heard | None:
         """Until it is taken; None if that does not happen before everything ends."""
+        asked = time.monotonic()
         while True:
-            heard = self._once(twin)
+            heard = replace(self._once(twin), asked=asked)
             self.hear(heard)
             if not heard.code or heard.answer.tokens:
                 return heard
@@ -124,6 +143,7 @@ class Client:
             details=said.details,
             left=said.left,
             longest_wait=longest,
+            last_wait=waits[-1],
             waited_until=began + times[waits.index(longest) + 1] - clock,
             breaks=said.breaks,
         )
@@ -131,7 +151,8 @@ class Client:
     def _called(self, twin: Answer) -> _Said:
         """Over gRPC."""
         stream = Stream(self._rng.choice(self.stubs), twin.ask)
-        left = self._rng.random() < LOSES_INTEREST and self._leave(stream, len(twin.tokens))
+        bored = not self._patient and self._rng.random() < LOSES_INTEREST
+        left = bored and self._leave(stream, len(twin.tokens))
         answer, error = stream.heard()
         left = left and not answer.finish  # else it was too late to leave
         code, details = ("", "") if error is None or left else code_of(error)

@@ -56,12 +56,13 @@ async def test_both_directions_and_both_lanes_pass() -> None:
 
 async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
     async with through_a_proxy() as (network, a, b, _):
-        heal = network.disturb(Weather("a", "b", blocked=True))
+        heal = network.disturb(Weather("a", "b", blocked=True, cause="cut"))
         say(a, b, 1)
         say(b, a, 2)
         await a.heard.until(lambda: tokens(a) == [2])
         await asyncio.sleep(0.1)
         assert tokens(b) == []
+        assert network.felt["cut"] >= 1
         heal()
         await b.heard.until(lambda: tokens(b) == [1])
         assert not a.heard.down

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chaos.schedule import GATEWAY, Fault, schedule
+from chaos.schedule import FRAMES, GATEWAY, LEASE_SECONDS, Fault, schedule
 
 SPANS = (("s0-r0", "s0-r1"), ("s1-r0", "s1-r1"))
 SERVERS = {name for span in SPANS for name in span}
-LINKS = {
-    Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE,
-}  # fmt: skip
 
 
 def test_a_seed_gives_the_same_schedule_again_and_another_seed_another() -> None:
@@ -35,7 +32,7 @@ def test_every_kind_of_fault_comes_about_as_often_as_its_weight() -> None:
 def test_targets_are_what_the_fault_can_be_done_to() -> None:
     for seed in range(100):
         for event in schedule(seed, 60, SPANS):
-            if event.fault in LINKS:
+            if event.fault in FRAMES:
                 assert len(set(event.targets)) == 2
                 assert set(event.targets) <= SERVERS | {GATEWAY}
                 assert not any(set(event.targets) == set(span) for span in SPANS), "never talk"
@@ -53,7 +50,15 @@ def test_only_the_faults_that_are_wanted_come() -> None:
     assert {event.fault for event in schedule(1, 120, SPANS, faults=wanted)} == wanted
 
 
+def test_a_frozen_gateway_stands_still_for_longer_than_its_lease() -> None:
+    wanted = frozenset((Fault.GATEWAY_FREEZE,))
+    events = schedule(1, 300, SPANS, gateways=(GATEWAY, "gateway-2"), faults=wanted)
+    longer = [event for event in events if event.seconds > LEASE_SECONDS]
+    assert len(longer) > len(events) - 10, "but the last ones, when the run ends before"
+    assert {target for event in events for target in event.targets} == {GATEWAY, "gateway-2"}
+
+
 def test_a_single_span_has_links_with_the_gateway_only() -> None:
-    events = schedule(3, 300, (("a", "b"),), faults=frozenset(LINKS))
+    events = schedule(3, 300, (("a", "b"),), faults=FRAMES)
     assert events
     assert all(GATEWAY in event.targets for event in events)

@@ -18,7 +18,8 @@ from pathlib import Path
 import grpc
 from chaos.gateways import MoreGateways, gateway_names
 from chaos.proxy import HOST, Network
-from swarm.running import Running, local_settings, wait_until
+from chaos.schedule import LEASE_SECONDS
+from swarm.running import Running, local_settings, metrics, total, wait_until
 from swarm.toy import TOY_LENGTH
 
 from modelswarm.local.commands import GATEWAY, LocalSettings
@@ -31,8 +32,9 @@ from modelswarm.protocol import api_pb2_grpc
 from modelswarm.resources_load import parse_document
 
 READY_SECONDS = 180.0
-LEASE_SECONDS = 4.0  # a killed gateway's sessions are freed after two of them at most
+COMMENT_SECONDS = 1.0  # between the signs of life of a stream that waits
 IDLE_SECONDS = 4.0  # explicit sessions that nobody uses are closed
+GATEWAY_HELD = "modelswarm_gateway_sessions"
 _PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 
 
@@ -70,10 +72,21 @@ class World:
     def gateway_names(self) -> tuple[str, ...]:
         return gateway_names(self.plan.gateways)
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """A server, or any gateway."""
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
+        """A server, or any gateway. False: there was no such process just then, so nothing was done."""
         where = self.gateways if name in self.gateways.names else self.running.local
-        where.kill(name, number)
+        return where.kill(name, number).pid != 0
+
+    def gateway_metrics(self) -> dict[str, str]:
+        """Where each gateway tells what it counts."""
+        more = {name: self.gateways.announced(name).metrics for name in self.gateways.names}
+        return {GATEWAY: self.running.local.metrics, **more}
+
+    def gateway_sessions(self) -> dict[str, float]:
+        """What gateways still have of anybody, by name."""
+        doors = self.gateway_metrics()
+        found = {name: total(metrics(door), GATEWAY_HELD) for name, door in doors.items()}
+        return {name: count for name, count in found.items() if count}
 
     @property
     def spans(self) -> tuple[tuple[str, ...], ...]:
@@ -146,7 +159,10 @@ spec:
 
 def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) -> LocalSettings:
     flags: dict[str, tuple[str, ...]] = {
-        GATEWAY: ("--session-idle", str(IDLE_SECONDS), "--lease", str(LEASE_SECONDS)),
+        GATEWAY: (
+            *("--session-idle", str(IDLE_SECONDS), "--lease", str(LEASE_SECONDS)),
+            *("--keepalive", str(COMMENT_SECONDS)),
+        ),
     }
     ports = _free_ports(len(slots))
     for slot, port in zip(slots, ports, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 def alive(pid: int) -> bool:
@@ -16,9 +16,18 @@ def alive(pid: int) -> bool:
     return True
 
 
-def gone_within(pids: Sequence[int], seconds: float) -> bool:
+def group_alive(leader: int) -> bool:
+    """Whether any process is left of the group that `leader` began, be it dead itself."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone_within(pids: Sequence[int], seconds: float, lives: Callable[[int], bool] = alive) -> bool:
     deadline = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids):
+    while any(lives(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
