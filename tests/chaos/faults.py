@@ -16,7 +16,7 @@ from functools import partial
 
 from chaos.judge import Outage
 from chaos.proxy import Weather
-from chaos.schedule import Event, Fault
+from chaos.schedule import FRAMES, Event, Fault
 from chaos.world import World
 from swarm.kills import prompt_of
 from swarm.models import VOCAB
@@ -115,6 +115,8 @@ class Injector:
     # ---- what can be done
 
     def _do(self, event: Event) -> Heal | None:
+        if len(self.world.gateway_names) > 1 and event.fault in FRAMES:
+            self._cut(event)
         match event.fault:
             case Fault.KILL:
                 were = [self.world.kill(name) for name in event.targets]
@@ -145,6 +147,12 @@ class Injector:
                 return None
             case _:
                 return self.world.network.disturb(*_weather(event))
+
+    def _cut(self, event: Event) -> None:
+        """Who is cut off from all servers that know a session may open another one of its name (R20)."""
+        if not set(self.world.gateway_names).isdisjoint(event.targets):
+            now = time.monotonic()
+            self.outages.append(Outage(now, now + event.seconds, killed=False))
 
     def _felt(self, event: Event, was: bool) -> None:
         self.felt[event.fault] += was

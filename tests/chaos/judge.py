@@ -24,6 +24,7 @@ REFUSALS = ("no_capacity", "no_servers")
 ELSEWHERE = "session_elsewhere"
 AFTER_A_KILL = ("model_not_found", "session_busy", ELSEWHERE)
 LOST = "session_lost"  # nobody has all that the client was told
+ANOTHER = "has answered another prompt"  # it has the session as it was a turn ago
 LONG_WAIT = 2.0  # seconds: worth a line in the log
 PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
 AROUND_AN_OUTAGE = (
@@ -34,7 +35,7 @@ LEASES = 30.0  # seconds after which nobody may suffer any more from what became
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A gateway was killed, or stood still. Of time.monotonic."""
+    """A gateway was killed, stood still, or, of several, had a bad link. Of time.monotonic."""
 
     began: float
     ended: float
@@ -154,13 +155,11 @@ class Judge:
             if heard.ended - heard.asked > PATIENCE:
                 raise Wrong(f"nothing but refusals for {heard.ended - heard.asked:.0f} s")
             return
-        if heard.code == LOST and self.only_gateways and heard.last_wait < 2 * LEASE_SECONDS:
+        lost = heard.code == LOST or (self.gateways > 1 and ANOTHER in heard.details)
+        if lost and self.only_gateways and heard.last_wait < 2 * LEASE_SECONDS:
             raise Wrong(f"it was lost after {heard.last_wait:.1f} s: {heard.details}")
-        if (
-            self._outage(heard, LEASES)
-            and (heard.code == LOST or (heard.code in AFTER_A_KILL and nothing))
-        ):  # it comes back knowing nothing, and what it left belongs to nobody until its lease is over
-            return
+        if self._outage(heard, LEASES) and (lost or (heard.code in AFTER_A_KILL and nothing)):
+            return  # it comes back knowing nothing, and what it left is nobody's until its lease is over
         if heard.code in GATEWAY_GONE and self._outage(heard, AROUND_AN_OUTAGE, killed=True):
             return
         raise Wrong(f"it ended with {heard.code!r}: {heard.details}")

@@ -54,6 +54,10 @@ def test_sessions_of_a_dead_gateway_are_adopted_by_another() -> None:
     assert sum(simulate(seed, "adoptions").adopted for seed in range(4)) > 0
 
 
+def test_gateways_sleep_while_others_take_over_and_let_go_when_they_wake() -> None:
+    assert sum(simulate(seed, "asleep").adopted for seed in range(8)) > 0
+
+
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Also with other string hashes: no set of names may decide the order of anything."""
 

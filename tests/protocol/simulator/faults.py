@@ -25,6 +25,7 @@ class Faults:
         boot: Callable[[str, Span, int], None],
         gateways: dict[str, GatewayProcess],
         start_gateway: Callable[[str, int], None],
+        leave_gateway: Callable[[GatewayProcess], None],
     ) -> None:
         self.struck: Counter[str] = Counter()
         self._last = 0.0  # when the last one struck
@@ -34,6 +35,7 @@ class Faults:
         self._boot = boot  # starts a server process: name, span, boot number
         self._gateways = gateways
         self._start_gateway = start_gateway  # name, incarnation
+        self._leave_gateway = leave_gateway  # which its clients believe to be gone
         self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
         self._coverage = Coverage(
             {name: server.span for name, server in servers.items()},
@@ -46,6 +48,7 @@ class Faults:
             "freeze": self._freeze,
             "stop": self._stop,
             "stop_gateway": self._stop_gateway,
+            "sleep": self._sleep,
             "wedge": self._wedge,
             "hush": self._hush,
             "partition": self._partition,
@@ -220,6 +223,16 @@ class Faults:
         seconds = self._rng.choice((0.05, 0.5, 2.0)) * self._rng.random()
         self._note("stops", f"{gateway.name} for {seconds:.3f}")
         gateway.stop(seconds)
+        return True
+
+    def _sleep(self) -> bool:
+        """A gateway stands still for so long that others may take its sessions over, and then goes on."""
+        gateway = self._rng.choice(list(self._gateways.values()))
+        lease = self._tools.scenario.layout.lease_seconds
+        seconds = lease * self._rng.choice((0.6, 1.1, 2.0, 3.0)) * self._rng.uniform(0.8, 1.2)
+        self._note("sleeps", f"{gateway.name} for {seconds:.3f}")
+        gateway.stop(seconds)
+        self._leave_gateway(gateway)
         return True
 
     def _hush(self) -> bool:

@@ -8,10 +8,14 @@ from __future__ import annotations
 from protocol.simulator.client import Client
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.processes import MODEL, Tools
+from protocol.simulator.trace import Violation
 
 from modelswarm_gateway.core.effects import Effect, Fetched, Outranked, Whereabouts
+from modelswarm_gateway.core.session import State
 
 PAUSE = 0.1
+PARKED = State.PARKED.value
+AWAKE = 3.0  # seconds until a gateway that woke has found out what is not its own any more
 
 
 class Heir:
@@ -23,23 +27,49 @@ class Heir:
         self._gateways = gateways
         self._where: Whereabouts | None = None
         self._round = 0  # raised by every loss and by what ends it: timers of older ones are void
-        self._looking = False
+        self.looking = False
         self.adopted = 0
 
     def begin(self, delay: float) -> None:
         """The client has just come to another gateway."""
         self._round += 1
-        self._looking, self._where = True, None
+        self.looking, self._where = True, None
         self._again(delay)
+
+    def look_back(self, asleep: GatewayProcess) -> None:
+        """When it has been awake for a while. What rests there is swept, as by every gateway."""
+        delay = max(0.0, asleep.wakes_at - self._tools.clock.now) + AWAKE
+        self._tools.clock.after(delay, self._sweep, asleep, self.adopted)
+
+    def _sweep(self, gateway: GatewayProcess, adopted: int) -> None:
+        name = self._client.name
+        kept = gateway.core.session(name)
+        if kept is None or not gateway.alive or self._client.gateway is gateway:
+            return
+        if self._tools.clock.now < gateway.wakes_at:
+            self.look_back(gateway)
+        elif kept.state != PARKED and self.adopted > adopted and self._has(self._client.gateway):
+            raise Violation(f"{gateway.name} woke and goes on with what another one has", name)
+        else:
+            gateway.later(0.0, self._close, gateway)
+
+    def _has(self, gateway: GatewayProcess) -> bool:
+        return gateway.core.session(self._client.name) is not None
 
     def _end(self) -> None:
         self._round += 1
-        self._looking = False
+        self.looking = False
         self._client.go_on()
 
     def _look(self, number: int) -> None:
         client = self._client
-        if not client.done and number == self._round:
+        if client.done or number != self._round:
+            return
+        if self._has(client.gateway):  # it was here before
+            client.gateway.core.leave(client.name, self._tools.clock.now)
+            self._end()
+            client.gateway.pump()
+        else:
             client.gateway.core.find(client.name, MODEL, self._tools.clock.now)
             client.gateway.pump()
 
@@ -47,9 +77,9 @@ class Heir:
         if isinstance(effect, Outranked):
             self._client.orphaned(self._client.gateway)
             self.begin(PAUSE)
-        elif self._looking and isinstance(effect, Whereabouts):
+        elif self.looking and isinstance(effect, Whereabouts):
             self._found(effect)
-        elif self._looking and isinstance(effect, Fetched):
+        elif self.looking and isinstance(effect, Fetched):
             self._fetched(effect)
 
     def _found(self, where: Whereabouts) -> None:
@@ -78,7 +108,8 @@ class Heir:
     def _let_go(self, owner: str) -> None:
         """The owner lives: there it is closed, as by its client."""
         for gateway in self._gateways.values():
-            if gateway.alive and gateway.address.peer == owner:
+            awake = gateway.alive and gateway.wakes_at <= self._tools.clock.now
+            if awake and gateway.address.peer == owner:
                 gateway.later(0.0, self._close, gateway)
 
     def _close(self, gateway: GatewayProcess) -> None:

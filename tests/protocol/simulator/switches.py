@@ -335,6 +335,15 @@ def _adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, faults=faults, load=load, adopts=True, patience=20.0)
 
 
+def _asleep(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways stand still while others take their sessions over, and go on with what they believe to be theirs."""
+    scenario = _adoptions(scenario, rng)
+    weights = {"sleep": 1.0, "drop": rng.choice((0.0, 0.5)), "kill": rng.choice((0.0, 0.5))}
+    weights["order"] = rng.choice((0.0, 0.5))
+    faults = replace(scenario.faults, weights=weights, most=8, until=5.0)
+    return replace(scenario, faults=faults, patience=30.0)
+
+
 def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
     """A block loses all its servers for good: sessions end honestly, new ones are refused."""
     weights = {"drop": 1.0, "kill": 0.5, "extinction": 0.1}
@@ -470,6 +479,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "gateways": _gateways,
     "extinction": _extinction,
     "adoptions": _adoptions,
+    "asleep": _asleep,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,

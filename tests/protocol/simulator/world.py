@@ -101,7 +101,12 @@ class World:
         for number, span in enumerate(scenario.layout.spans):
             self._boot(f"s{number}", span, 0)
         self.faults = Faults(
-            self._tools, self.servers, self._boot, self.gateways, self._start_gateway
+            self._tools,
+            self.servers,
+            self._boot,
+            self.gateways,
+            self._start_gateway,
+            self._leave_gateway,
         )
 
     def run(self) -> Outcome:
@@ -132,6 +137,20 @@ class World:
         client.orphaned(others[0])
         heir = self._heirs.setdefault(client.name, Heir(self._tools, client, self.gateways))
         heir.begin(self._rng.uniform(0.0, 0.5))
+
+    def _leave_gateway(self, gateway: GatewayProcess) -> None:
+        """It stands still: sooner or later each of its clients goes elsewhere, or waits for it to go on."""
+        asleep = gateway.wakes_at - self.clock.now
+        for client in self.clients.values():
+            if client.gateway is gateway:
+                self.clock.after(self._rng.uniform(0.0, 2 * asleep), self._leave, client, gateway)
+
+    def _leave(self, client: Client, gateway: GatewayProcess) -> None:
+        if client.gateway is gateway and gateway.wakes_at > self.clock.now:
+            self._bereave(client)
+            heir = self._heirs.get(client.name)
+            if heir is not None:
+                heir.look_back(gateway)
 
     def _start_gateway(self, name: str, incarnation: int) -> None:
         """A gateway, perhaps in the place of one that died with its sessions; it finds the servers and its clients."""
@@ -202,10 +221,13 @@ class World:
             client = self.clients[session]
             if client.gateway is not gateway:
                 continue  # said to a client that has left
-            if session in self._heirs:
+            heir = self._heirs.get(session)
+            looked = heir is not None and heir.looking
+            if heir is not None:
                 for effect in each:
-                    self._heirs[session].sees(effect)
-            client.sees(each)
+                    heir.sees(effect)
+            if not looked:  # a turn that it had left, and came back to, is read by nobody
+                client.sees(each)
 
     def _check_cause(self, effect: Rerouted) -> None:
         """The second oracle: what everybody is told of needs no deadline."""
