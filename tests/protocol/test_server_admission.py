@@ -21,6 +21,7 @@ from modelswarm.protocol.messages import (
     Trouble,
     Turn,
 )
+from modelswarm_serving.core.admission import REPAIR_SECONDS
 from modelswarm_serving.core.settings import row_window
 
 
@@ -55,6 +56,30 @@ def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
     assert create(pump, server, "c", 8, repair=True).refused is None
     assert create(pump, server, "d", 1, repair=True).refused is Refusal.NO_PAGES
     assert server.core.stats.free_pages == 0
+
+
+def test_new_sessions_do_not_take_what_a_repair_waits_for() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    held = create(pump, server, "a", 40)
+    create(pump, server, "b", 28)
+    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    refused = create(pump, server, "c", 12)
+    assert refused.refused is Refusal.NO_PAGES, "13 are free, 11 are awaited"
+    assert create(pump, server, "d", 8).refused is None, "it takes none of them"
+    assert create(pump, server, "r", 44, repair=True).refused is None
+    assert server.core.stats.free_pages == 0
+
+
+def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    create(pump, server, "a", 40)
+    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
+    assert create(pump, server, "c", 8).refused is Refusal.NO_PAGES
+    pump.tick(REPAIR_SECONDS + 0.1)
+    assert create(pump, server, "c", 8).refused is None
 
 
 def test_a_refused_create_leaves_nothing_behind() -> None:

@@ -12,12 +12,18 @@ from modelswarm_serving.core.pages import PagePool, pages_for
 from modelswarm_serving.core.session import Hop
 from modelswarm_serving.model.base import ModelShape
 
+REPAIR_SECONDS = (
+    3.0  # what becomes free so soon after is for a repair that found no room; it asks again before
+)
+
 
 class Admission:
     def __init__(self, shape: ModelShape, repair_fraction: float) -> None:
         self._shape = shape
         self._kept = math.ceil(repair_fraction * shape.total_pages)
         self.pool = PagePool(shape.total_pages)
+        self._awaited = 0  # pages that a repair waits for ...
+        self._until = 0.0  # ... so long
 
     def never(self, turn: Turn, repair: bool) -> Refusal | None:
         """A turn that this server could not serve even if it were empty."""
@@ -50,6 +56,18 @@ class Admission:
         kept = 0 if repair else self._kept
         wanted = self._pages(turn) - held
         return wanted + kept - self.pool.free if wanted > 0 else 0
+
+    def repair_waits(self, turn: Turn, now: float) -> None:
+        """A repair found no room. Many small new sessions must not take what becomes free before it fits."""
+        awaited = self._awaited if now < self._until else 0
+        self._awaited, self._until = max(awaited, self._pages(turn)), now + REPAIR_SECONDS
+
+    def repair_has_room(self) -> None:
+        self._until = 0.0
+
+    def outranked(self, turn: Turn, now: float) -> bool:
+        """Whether a new session would take pages that a repair waits for."""
+        return now < self._until and self.pool.free - self._pages(turn) < self._awaited
 
     def resize(self, hop: Hop, turn: Turn) -> None:
         """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""

@@ -188,9 +188,20 @@ class Lifecycle:
         if self.admission.wrong_blocks(create):
             return Refusal.WRONG_BLOCKS
         refusal = self.admission.never(turn, create.repair)
-        if refusal is None and not self._make_room(turn, 0, create.repair, None, now):
+        if refusal is None and not self._has_room(turn, create.repair, now):
             refusal = Refusal.NO_PAGES
         return refusal
+
+    def _has_room(self, turn: Turn, repair: bool, now: float) -> bool:
+        """For a new hop. Repairs outrank admissions (R12)."""
+        fits = self._make_room(turn, 0, repair, None, now)
+        if not repair:
+            return fits and not self.admission.outranked(turn, now)
+        if fits:
+            self.admission.repair_has_room()
+        else:
+            self.admission.repair_waits(turn, now)
+        return fits
 
     def _new_hop(self, peer: PeerId, fence: Fence, create: Create) -> Hop:
         return Hop(
