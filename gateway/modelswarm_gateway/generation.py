@@ -225,14 +225,15 @@ class Generation:
             self._stream.abort(error)
 
     def close(self) -> None:
-        """Frees what the turn holds. A named session is kept if its turn ended well, never started, or was left."""
+        """Frees what the turn holds. A named session is kept if its turn ended well, never started, or was left, by its
+        client or for this gateway's end."""
         if self._closed:
             return
         self._closed = True
         self._place.ended(self)
         self._account()
         keep = self._finish is not None or (self._refused and self._has_hops())
-        if self.key and not keep and self._failure in (None, Code.CANCELLED):
+        if self.key and not keep and self._failure in (None, Code.CANCELLED, Code.STOPPING):
             keep = self._park()
         self._leave(self._session, keep=keep)
 

@@ -126,9 +126,8 @@ class Node:
         return self._directory.settled() and self._library.settled()
 
     async def shut_down(self) -> None:
-        """Ends every session, so that servers need not wait for the lease, then the links."""
-        for view in self._core.sessions():
-            self._core.close(view.session, self._clock())
+        """Ends every session or gives it up, so that nobody need wait for the lease, then the links."""
+        self._core.hand_over(self._clock())
         self._flush()
         await self._library.close()
         await self._links.close()

@@ -340,7 +340,7 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Status of a process (R21); from a gateway it renews the leases of its sessions (R19)."""
+    """Status of a process (R21); from a gateway it renews the leases of its sessions (R19), or gives them up."""
 
     steps: int = 0
     oldest_ready_ms: float = (

@@ -218,6 +218,43 @@ def core_epoch(core: GatewayCore) -> Epoch:
     return view.epoch
 
 
+@pytest.mark.parametrize("ahead", [8, 1 << 40])
+def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -> None:
+    """In the middle of an answer, or at rest after one."""
+    made = swarm()
+    first, second = made.gateway(1), made.gateway(2)
+    made.open(first, SESSION, PROMPT, NEW, ahead)
+    first.core.open("nameless", MODEL, made.now)
+    made.turn(first, "nameless", PROMPT, NEW, ahead=8)
+    made.run()
+    told = [*PROMPT, *first.tokens(SESSION)]
+    assert made.find(second, SESSION).living
+    first.core.hand_over(made.now)
+    made.run()
+    assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (False, 0.0), "its links are still up"
+    made.kill(first)
+    rows = sum(server.core.stats.rows for server in made.servers.values())
+    log = adopt(made, second)
+    assert log[: len(told)] == told
+    made.turn(second, SESSION, log, 3, ahead=1 << 40)
+    made.run()
+    assert second.tokens(SESSION) == expected(log, 3)
+    assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
+
+
+def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease() -> None:
+    made = swarm()
+    first = half_way(made)
+    first.core.hand_over(made.now)
+    made.kill(first)
+    made.wait(2 * LEASE - 0.5)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
+    made.wait(1.0)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [0, 0]
+
+
 @pytest.mark.parametrize("lease", [LEASE / 5, LEASE, LEASE * 3])
 def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_long(
     lease: float,

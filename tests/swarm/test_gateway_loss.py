@@ -90,6 +90,28 @@ def test_a_stream_goes_on_at_another_gateway_where_its_own_was_killed(
     swarm.kill("two")
 
 
+def test_a_gateway_that_is_told_to_end_hands_its_streams_over_at_once(swarm: HashSwarm) -> None:
+    """Nobody would wait for this lease."""
+    (swarm.root / "one.json").unlink(missing_ok=True)
+    one = swarm.gateway("--lease", "3600", "--drain", "0", name="one")
+    two = gateway(swarm, "two")
+    body = SEEDED | {"session_id": "handed"}
+    tokens: list[int] = []
+    last = ""
+    for line in lines(one, body):
+        if line.startswith("id: "):
+            last = line[4:]
+        if line.startswith("data: {") and "choices" in line:
+            tokens += tokens_of(line)
+            if len(tokens) == 20:
+                swarm.kill("one", signal.SIGTERM)
+    swarm.processes["one"].wait(20)
+    assert 20 <= len(tokens) < CONTEXT - 2
+    rest = read(two, body, after=last)[1]
+    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    swarm.kill("two")
+
+
 def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
     swarm: HashSwarm,
 ) -> None:

@@ -256,6 +256,17 @@ class GatewayCore:
             if other.state is State.HELD:
                 other.retry_at = min(other.retry_at, now)  # room may have come
 
+    def hand_over(self, now: float) -> None:
+        """This gateway ends: its named sessions are for any other one, at once; all others are over. The last call."""
+        for session in list(self._sessions.values()):
+            if session.named and session.log:
+                self.leave(session.name, now)
+            else:
+                self.close(session.name, now)
+        for server in self._fleet:
+            farewell = Beat(draining=True)
+            self._effects.append(Send(reply_address(server.hello.peer), Lane.LIVE, farewell))
+
     def tick(self, now: float) -> None:
         """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
         self._wake(now)

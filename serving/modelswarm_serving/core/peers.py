@@ -5,6 +5,7 @@ Used by `server.py`. Knows nothing of sessions.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection
 
@@ -19,6 +20,7 @@ class Peers:
     def __init__(self, lease_seconds: float) -> None:
         self._own_lease = lease_seconds
         self._leases: dict[PeerId, float] = {}  # of gateways, as they were started
+        self._resigned: set[PeerId] = set()  # gateways that have ended, as they said themselves
         self._up: dict[PeerId, Role] = {}
         self._broken: dict[PeerId, int] = {}
         self._gone: dict[PeerId, float] = {}
@@ -65,6 +67,8 @@ class Peers:
 
     def silent_for(self, gateway: PeerId, now: float) -> float:
         """Seconds without a sign of life: a process that stands still keeps its connections."""
+        if gateway in self._resigned:
+            return math.inf
         heard = self._heard.get(gateway)
         return max(0.0, self.gone_for(gateway, now) if heard is None else now - heard)
 
@@ -86,8 +90,11 @@ class Peers:
         if gateway not in self._up:
             self._gone.setdefault(gateway, now)
 
-    def beat(self, peer: PeerId, now: float) -> None:
-        """Renews a lease that runs; one that rests (the link is up) has nothing to renew."""
+    def beat(self, peer: PeerId, draining: bool, now: float) -> None:
+        """Renews a lease that runs; one that rests (the link is up) has nothing to renew. A gateway that ends gives up
+        what is its own here: it is for whoever comes first, and the gateway will never want it again."""
+        if draining and self._up.get(peer) is Role.GATEWAY:
+            self._resigned.add(peer)
         if peer in self._gone:
             self._gone[peer] = now
 
@@ -103,3 +110,4 @@ class Peers:
         idle = [peer for peer in self._leases if peer not in owners and peer not in self._up]
         for peer in idle:
             del self._leases[peer]
+        self._resigned.intersection_update((*owners, *self._up))

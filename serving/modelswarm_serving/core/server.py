@@ -151,7 +151,7 @@ class ServerCore:
             case Live():
                 self._life.live(peer, item)
             case Beat():
-                self._peers.beat(peer, now)
+                self._peers.beat(peer, item.draining, now)
             case Find() | LogRequest():
                 self._finding.asked(peer, item, now)
             case _:
