@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from chaos.resuming import GO_ON
 from chaos.schedule import LEASE_SECONDS
 from chaos.streams import Heard
 from swarm.running import Answer, Ask
@@ -28,7 +29,7 @@ ANOTHER = "has answered another prompt"  # it has the session as it was a turn a
 LONG_WAIT = 2.0  # seconds: worth a line in the log
 PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
 AROUND_AN_OUTAGE = (
-    15.0  # seconds in which calls may fail because the gateway was killed and starts again
+    20.0  # seconds in which calls may fail because the gateway was killed and starts again
 )
 LEASES = 30.0  # seconds after which nobody may suffer any more from what became of a gateway
 
@@ -158,7 +159,8 @@ class Judge:
         lost = heard.code == LOST or (self.gateways > 1 and ANOTHER in heard.details)
         if lost and self.only_gateways and heard.last_wait < 2 * LEASE_SECONDS:
             raise Wrong(f"it was lost after {heard.last_wait:.1f} s: {heard.details}")
-        if self._outage(heard, LEASES) and (lost or (heard.code in AFTER_A_KILL and nothing)):
+        again = nothing and (heard.code in AFTER_A_KILL or GO_ON in heard.details)
+        if self._outage(heard, LEASES) and (lost or again):
             return  # it comes back knowing nothing, and what it left is nobody's until its lease is over
         if heard.code in GATEWAY_GONE and self._outage(heard, AROUND_AN_OUTAGE, killed=True):
             return

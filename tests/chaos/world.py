@@ -34,6 +34,12 @@ from modelswarm.resources_load import parse_document
 READY_SECONDS = 180.0
 COMMENT_SECONDS = 1.0  # between the signs of life of a stream that waits
 IDLE_SECONDS = 4.0  # explicit sessions that nobody uses are closed
+RECONNECTS = (
+    tuple(  # often: what a client makes of a gateway that has long come back says nothing of it
+        (f"grpc.{which}_reconnect_backoff_ms", most)
+        for which, most in (("initial", 100), ("min", 100), ("max", 500))
+    )
+)
 GATEWAY_HELD = "modelswarm_gateway_sessions"
 _PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 
@@ -139,7 +145,9 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
 @contextmanager
 def _stubs(doors: Sequence[str]) -> Iterator[tuple[api_pb2_grpc.InferenceStub, ...]]:
     with ExitStack() as stack:
-        channels = [stack.enter_context(grpc.insecure_channel(door)) for door in doors]
+        channels = [
+            stack.enter_context(grpc.insecure_channel(door, options=RECONNECTS)) for door in doors
+        ]
         yield tuple(api_pb2_grpc.InferenceStub(channel) for channel in channels)
 
 
