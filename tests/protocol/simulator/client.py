@@ -55,6 +55,8 @@ class Client:
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
+        self._began = False  # this turn, or the last one, has said something
+        self._had: list[int] = []  # the log when the turn before it ended
         self._serial = 0  # raised by every turn: timers of older ones are void
 
     # -- what it does ----------------------------------------------------------------------
@@ -123,7 +125,8 @@ class Client:
         if limit and rng.random() < load.close_chance:
             close = length + rng.randint(0, limit)
         self.turn = Progress(request, length + limit, stop, close)
-        self.log = list(request.tokens)
+        self._had = self.told()
+        self.log, self._began = list(request.tokens), False
         self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
@@ -149,6 +152,10 @@ class Client:
         self.done = True
         self.turn = None
         self._serial += 1
+
+    def told(self) -> list[int]:
+        """The log as it was when the client last read of it: what an adopter may not lose."""
+        return list(self.log) if self._began else self._had
 
     def orphaned(self, gateway: GatewayProcess) -> None:
         """Its gateway is gone: it goes on at this one."""
@@ -211,6 +218,7 @@ class Client:
         self._expect(seen.position < turn.end, f"{seen} is beyond the turn's end {turn.end}")
         self._check_token(seen, turn)
         self.log.append(seen.token)
+        self._began = True
         self.tokens += 1
         self._read_token()
         return self._act(seen, turn)

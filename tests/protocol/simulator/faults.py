@@ -57,6 +57,7 @@ class Faults:
             "order": self._order,
             "evict": self._evict,
             "gateway": self._kill_gateway,
+            "doom": self._doom_gateway,
             "extinction": self._extinguish,
         }
 
@@ -175,11 +176,19 @@ class Faults:
         return bool(living) and self._rng.choice(living).evict()
 
     def _kill_gateway(self) -> bool:
+        self._end_gateway(self._rng.choice(list(self._gateways.values())))
+        return True
+
+    def _end_gateway(self, gateway: GatewayProcess) -> None:
+        if gateway.alive:
+            self._note("kills", gateway.name)
+            gateway.alive = False
+            self._tools.network.died(gateway.address.peer)
+            self._start_gateway(gateway.name, gateway.incarnation + 1)
+
+    def _doom_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
-        self._note("kills", gateway.name)
-        gateway.alive = False
-        self._tools.network.died(gateway.address.peer)
-        self._start_gateway(gateway.name, gateway.incarnation + 1)
+        gateway.doom(self._rng.randrange(4), lambda: self._end_gateway(gateway))
         return True
 
     def _freeze(self) -> bool:

@@ -13,7 +13,7 @@ from protocol.simulator.network import Endpoint
 from protocol.simulator.processes import ServerProcess, Tools
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
-from modelswarm.protocol.messages import Beat, Item, Lane, Send, reply_address
+from modelswarm.protocol.messages import Beat, Fence, Item, Lane, Send, reply_address
 from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Unlink
 
@@ -40,6 +40,8 @@ class GatewayProcess:
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
         self._known: dict[PeerId, Address] = {}
+        self._fences_left: int | None = None  # until it dies
+        self._die: Callable[[], None] = lambda: None
         self._beats = BeatTimer()
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw
@@ -63,6 +65,10 @@ class GatewayProcess:
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long."""
         self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
+
+    def doom(self, fences: int, die: Callable[[], None]) -> None:
+        """It dies when it has sent so many more Fences: in the middle of them, if a route has more hops."""
+        self._fences_left, self._die = fences, die
 
     def later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         """What happens in this process, or is asked of it, happens when it is not stopped."""
@@ -123,6 +129,8 @@ class GatewayProcess:
     def pump(self) -> None:
         effects = self.core.drain()
         for effect in effects:
+            if self._dies(effect):
+                return
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
                 self._beats.sent(effect.to.peer, self._tools.clock.now)
@@ -130,6 +138,16 @@ class GatewayProcess:
                 self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
             self._deliver(self, [each for each in effects if not isinstance(each, Send)])
+
+    def _dies(self, effect: Effect) -> bool:
+        """What it says from now on reaches nobody."""
+        if self._fences_left is None:
+            return False
+        if isinstance(effect, Send) and isinstance(effect.item, Fence):
+            self._fences_left -= 1
+            if self._fences_left == -1:
+                self._tools.clock.after(0.0, self._die)
+        return self._fences_left < 0
 
     def tick(self) -> None:
         if not self.alive:

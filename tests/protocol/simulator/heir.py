@@ -28,10 +28,18 @@ class Heir:
         self._where: Whereabouts | None = None
         self._round = 0  # raised by every loss and by what ends it: timers of older ones are void
         self.looking = False
+        self._told: list[
+            int
+        ] = []  # what the client has read, some of it of the turn that broke off
+        self._since = 0.0
+        self._asked = 0  # servers, in the last search
         self.adopted = 0
 
-    def begin(self, delay: float) -> None:
-        """The client has just come to another gateway."""
+    def begin(self, gateway: GatewayProcess, delay: float) -> None:
+        """The client goes to this gateway."""
+        if not self.looking:
+            self._told, self._since = self._client.told(), self._tools.clock.now
+        self._client.orphaned(gateway)
         self._round += 1
         self.looking, self._where = True, None
         self._again(delay)
@@ -58,7 +66,7 @@ class Heir:
 
     def _end(self) -> None:
         self._round += 1
-        self.looking = False
+        self.looking, self._told = False, []
         self._client.go_on()
 
     def _look(self, number: int) -> None:
@@ -70,13 +78,13 @@ class Heir:
             self._end()
             client.gateway.pump()
         else:
+            self._asked = len(client.gateway.core.servers())
             client.gateway.core.find(client.name, MODEL, self._tools.clock.now)
             client.gateway.pump()
 
     def sees(self, effect: Effect) -> None:
         if isinstance(effect, Outranked):
-            self._client.orphaned(self._client.gateway)
-            self.begin(PAUSE)
+            self.begin(self._client.gateway, PAUSE)
         elif self.looking and isinstance(effect, Whereabouts):
             self._found(effect)
         elif self.looking and isinstance(effect, Fetched):
@@ -93,6 +101,7 @@ class Heir:
             self._where = where
             client.gateway.core.fetch(client.name, where.holders[0], now)
         else:
+            self._expect(not self._told, "nothing is left of what the client has read")
             client.gateway.core.open(client.name, MODEL, now, above=where.epoch.counter)
             self._end()
 
@@ -101,12 +110,30 @@ class Heir:
         if log.turn is None or not log.tokens or self._where is None:
             self._again(PAUSE)
             return
+        asked = list(log.tokens) == client.log[: len(log.tokens)]  # as far as its next turn came
+        self._expect(
+            asked or list(log.tokens[: len(self._told)]) == self._told,
+            f"the log that is left has {len(log.tokens)} entries: not what the client has read",
+        )
         self.adopted += 1
         client.gateway.core.adopt(self._where, MODEL, log, self._tools.clock.now)
         self._end()
 
+    def _expect(self, holds: bool, text: str) -> None:
+        """Where nothing but gateways fails, all that was read is found, until leases have ended twice."""
+        scenario, clock = self._tools.scenario, self._tools.clock
+        spared = not {"kill", "drop", "sleep"} & {
+            n for n, w in scenario.faults.weights.items() if w
+        }
+        calm = not (scenario.weather.spike_chance or scenario.weather.slow_step_chance)
+        early = clock.now - self._since < 1.5 * scenario.layout.lease_seconds
+        all_asked = self._asked == len(scenario.layout.spans)
+        if not holds and spared and calm and early and all_asked:
+            raise Violation(f"{self._client.name}: {text}", self._client.name)
+
     def _let_go(self, owner: str) -> None:
         """The owner lives: there it is closed, as by its client."""
+        self._told = []
         for gateway in self._gateways.values():
             awake = gateway.alive and gateway.wakes_at <= self._tools.clock.now
             if awake and gateway.address.peer == owner:

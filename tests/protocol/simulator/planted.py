@@ -19,6 +19,7 @@ from protocol.simulator.planted_recovery import (
     MixesBoundaries,
     MovesWhatRests,
     NeverSuspects,
+    TrustsTheNewestOnly,
 )
 from protocol.simulator.processes import Cores
 
@@ -328,6 +329,7 @@ PLANTS: dict[str, Plant] = {
     "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
     "R6 forgets kept rows": in_gateway(ForgetsKeptRows, "kills"),
     "R13 moves what rests": in_gateway(MovesWhatRests, "rebuilds"),
+    "R20 trusts the newest only": in_gateway(TrustsTheNewestOnly, "doomed"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
     "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import Fence, Fenced, Item
-from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.core.effects import Effect, GatewaySettings, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.move import Move
 from modelswarm_gateway.core.moves import Moves
@@ -109,3 +109,16 @@ class NeverSuspects(GatewayCore):
     ) -> None:
         never = replace(settings, silent_seconds=math.inf, overdue_seconds=math.inf)
         super().__init__(never, peer, incarnation, draw)
+
+
+class TrustsTheNewestOnly(GatewayCore):
+    """R20: only hops of the highest epoch count, also if it was fenced in part and never ran."""
+
+    def drain(self) -> list[Effect]:
+        return [self._newest(effect) for effect in super().drain()]
+
+    def _newest(self, effect: Effect) -> Effect:
+        if not isinstance(effect, Whereabouts):
+            return effect
+        holders = tuple(holder for holder in effect.holders if holder.epoch == effect.epoch)
+        return replace(effect, holders=holders)

@@ -335,6 +335,15 @@ def _adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, faults=faults, load=load, adopts=True, patience=20.0)
 
 
+def _doomed(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways die in the midst of their fences: all that clients have read is found all the same."""
+    scenario = _adoptions(scenario, rng)
+    weather = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
+    weights = {"doom": 1.0, "gateway": 0.2}
+    faults = replace(scenario.faults, weights=weights, gap=0.1, most=12, until=3.0)
+    return replace(scenario, faults=faults, weather=weather, patience=30.0)
+
+
 def _asleep(scenario: Scenario, rng: random.Random) -> Scenario:
     """Gateways stand still while others take their sessions over, and go on with what they believe to be theirs."""
     scenario = _adoptions(scenario, rng)
@@ -480,6 +489,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "extinction": _extinction,
     "adoptions": _adoptions,
     "asleep": _asleep,
+    "doomed": _doomed,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,

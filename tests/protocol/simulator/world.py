@@ -134,9 +134,8 @@ class World:
         if not (self.scenario.adopts and others) or client.done:
             client.abandoned()
             return
-        client.orphaned(others[0])
         heir = self._heirs.setdefault(client.name, Heir(self._tools, client, self.gateways))
-        heir.begin(self._rng.uniform(0.0, 0.5))
+        heir.begin(others[0], self._rng.uniform(0.0, 0.5))
 
     def _leave_gateway(self, gateway: GatewayProcess) -> None:
         """It stands still: sooner or later each of its clients goes elsewhere, or waits for it to go on."""
