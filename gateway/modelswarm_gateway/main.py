@@ -7,6 +7,7 @@ imported before the flags are read and a signal can end the process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ def _serve(settings: Settings) -> int:
         end_with_parent(settings.parent_fd)
     from modelswarm_gateway.process import Process
 
+    gc.collect()
+    gc.freeze()  # modules are not garbage: looking at them again would hold up every stream
     asyncio.run(Process(settings).run())
     return 0
 

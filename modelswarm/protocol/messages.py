@@ -177,9 +177,8 @@ class Go:
     credit: int  # tail only: tokens at positions < credit may enter the ring (R7)
     hops: int = 1
     sample: bool = True  # False: only read the log up to n (max_tokens = 0)
-    warm: bool = (
-        False  # a copy (R13): compute and keep, send nothing but Windows, one also to the gateway
-    )
+    warm: bool = False
+    """A copy of `predecessor` (R13): keep what it sends, say nothing but Windows, one also to the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,10 +218,10 @@ class Token:
 class Window:
     """Absolute limits (R7, R11); only ever raised within an epoch, reset by Fence, kept until Go (R10).
 
-    From a hop to its predecessor, and to whoever copies rows to it: rows below `received` have arrived, rows below
-    `limit` may be sent.
+    From a hop to its predecessor: rows below `received` have arrived, rows below `limit` may be sent.
     From the gateway to the tail: tokens at positions below `limit` may enter the ring.
-    From a warm hop to its gateway: KV for positions below `received` is there.
+    From a warm hop to the hop that it is a copy of (`copy`): the same, of positions; to its gateway: KV for positions
+    below `received` is there.
     """
 
     handle: Handle
@@ -231,6 +230,7 @@ class Window:
     limit: int
     committed: int = 0  # reserved for the prefix cache (R16)
     page_hashes: tuple[bytes, ...] = ()
+    copy: bool = False
 
 
 class Trouble(enum.Enum):
@@ -275,15 +275,18 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """R13: stream the kept rows from `start` on, and every row that follows, to `to` on bulk, store-only.
+    """R13: stream the KV of blocks [first, last) from position `start` on, and of every position that follows, to `to`.
 
-    Within the granted window of `to`; until the epoch ends, or another Copy of it names another target or None.
+    On bulk, within the window that `to` grants, until the epoch ends or a Copy of it without a target comes. Several
+    targets, for parts of the blocks, run side by side.
     """
 
-    handle: Handle
+    handle: Handle  # of the hop that is copied
     epoch: Epoch
     to: Neighbour | None
     start: int = 0
+    first: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +382,8 @@ class Rows:
     """Rows [first, first + count) of one session at the addressee's first boundary; raw bytes, row-major.
 
     `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, always as the last
-    row of its group: the tail samples after it.
+    row of its group: the tail samples after it. With `store_only` it is a copy's (R13): of each position the KV of the
+    addressee's blocks, block by block, and then, in all of the group or in none, the output row that the sender kept.
     """
 
     handle: Handle
@@ -388,7 +392,7 @@ class Rows:
     count: int
     payload: bytes | memoryview
     sample: bool = False
-    store_only: bool = False  # reserved: drain copies (R13)
+    store_only: bool = False
 
 
 Message: TypeAlias = (

@@ -706,10 +706,12 @@ class Window(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     received: _builtins.int
     limit: _builtins.int
     committed: _builtins.int
+    copy: _builtins.bool
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -723,10 +725,11 @@ class Window(_message.Message):
         limit: _builtins.int = ...,
         committed: _builtins.int = ...,
         page_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        copy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "handle", b"handle", "limit", b"limit", "page_hashes", b"page_hashes", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "copy", b"copy", "epoch", b"epoch", "handle", b"handle", "limit", b"limit", "page_hashes", b"page_hashes", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -942,8 +945,12 @@ class Copy(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     start: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -955,10 +962,12 @@ class Copy(_message.Message):
         epoch: Global___Epoch | None = ...,
         to: Global___Neighbour | None = ...,
         start: _builtins.int = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "handle", b"handle", "start", b"start", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first", b"first", "handle", b"handle", "last", b"last", "start", b"start", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_serving.model.base import Model, Result, Work
+from modelswarm_serving.model.base import Model, Result, Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Engine:
         self._model = model
         self._done = done
         self._loop = asyncio.get_running_loop()
-        self._steps: queue.SimpleQueue[Sequence[Work]] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Sequence[Task]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Sequence[Work]) -> None:
+    def submit(self, batch: Sequence[Task]) -> None:
         """Start a step; not before `done` was called for the one before."""
         self._steps.put(batch)
 
@@ -51,8 +51,8 @@ class Engine:
                 return  # the process ends; nobody wants this step any more
             self._loop.call_soon_threadsafe(self._done, done)
 
-    def _step(self, batch: Sequence[Work]) -> StepDone:
-        rows = sum(work.count for work in batch)
+    def _step(self, batch: Sequence[Task]) -> StepDone:
+        rows = sum(task.count for task in batch if isinstance(task, Work))
         began = time.perf_counter()
         try:
             results = self._model.step(batch)

@@ -34,7 +34,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.core.settings import replay_bytes, row_window
+from modelswarm_serving.core.settings import COPY_RATE, replay_bytes, row_window
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.health import Health
@@ -47,6 +47,7 @@ from modelswarm_serving.settings import Settings
 log = logging.getLogger(__name__)
 
 _FILE_REQUESTS = 256  # that may wait
+_PAUSE_SECONDS = 0.002  # when nothing but copies waits, which have had their share
 _LOOK_SECONDS = 0.05  # while it leaves: whether somebody still needs it
 _FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
 
@@ -70,6 +71,7 @@ class Node:
             token_budget=settings.token_budget,
             row_window=row_window(model.shape.row_bytes),
             replay_bytes=_replay_bytes(settings, model.shape),
+            copy_rate=COPY_RATE,
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._introduction = Introduction(settings, self._peer, model.shape, revision)
@@ -81,6 +83,7 @@ class Node:
         self._beats = BeatTimer(random.random, settings.beat_seconds)
         self._planned = False  # a plan is due in this pass of the loop
         self._stepping = False
+        self._pausing = False  # nothing but copies waits, for their next turn
         self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
         self._leaving = asyncio.Event()
         self._stop = asyncio.Event()
@@ -189,6 +192,14 @@ class Node:
             self._stepping = True
             self._health.step_began()
             self._engine.submit(batch)
+        elif self._core.copies_wait and not self._pausing:
+            self._pausing = True
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._copy_on)
+
+    def _copy_on(self) -> None:
+        self._pausing = False
+        if not self._planned:
+            self._plan()
 
     def _stepped(self, done: StepDone) -> None:
         self._stepping = False

@@ -160,10 +160,16 @@ class Script:
 
     # ---- a client's part, and what there is
 
-    def ask(self, session: str, prompt: Sequence[int], new: int = 1000) -> None:
+    def ask(
+        self, session: str, prompt: Sequence[int], new: int = 1000, credit_ahead: int = 64
+    ) -> None:
         if self.core.session(session) is None:
             self.core.open(session, MODEL, self.now)
-        self.core.turn(session, TurnRequest(tuple(prompt), new, Sampling()), self.now)
+        self.core.turn(
+            session,
+            TurnRequest(tuple(prompt), new, Sampling(), credit_ahead=credit_ahead),
+            self.now,
+        )
         self.run()
 
     def epoch(self, session: str) -> Epoch:

@@ -33,7 +33,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.restart import HopState, restart_points
 from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.base import ModelShape, Result, Task, Work
 from modelswarm_serving.model.hash import HashModel, reference
 
 GATEWAY = "gateway/1/a"
@@ -46,7 +46,12 @@ class Server:
     address: Address
     core: ServerCore
     model: HashModel
-    out: tuple[Work, ...] = ()  # the step that is out
+    out: tuple[Task, ...] = ()  # the step that is out
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        """Of the step that is out, without copies."""
+        return tuple(task for task in self.out if isinstance(task, Work))
 
     def plan(self, now: float) -> bool:
         if not self.out:

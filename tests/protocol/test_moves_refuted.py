@@ -132,8 +132,8 @@ def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session(
     script.effects.clear()
     script.core.moves.leave(old, "drain", script.now)
     script.run()
-    script.reports("s", "a/1/0", Trouble.GAP, wide)
+    script.reports("s", old, Trouble.FAILED, wide)
     script.wait(0.1)
     assert not [effect for effect in script.effects if isinstance(effect, Rerouted)]
-    assert outcomes(script) == ["dropped", "rebuilt"]
-    assert script.route("s") == ["a", "c", "c", "d"]
+    assert outcomes(script) == ["dropped"]
+    assert script.route("s") == ["a", "b", "c", "d"]

@@ -258,9 +258,9 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
     client = opened(pump)
     client.go()
     tail = client.hops[1][0]
-    while not (tail.out and tail.out[0].pick):
+    while not (tail.works and tail.works[0].pick):
         pump.run(1)
-    pick = tail.out[0].pick
+    pick = tail.works[0].pick
     assert pick is not None
     more = Input(client.own[1], client.epoch, 12, (1, 2))
     tail.core.receive(GATEWAY, more, 0.0)

@@ -242,7 +242,7 @@ def test_decode_rows_run_in_as_many_groups_as_the_route_has_hops() -> None:
     sizes: list[int] = []
     for _ in range(4000):
         pump.run(1)
-        if tail.out and all(work.pick and work.first >= 3 for work in tail.out):
+        if tail.works and all(work.pick and work.first >= 3 for work in tail.works):
             sizes.append(len(tail.out))
     assert sizes and max(sizes) == 4  # 8 sessions in two groups
     for client in clients:

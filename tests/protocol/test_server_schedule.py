@@ -29,7 +29,7 @@ def steps(pump: Pump, count: int) -> list[tuple[Work, ...]]:
     for _ in range(count):
         to_servers(pump)
         server.plan(pump.now)
-        out.append(server.out)
+        out.append(server.works)
         server.retire(pump.now)
         pump.collect()
     return out

@@ -13,7 +13,7 @@ from protocol.review_swarm import GATEWAY, MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.effects import Ejected, Emitted, Moved, Rerouted, TurnRequest
-from modelswarm_serving.model.base import Work
+from modelswarm_serving.model.base import Task
 
 STEP = 0.01  # seconds; the world is looked at so often
 SESSIONS = 4
@@ -26,7 +26,7 @@ class Paced(Server):
     """Its steps last so long."""
 
     seconds: float = STEP
-    work: Sequence[Work] = ()
+    work: Sequence[Task] = ()
     until: float = field(default=0.0)
 
     def step(self, now: float) -> bool:
@@ -83,7 +83,7 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     slow = swarm.servers[hops(swarm, place)[0]]
     assert isinstance(slow, Paced)
     slow.seconds = 20 * STEP
-    swarm.wait(12.0, STEP)
+    swarm.wait(20.0, STEP)
     assert ejected(swarm) == {(slow.peer, "slow")}
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
     moved = [each for each in swarm.effects if isinstance(each, Moved)]

@@ -17,21 +17,21 @@ from swarm.servers import ServerProcess
 from modelswarm.protocol.messages import Beat
 from modelswarm_serving.health import Health
 from modelswarm_serving.main import load
-from modelswarm_serving.model.base import Result, Work
+from modelswarm_serving.model.base import Result, Task
 from modelswarm_serving.model.hash import HashModel
 from modelswarm_serving.node import Node
 from modelswarm_serving.settings import parse
 
 
 class NothingModel(HashModel):
-    def step(self, batch: Sequence[Work]) -> list[Result]:
+    def step(self, batch: Sequence[Task]) -> list[Result]:
         return cast("list[Result]", [None] * len(batch))
 
 
 class EvenModel(HashModel):
     """A token every few milliseconds."""
 
-    def step(self, batch: Sequence[Work]) -> list[Result]:
+    def step(self, batch: Sequence[Task]) -> list[Result]:
         time.sleep(0.005)
         return super().step(batch)
 

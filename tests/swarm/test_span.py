@@ -12,7 +12,7 @@ from swarm.models import EOS, FAMILIES, VOCAB, load_whole, make_model
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Pick, Work
+from modelswarm_serving.model.base import KvRead, KvWrite, Pick, Result, Work
 from modelswarm_serving.model.margins import margin
 from modelswarm_serving.model.sampler import sample
 from modelswarm_serving.model.span import TransformerSpan
@@ -168,6 +168,41 @@ def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
     expected = reference(load_whole(folder), tokens, 1)[-1]
     assert second.picked is not None and third.picked is not None
     assert second.picked.token == third.picked.token == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
+    """R13: another server writes what was read here, into other pages, and in parts."""
+    options = replace(OPTIONS, dtype=dtype)
+    old, whole, part = (load_span(folder, 0, 4, options) for _ in range(3))
+    tokens = prompts()[0]
+    there, n = range(8), len(tokens) - 1
+    old.step([Work(there, 0, n, (0, 4), tokens[:n], None, n, None)])
+    pages, pick = [9, 3, 11, 5, 2, 7, 1, 12], Pick(Sampling(), n + 1, tokens)
+    for first, count in ((0, 5), (5, n - 5)):
+        (read,) = old.step([KvRead(there, first, count, (0, 4))])
+        assert read.rows is not None
+        assert len(read.rows) == count * 4 * old.shape.kv_bytes
+        assert whole.step([KvWrite(pages, first, count, (0, 4), read.rows)]) == [Result()]
+    for blocks in ((0, 1), (1, 4)):
+        (read,) = old.step([KvRead(there, 0, n, blocks)])
+        assert read.rows is not None
+        part.step([KvWrite(pages, 0, n, blocks, read.rows)])
+    last = Work(there, n, 1, (0, 4), tokens[n:], None, n + 1, pick)
+    (expected,) = old.step([last])
+    assert whole.step([replace(last, pages=pages)]) == [expected]
+    assert part.step([replace(last, pages=pages)]) == [expected]
+
+
+def test_kv_of_another_length_is_refused_and_the_others_still_run(folder: Path) -> None:
+    span = load_span(folder, 0, 2, OPTIONS)
+    tokens = prompts()[0]
+    wrong = KvWrite(range(8), 0, 2, (0, 2), bytes(7))
+    missing = KvRead(range(8), 0, 10_000, (0, 2))
+    good = Work(range(8, 16), 0, len(tokens), (0, 2), tokens, None, 0, None)
+    results = span.step([wrong, missing, good])
+    assert "7 bytes of KV" in str(results[0].error) and "not within" in str(results[1].error)
+    assert results[2].error is None and results[2].rows
 
 
 def test_only_the_wanted_rows_come_back(folder: Path) -> None:

@@ -73,7 +73,7 @@ MESSAGES: list[Message] = [
     ModelFileRequest("tokenizer.json"),
     ModelFileChunk("tokenizer.json", 256, 1000, bytes(range(256)), False),
     ModelFileChunk("x", 0, 0, b"", True),
-    Copy(HANDLE, EPOCH, NEIGHBOUR, 7),
+    Copy(HANDLE, EPOCH, NEIGHBOUR, 7, 2, 4),
     Copy(HANDLE, EPOCH, None),
     Find("s"),
     Found(

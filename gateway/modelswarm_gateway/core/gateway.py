@@ -237,14 +237,7 @@ class GatewayCore:
         """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
         s = self._get(session)
         s.read = max(s.read, position)
-        if s.state is not State.RUNNING or s.read_only:
-            return
-        credit = s.wanted_credit()
-        if credit - s.credit >= max(1, s.credit_ahead // 2):
-            s.credit = credit
-            tail = s.hops[-1]
-            window = Window(tail.own, s.epoch, received=0, limit=credit)
-            self._effects.append(Send(tail.server, Lane.LIVE, window))
+        self._recovery.raise_credit(s)
 
     def close(self, session: str, now: float) -> None:
         s = self._sessions.pop(session, None)

@@ -33,10 +33,11 @@ class Move:
     began: float
     new: list[Hop] = field(default_factory=list)
     copying: bool = False  # all new hops are open
-    lag: int = 1 << 60  # rows; the least so far
+    lag: int = 1 << 60  # positions; the least so far
     since: float = 0.0  # when it last shrank
-    kv: int = 0  # of the new hop
-    fed: int = 0  # log entries that the new hop was sent, if it is head or tail
+    near_at: float | None = None  # when the new hops first had nearly all
+    kv: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
+    fed: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
 
 
 @dataclass(slots=True)
@@ -47,12 +48,11 @@ class Rest:
     failures: int = 0
     until: float = 0.0
     refused: set[PeerId] = field(default_factory=set)
-    gone: bool = False  # the rows to copy are not kept any more
     targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
 
     def wait(self, now: float, pause: float, *, failed: bool) -> None:
         """Before the next try. A move that was overtaken says nothing against copies."""
-        self.until = now if self.gone else now + pause * 2 ** min(self.failures, 5)
+        self.until = now + pause * 2 ** min(self.failures, 5)
         self.failures += failed
 
 
@@ -62,7 +62,7 @@ class Rests(dict[str, Rest]):
     def of(self, session: Session) -> Rest:
         rest = self.setdefault(session.name, Rest(session.epoch))
         if rest.epoch != session.epoch:
-            rest.epoch, rest.gone = session.epoch, False
+            rest.epoch = session.epoch
             rest.targets.clear()
         return rest
 
@@ -82,14 +82,8 @@ class MovesView:
 
 
 def behind(move: Move) -> int:
-    """Rows that the new hop lacks of those that a loop would have it hold."""
-    return move.session.length - 1 - move.kv
-
-
-def before_hop(move: Move) -> Hop | None:
-    """Whose rows are copied; None: the head's are the gateway's own log."""
-    hops = move.session.hops
-    return next((hop for hop in hops if hop.last == move.old.first), None)
+    """Positions that a new hop lacks of those that a loop would have it hold."""
+    return move.session.length - 1 - min(move.kv.values())
 
 
 def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
@@ -107,6 +101,4 @@ def repairs(sessions: Iterable[Session]) -> bool:
 
 def parts(move: Move) -> set[PeerId]:
     """Servers that have work with it."""
-    before = before_hop(move)
-    sender = set() if before is None else {before.peer}
-    return {move.old.peer, *(hop.peer for hop in move.new)} | sender
+    return {move.old.peer, *(hop.peer for hop in move.new)}

@@ -1,8 +1,10 @@
 """Planned moves (R13): a session leaves a server that still works, and its reader does not notice.
 
-The new hop is opened beside the route and warmed up with a copy of the rows that its predecessor keeps, while the old
-one serves; when it is at most one row behind, the session enters the loop with the new route. Ticked and told what
-servers say by `gateway.py`; servers to be left are named by beats, by `modelswarm drain` and by whoever calls `leave`.
+The new hop, or a chain of them, is opened beside the route and takes a copy of the KV of the old one, while that
+serves; when it is nearly there, the swarm is given no more credit, so that the session comes to rest at a token: with
+nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. Ticked and
+told what servers say by `gateway.py`; servers to be left are named by beats, by `modelswarm drain` and by whoever
+calls `leave`.
 A copy stands beside the session (`Session.spare`) and never touches it: whatever goes wrong with it ends the copy, and
 a loop that the session enters for another reason wins. Does not know how a loop is run (`recovery.py`).
 """
@@ -32,7 +34,6 @@ from modelswarm_gateway.core.move import (
     Move,
     MovesView,
     Rests,
-    before_hop,
     behind,
     beside,
     parts,
@@ -45,7 +46,9 @@ from modelswarm_gateway.routing import Leg
 
 PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
 NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
-READY_SECONDS = 0.05  # a copy that is there waits so long for a token: right after one is best
+NEAR = 2  # positions that a copy may be behind when the session is to come to rest
+MOVE_AHEAD = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
+REST_SECONDS = 3.0  # a copy that is there waits no longer for that
 
 
 class Moves:
@@ -65,6 +68,7 @@ class Moves:
         self._moves: dict[str, Move] = {}  # by session
         self._rests = Rests()
         self._no_place: dict[PeerId, float] = {}  # until when it is not asked again
+        self._leashed: set[str] = set()  # sessions that are to move
 
     # ---- servers to be left
 
@@ -98,19 +102,39 @@ class Moves:
     def tick(self, now: float) -> None:
         for move in list(self._moves.values()):
             self._look_after(move, now)
+        if self._fleet.left or self._leashed:
+            self._leash()
         if any(self._fleet.hops[peer] for peer in self._fleet.left) and not repairs(
             self._sessions.values()
         ):
             self._begin_some(now)
         self._rests.tidy(self._sessions.keys())
 
+    def _leash(self) -> None:
+        """A session that is to move has little credit out, so that it comes to rest soon; all others have theirs."""
+        left = self._fleet.left
+        for session in self._sessions.values():
+            leaves = session.name in self._moves or any(hop.peer in left for hop in session.hops)
+            if leaves and session.most_ahead is None:
+                session.most_ahead = MOVE_AHEAD
+                self._leashed.add(session.name)
+            elif not leaves and session.name in self._leashed:
+                session.most_ahead = None
+                self._leashed.discard(session.name)
+                self._recovery.raise_credit(session)
+        self._leashed &= self._sessions.keys()
+
     def _look_after(self, move: Move, now: float) -> None:
         if not self._stands(move):
             self._give_up(move, Ended.OVERTAKEN, now)
-        elif move.copying and self._near(move) and now - move.since >= READY_SECONDS:
+        elif move.copying and behind(move) <= 1 and self._may_switch(move, now):
             self._switch(move, now)
         elif now - move.since >= self._settings.copy_seconds:
             self._fail(move, now)
+
+    def _may_switch(self, move: Move, now: float) -> bool:
+        waited = 0.0 if move.near_at is None else now - move.near_at
+        return move.session.at_rest or waited >= REST_SECONDS
 
     def _stands(self, move: Move) -> bool:
         """Whether the session still runs as it did when the move began, and the old hop is still to be left."""
@@ -167,7 +191,7 @@ class Moves:
             self._recovery.hops.leave(old)
             return
         rest = self._rests.of(session)
-        warm = len(legs) == 1 and not rest.gone and rest.failures < self._settings.copy_tries
+        warm = rest.failures < self._settings.copy_tries
         move = Move(session, session.epoch, self._fleet.left[old.peer], old, warm, now, since=now)
         self._open(move, legs, busy)
 
@@ -193,7 +217,7 @@ class Moves:
         rest = self._rests.of(session)
         if session.state is not State.RUNNING or session.mending or session.name in self._moves:
             return False
-        if rest.failures or rest.gone:
+        if rest.failures:
             return False
         move = Move(session, session.epoch, BALANCE, old, True, now, since=now)
         self._open(move, [Leg(to, *old.blocks)], self._busy())
@@ -217,65 +241,69 @@ class Moves:
                 self._switch(move, now)
 
     def _copy(self, move: Move) -> None:
-        """The new hop goes, warm, and the one before it is told to send it what it keeps."""
-        session, [hop] = move.session, move.new
-        before = before_hop(move)
-        self._send(
-            hop,
-            Go(
-                handle=hop.own,
-                epoch=session.epoch,
-                length=session.length,
-                start=hop.kv,
-                send_from=max(hop.kv, session.turn.reserve),
-                predecessor=None if before is None else neighbour(before),
-                successor=None,
-                ring=None,
-                credit=0,
-                hops=len(session.hops),
-                sample=not session.read_only,
-                warm=True,
-            ),
-        )
-        if before is not None:
-            self._send(before, Copy(before.own, session.epoch, neighbour(hop), hop.kv))
-        move.kv = hop.kv
-        move.fed = hop.log if before is not None else min(hop.kv, hop.log)
+        """The new hops go, warm, and the old one is told to send them its KV."""
+        session, old = move.session, move.old
+        for hop in move.new:
+            self._send(
+                hop,
+                Go(
+                    handle=hop.own,
+                    epoch=session.epoch,
+                    length=session.length,
+                    start=hop.kv,
+                    send_from=max(hop.kv, session.turn.reserve),
+                    predecessor=neighbour(old),
+                    successor=None,
+                    ring=None,
+                    credit=0,
+                    hops=len(session.hops),
+                    sample=not session.read_only,
+                    warm=True,
+                ),
+            )
+            to = neighbour(hop)
+            self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
+            move.kv[hop.reply] = hop.kv
+            move.fed[hop.reply] = hop.log
         self._feed(move)
 
     def _feed(self, move: Move) -> None:
-        """Log entries for a new head, which runs them, or a new tail, which keeps them."""
-        [hop] = move.new
+        """Log entries for a new head and a new tail."""
         kind = move.session.kind
         assert kind is not None, "a session that runs has a kind"
-        if hop.first == 0 or hop.last == kind.n_blocks:
-            self._recovery.send_log(move.session, hop, move.fed, warm=True)
-            move.fed = move.session.length
+        for hop in move.new:
+            if hop.first == 0 or hop.last == kind.n_blocks:
+                self._recovery.send_log(move.session, hop, move.fed[hop.reply], warm=True)
+                move.fed[hop.reply] = move.session.length
 
     def token(self, session: Session, now: float) -> None:
-        """A new token: the best moment to go over, since nothing else of the session is under way."""
+        """A new token: perhaps the one that it comes to rest at."""
         move = self._moves.get(session.name)
-        if move is None or not move.copying or not self._stands(move):
-            return
-        if self._near(move):
-            self._switch(move, now)
-        else:
+        if move is not None and move.copying and self._stands(move):
             self._feed(move)
+            self._approach(move, now)
 
     def window(self, peer: PeerId, window: Window, now: float) -> None:
-        """The new hop says how far it is."""
+        """A new hop says how far it is."""
         move = self._of(window.handle)
         if move is None or not move.copying or window.epoch != move.epoch:
             return
-        if peer != move.new[0].peer or not self._stands(move):
+        if peer != self._recovery.replies[window.handle][1].peer or not self._stands(move):
             return
-        move.kv = max(move.kv, window.received)
+        move.kv[window.handle] = max(move.kv[window.handle], window.received)
         lag = behind(move)
         if lag < move.lag:
             move.lag, move.since = lag, now
+        self._approach(move, now)
 
-    def _near(self, move: Move) -> bool:
-        return behind(move) <= 1
+    def _approach(self, move: Move, now: float) -> None:
+        lag = behind(move)
+        if lag <= NEAR:
+            move.session.most_ahead = 0
+            if move.near_at is None:
+                move.near_at = move.since = now
+        if lag <= 0 and move.session.at_rest:
+            self._switch(move, now)
 
     def _switch(self, move: Move, now: float) -> None:
         del self._moves[move.session.name]
@@ -302,22 +330,19 @@ class Moves:
         if report.epoch != session.epoch or not self._about_copy(session, hop, report):
             return False
         if move is not None:
-            self._rests.of(session).gone = report.trouble is Trouble.GAP
             self._fail(move, now)
         return True
 
     def _about_copy(self, session: Session, hop: Hop, report: Report) -> bool:
-        """The link named leads to where a copy goes, or went in this epoch, and to no neighbour in the route.
-
-        Of a neighbour, a gap while a copy goes there is the copy's: if it was not, the session is moved at once, and
-        that mends it too."""
+        """The link named leads to where a copy goes, or went in this epoch, and to no neighbour in the route. Where it
+        leads to both, a read that failed is the copy's."""
         if report.peer not in self._rests.of(session).targets or hop not in session.hops:
             return False
-        if report.peer not in beside(session, hop):
-            return True
         move = self._moves.get(session.name)
-        copies = move is not None and move.copying and before_hop(move) is hop
-        return copies and report.trouble is Trouble.GAP
+        copied = move is not None and move.copying and move.old is hop
+        return report.peer not in beside(session, hop) or (
+            copied and report.trouble is Trouble.FAILED
+        )
 
     def _fail(self, move: Move, now: float) -> None:
         """Tried again, elsewhere or later; after a few times without a copy."""
@@ -332,9 +357,11 @@ class Moves:
         """Takes away what stands beside the session."""
         session = move.session
         del self._moves[session.name]
-        before = before_hop(move)
-        if move.warm and move.copying and before is not None and session.epoch == move.epoch:
-            self._send(before, Copy(before.own, session.epoch, None))
+        session.most_ahead = MOVE_AHEAD  # until the next look
+        if self._sessions.get(session.name) is session:
+            self._recovery.raise_credit(session)
+        if move.warm and move.copying and session.epoch == move.epoch:
+            self._send(move.old, Copy(move.old.own, session.epoch, None))
         for hop in move.new:
             if hop in session.spare:
                 session.spare.remove(hop)

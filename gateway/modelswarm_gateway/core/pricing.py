@@ -197,7 +197,10 @@ class Pricing:
         book.kept.clear()
         book.priced_at, book.stale, book.urgent = now, False, False
         known = book.raw_ms[~np.isnan(book.raw_ms)]
-        usual = float(np.median(known)) if known.size else UNKNOWN_BLOCK_MS
+        middle = (
+            known.size // 2
+        )  # np.median would import numpy.ma: a quarter of a second without a token
+        usual = float(np.partition(known, middle)[middle]) if known.size else UNKNOWN_BLOCK_MS
         book.usual_ms = max(LEAST_USUAL_MS, usual)
         if book.zone_changes != self.zones.changes:
             book.zone_changes = self.zones.changes

@@ -20,6 +20,7 @@ from modelswarm.protocol.messages import (
     Neighbour,
     Refusal,
     Send,
+    Window,
 )
 from modelswarm_gateway.core.effects import (
     Broken,
@@ -75,6 +76,7 @@ class Recovery:
     def enter(self, session: Session, now: float) -> None:
         """Freeze the log's length, raise the epoch (R4), and fence every hop of a complete route."""
         session.next_epoch()
+        session.most_ahead = None
         session.loops += 1
         session.cut_hops(session.length)
         for hop in [*session.hops, *session.spare]:
@@ -108,6 +110,7 @@ class Recovery:
     def park(self, session: Session) -> None:
         """Fence without Go (R8): what the log holds now is all that hops may keep."""
         session.next_epoch()
+        session.most_ahead = None
         session.state = State.PARKED
         session.cut_hops(session.length)
         for hop in session.hops:
@@ -311,6 +314,16 @@ class Recovery:
 
     def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:
         self._emit(Send(hop.server, lane, message))
+
+    def raise_credit(self, session: Session) -> None:
+        """Tell the tail how far the reader is, when it is worth a message (R7)."""
+        if session.state is not State.RUNNING or session.read_only or session.most_ahead == 0:
+            return
+        credit = session.wanted_credit()
+        if credit - session.credit >= session.credit_step:
+            session.credit = credit
+            tail = session.hops[-1]
+            self._send(tail, Window(tail.own, session.epoch, received=0, limit=credit))
 
     # ---- no server, no room, no time
 

@@ -91,6 +91,9 @@ class Session:
     credit_ahead: int = 64
     read: int = 0  # the client has taken entries below this
     credit: int = 0  # last credit sent
+    most_ahead: int | None = (
+        None  # of a planned move: instead of credit_ahead, so that it soon comes to rest
+    )
 
     shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
     refusal: Why = Why.FAULTS  # why it cannot run, if it cannot
@@ -154,7 +157,25 @@ class Session:
             self.replayed += max(0, self.length - 1 - lowest)
 
     def wanted_credit(self) -> int:
-        return max(self.read, self.length) if self.read_only else self.read + self.credit_ahead
+        if self.read_only:
+            return max(self.read, self.length)
+        return self.read + self._ahead
+
+    @property
+    def credit_step(self) -> int:
+        """Credit that is worth a message."""
+        return max(1, self._ahead // 2)
+
+    @property
+    def _ahead(self) -> int:
+        if self.most_ahead is None:
+            return self.credit_ahead
+        return min(self.credit_ahead, self.most_ahead)
+
+    @property
+    def at_rest(self) -> bool:
+        """The tail holds the newest token: nothing of the session is under way."""
+        return not self.read_only and self.length > self.credit
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

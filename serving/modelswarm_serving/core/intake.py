@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Input, Rows, Token, Trouble, Window
 from modelswarm_serving.core.session import Early, Fault, Hop
+from modelswarm_serving.core.settings import COPY_WINDOW_BYTES
 
 EARLY_WINDOWS = 16
 EARLY_INPUTS = 64
+EARLY_COPIED = 16
 
 
 def take_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
@@ -23,9 +25,8 @@ def take_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
         return None
     if rows.first > hop.received:
         return Fault(Trouble.GAP, f"row {rows.first} came, {hop.received} was expected")
-    most = hop.turn.reserve if hop.warm else hop.granted  # an earlier copy's window may still count
-    if end > most:
-        return Fault(Trouble.FAILED, f"rows up to {end} came, {most} were granted")
+    if end > hop.granted:
+        return Fault(Trouble.FAILED, f"rows up to {end} came, {hop.granted} were granted")
     have = hop.received - rows.first
     hop.inbox.put(rows.payload[have * row_bytes :] if have else rows.payload)
     hop.received = end
@@ -68,8 +69,15 @@ def _store(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) -> Faul
 
 
 def keep_rows(early: Early, peer: PeerId, rows: Rows, limit: int, row_bytes: int) -> None:
-    """Before Go; what does not fit is a gap later. Counted in rows, so each must be as long as a row is."""
+    """Before Go; what does not fit is a gap later. Counted in rows, so each must be as long as a row is; those of a
+    copy are longer, but no more than one window of it comes before Go."""
     if len(rows.payload) != rows.count * row_bytes:
+        if (
+            rows.store_only
+            and len(rows.payload) <= COPY_WINDOW_BYTES
+            and len(early.rows) < EARLY_COPIED
+        ):
+            early.rows.append((peer, rows))
         return
     if 0 < rows.count <= limit - early.row_count:
         early.rows.append((peer, rows))

@@ -272,6 +272,7 @@ class Lifecycle:
         self.hops.remove(hop)
         self._grants.pop(hop, None)
         self._log.drop(hop.handle)
+        hop.end_copies()
         if hop.busy:
             hop.freed = True
         else:

@@ -1,5 +1,4 @@
-"""Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget. Rows of
-warm hops (R13) run where nobody waits for the step, and in every second one however many do.
+"""Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget.
 
 Used by `server.py`, which says when a hop becomes ready; nothing here looks at hops that wait. Knows neither
 messages nor pages.
@@ -13,34 +12,29 @@ LEAST_PREFILL = 32
 """Rows of prefill per step however many sessions decode, so that no prompt starves."""
 
 
-WARM_ROWS = 16
-"""Of a copy in one step where sessions decode: what a live row may have to wait for."""
-ALONE_WARM_ROWS = 128  # where none does
-WARM_PATIENCE = (
-    1  # steps that go before it: with more, drains take longer and pauses are no shorter
-)
-
-
 class Schedule:
-    """Ready hops in queues: those at row n or later decode, the others prefill; warm ones stand aside."""
+    """Ready hops in queues: those at row n or later decode, the others prefill."""
 
     def __init__(self, token_budget: int) -> None:
         self._budget = token_budget
         self._decode: dict[Hop, float] = {}  # in order of readiness, with the time of it
         self._prefill: dict[Hop, float] = {}
         self._alone: dict[Hop, float] = {}  # each in a step of its own, before all others
-        self._warm: dict[Hop, float] = {}
-        self._passed = 0  # steps that left waiting warm rows out
         self._age: dict[Hop, int] = {}  # prefills by order of their Go
         self._next_age = 0
         self._decoding: dict[int, int] = {}  # hops of the route -> sessions that decode
 
     @property
     def waiting(self) -> int:
-        return len(self._decode) + len(self._prefill) + len(self._alone) + len(self._warm)
+        return len(self._decode) + len(self._prefill) + len(self._alone)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether somebody waits for tokens of sessions here."""
+        return bool(self._decoding)
 
     def oldest(self) -> float | None:
-        """When the row that waits longest became ready. Rows of copies wait as long as they have to."""
+        """When the row that waits longest became ready."""
         first = next(iter(self._decode.values()), None)
         times = [*self._prefill.values(), *self._alone.values()]
         return min(times if first is None else [first, *times], default=None)
@@ -52,7 +46,7 @@ class Schedule:
 
     def stopped(self, hop: Hop) -> None:
         """It left the epoch: none of its rows are ready."""
-        for queue in (self._decode, self._prefill, self._alone, self._warm):
+        for queue in (self._decode, self._prefill, self._alone):
             queue.pop(hop, None)
         hop.alone = False
         self._age.pop(hop, None)
@@ -64,8 +58,6 @@ class Schedule:
         assert go is not None
         if hop.alone:
             self._alone.setdefault(hop, now)
-        elif go.warm:
-            self._warm.setdefault(hop, now)
         elif hop.kv >= go.length - 1:
             self._decode.setdefault(hop, now)
         else:
@@ -75,7 +67,7 @@ class Schedule:
         """Its KV grew: does it decode now? Sessions that finished no longer count."""
         go = hop.go
         assert go is not None
-        decodes = hop.kv >= go.length - 1 and go.sample and not (hop.finished or go.warm)
+        decodes = hop.kv >= go.length - 1 and go.sample and not hop.finished
         self._count(hop, max(1, min(go.hops, most_hops)) if decodes else 0)
 
     def choose(self) -> list[tuple[Hop, int]]:
@@ -94,19 +86,7 @@ class Schedule:
         if self._prefill:
             least = min(LEAST_PREFILL, self._budget)
             chosen += self._choose_prefill(max(least, self._budget - len(chosen)))
-        if self._warm:
-            chosen += self._choose_warm(bool(chosen))
         return chosen
-
-    def _choose_warm(self, others: bool) -> list[tuple[Hop, int]]:
-        """One copy takes its turn, if nobody else wants this step or it has waited long enough."""
-        if others and self._passed < WARM_PATIENCE:
-            self._passed += 1
-            return []
-        self._passed = 0
-        hop = next(iter(self._warm))
-        del self._warm[hop]
-        return [(hop, min(self._budget, WARM_ROWS if self._decoding else ALONE_WARM_ROWS))]
 
     def _choose_prefill(self, budget: int) -> list[tuple[Hop, int]]:
         chosen = []

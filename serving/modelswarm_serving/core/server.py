@@ -41,14 +41,14 @@ from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.core.steps import Steps
-from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.base import ModelShape, Result, Task
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     sessions: int
     running: int  # of those, with a Go
-    ready: int  # of those, with rows that wait for a step
+    ready: int  # of those, with rows or parts of copies that wait for a step
     free_pages: int
     total_pages: int
     steps: int
@@ -78,7 +78,7 @@ class ServerCore:
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
         self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
-        self._copies = Copies(self._out, self._log, shape.row_bytes)
+        self._copies = Copies(shape, self._out, self._log, settings.copy_rate)
         self._life = Lifecycle(
             settings, shape, draw, self._peers, self._out, self._schedule, self._log
         )
@@ -180,7 +180,9 @@ class ServerCore:
         self._log.cut(hop.handle, go.start)
         self._life.ran(hop)
         self._schedule.started(hop)
-        if go.predecessor is not None:
+        if go.warm:
+            self._copies.grant(hop)
+        elif go.predecessor is not None:
             outflow.grant(self._out, hop, self._settings.row_window)
         for sender, window in early.windows.items():
             self._on_window(sender, window, now)
@@ -215,14 +217,17 @@ class ServerCore:
 
     def _on_rows(self, peer: PeerId, rows: Rows, now: float) -> None:
         hop = self._current(rows)
-        if hop is None or hop.is_head:
+        if hop is None or (hop.is_head and not rows.store_only):
             return
         if hop.go is None:
             window, row_bytes = self._settings.row_window, self._shape.row_bytes
             intake.keep_rows(hop.early, peer, rows, window, row_bytes)
             return
-        assert hop.go.predecessor is not None
-        if peer != hop.go.predecessor.address.peer or rows.store_only != hop.go.warm:
+        before = hop.go.predecessor
+        if before is None or peer != before.address.peer or rows.store_only != hop.go.warm:
+            return
+        if rows.store_only:
+            self._went_well(hop, peer, self._copies.take(hop, rows))
             return
         fault = intake.take_rows(hop, rows, self._shape.row_bytes)
         if self._went_well(hop, peer, fault):
@@ -252,7 +257,9 @@ class ServerCore:
         hop = self._current(window)
         if hop is None:
             return
-        if hop.is_tail:
+        if window.copy:
+            self._copies.window(hop, peer, window)
+        elif hop.is_tail:
             if peer == hop.gateway:
                 hop.credit = max(hop.credit, window.limit)
                 outflow.release(self._out, hop)
@@ -265,8 +272,6 @@ class ServerCore:
             if not self._went_well(hop, "", gone):
                 return
             outflow.flush_live(self._out, hop)
-        else:
-            self._copies.window(hop, peer, window)
         self._steps.wake(hop, now)
 
     def _went_well(self, hop: Hop, peer: PeerId, fault: Fault | None) -> bool:
@@ -276,10 +281,15 @@ class ServerCore:
 
     # --- steps -------------------------------------------------------------------------------
 
-    def plan_step(self, now: float) -> tuple[Work, ...]:
-        """Work for the model; () when nothing is ready or a step is still out."""
+    def plan_step(self, now: float) -> tuple[Task, ...]:
+        """Tasks for the model; () when nothing is ready or a step is still out."""
         self._now = now
         return self._steps.plan(now)
+
+    @property
+    def copies_wait(self) -> bool:
+        """There is something of a copy to plan, perhaps after a pause."""
+        return self._copies.waiting > 0
 
     def finish_step(self, results: Sequence[Result], now: float) -> None:
         self._now = now
@@ -352,7 +362,7 @@ class ServerCore:
         return ServerStats(
             sessions=len(self._life.hops),
             running=self._running(),
-            ready=self._schedule.waiting,
+            ready=self._schedule.waiting + self._copies.waiting,
             free_pages=pool.free,
             total_pages=pool.total,
             steps=self._life.steps,

@@ -45,10 +45,21 @@ class Fault:
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a copy of this hop's rows goes, and the next row of it (R13)."""
+    """Where a copy of these blocks of this hop goes, and the next position of it (R13)."""
 
     to: Neighbour
-    next: int
+    next: int  # to be read
+    blocks: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copied:
+    """Positions that came from the hop that this one is a copy of, and wait to be written."""
+
+    first: int
+    count: int
+    kv: bytes | memoryview
+    rows: bytes  # at the end of the hop, as the other kept them; empty when it did not
 
 
 def sampling_fault(wanted: Sampling) -> str | None:
@@ -116,8 +127,9 @@ class Hop:
     held: Token | None = None  # tail: the one token beyond the credit (R7)
     unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # R9: live rows
     early: Early = field(default_factory=Early)
-    cursor: Cursor | None = None  # of the copy that follows this hop's replay log
-    copy_windows: dict[PeerId, int] = field(default_factory=dict)  # of hops that are no successor
+    cursors: dict[Handle, Cursor] = field(default_factory=dict)  # of copies of this hop, by target
+    copy_windows: dict[PeerId, int] = field(default_factory=dict)  # of those
+    copied: deque[Copied] = field(default_factory=deque)  # warm: to be written
     told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
     touched: float = -math.inf  # when its gateway or a step last had to do with it
@@ -147,10 +159,14 @@ class Hop:
         self.held = None
         self.inbox.clear()
         self.unsent.clear()
-        self.cursor = None
-        self.copy_windows.clear()
+        self.end_copies()
         self.told_at = -math.inf
         self.early = Early()
+
+    def end_copies(self) -> None:
+        self.cursors.clear()
+        self.copy_windows.clear()
+        self.copied.clear()
 
     def _count(self, go: Go) -> Counters:
         received = len(self.log) if self.is_head else self.received
@@ -192,8 +208,9 @@ class Hop:
     def go_fault(self, go: Go) -> Fault | None:
         """What is wrong with a Go, checked before `run`."""
         n = go.length - 1
+        begins_here = self.is_head and not go.warm  # a copy has the hop it copies before it
         ends_here = self.is_tail or go.warm
-        if (go.predecessor is None) != self.is_head or (go.successor is None) != ends_here:
+        if (go.predecessor is None) != begins_here or (go.successor is None) != ends_here:
             return Fault(Trouble.FAILED, "the neighbours do not fit the blocks of this hop")
         if go.sample and self.is_tail and not self.is_head and not go.warm and go.ring is None:
             return Fault(Trouble.FAILED, "a tail without a ring target")
@@ -206,11 +223,9 @@ class Hop:
         return None
 
     def ready_end(self) -> int:
-        """Rows [kv, ready_end) may run now; meaningful while running and no step is out."""
+        """Rows [kv, ready_end) may run now; meaningful while running and no step is out. Not for copies."""
         go = self.go
         assert go is not None
-        if go.warm:
-            return min(len(self.log) if self.is_head else self.received, self.turn.reserve)
         if not self.is_head:
             end = self.received
         elif self.is_tail:  # a route of one hop is its own ring

@@ -21,7 +21,15 @@ class ServerSettings:
     token_budget: int = 512  # rows per step
     row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)
     replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
+    copy_rate: int = 0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
 
+
+COPY_RATE = 64 << 20
+"""Bytes per second of copies where sessions decode. What that costs two processes (read, packed, sent, unpacked and
+written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice."""
+
+COPY_WINDOW_BYTES = 4 << 20
+"""Of KV that may wait at a copy, or be on its way there."""
 
 LEAST_REPLAY = 4 << 20
 

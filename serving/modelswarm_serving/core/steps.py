@@ -17,7 +17,7 @@ from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
-from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
+from modelswarm_serving.model.base import ModelShape, Pick, Result, Task, Work
 
 MEAN_WEIGHT = 0.1  # of the newest step in the running mean
 RECENT_STEPS = 128  # of which the p99 is told
@@ -50,19 +50,25 @@ class Steps:
 
     def running_for(self, now: float) -> float:
         """Seconds since the step that is out began; 0 when none is."""
-        return max(0.0, now - self._began) if self._running else 0.0
+        return max(0.0, now - self._began) if self._running or self._copies.running else 0.0
 
     @property
     def p99_seconds(self) -> float:
         recent = sorted(self._recent)
         return recent[math.ceil(0.99 * len(recent)) - 1] if recent else 0.0
 
-    def plan(self, now: float) -> tuple[Work, ...]:
-        if self._running or not self._schedule.waiting:
+    def plan(self, now: float) -> tuple[Task, ...]:
+        if self._running or self._copies.running:
             return ()
-        self._running = [(hop, self._work(hop, most)) for hop, most in self._schedule.choose()]
+        if not (self._schedule.waiting or self._copies.waiting):
+            return ()
+        if self._schedule.waiting:
+            self._running = [(hop, self._work(hop, most)) for hop, most in self._schedule.choose()]
         self._began = now
-        return tuple(work for _, work in self._running)
+        return (
+            *(work for _, work in self._running),
+            *self._copies.plan(now, self._schedule.decodes),
+        )
 
     def _work(self, hop: Hop, most: int) -> Work:
         go = hop.go
@@ -71,7 +77,7 @@ class Steps:
         end = min(hop.ready_end(), first + most)
         hop.busy = True
         pick = None
-        if hop.is_tail and not go.warm and end >= go.length and end == len(hop.log):
+        if hop.is_tail and end >= go.length and end == len(hop.log):
             pick = Pick(hop.turn.sampling, end, hop.log)
         return Work(
             pages=hop.pages,
@@ -93,27 +99,40 @@ class Steps:
 
     def finish(self, results: Sequence[Result], now: float) -> None:
         running, self._running = self._running, []
-        if not running:
+        tasks = len(running) + self._copies.running
+        if not tasks:
             return
-        if len(results) != len(running):
-            wrong = Result(error=f"{len(results)} results for {len(running)} works")
-            results = [wrong] * len(running)
-        took = now - self._began
+        if len(results) != tasks:
+            wrong = Result(error=f"{len(results)} results for {tasks} tasks")
+            results = [wrong] * tasks
+        if running:  # a step that only copies says nothing of the pace
+            self._count(now - self._began)
+        self._life.steps += 1
+        for (hop, work), result in zip(running, results, strict=False):
+            self._retire(hop, work, result, now)
+        self._end_copies(results[len(running) :], now)
+
+    def _count(self, took: float) -> None:
         self._recent.append(took)
         self.busy_seconds += took
-        weight = MEAN_WEIGHT if self._life.steps else 1.0
+        weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
-        self._life.steps += 1
-        for (hop, work), result in zip(running, results, strict=True):
-            self._retire(hop, work, result, now)
+
+    def _end_copies(self, results: Sequence[Result], now: float) -> None:
+        for hop in self._copies.finish(results, now):
+            hop.busy = False
+            if self._let_go(hop, now):
+                self._copies.wake(hop)
 
     def fail(self, error: str, now: float) -> None:
         """The step raised, and one session may be to blame for all: each runs once more, alone (I7)."""
-        if len(self._running) <= 1:
-            self.finish([Result(error=error)] * len(self._running), now)
+        tasks = len(self._running) + self._copies.running
+        if tasks <= 1:
+            self.finish([Result(error=error)] * tasks, now)
             return
         running, self._running = self._running, []
         self._life.steps += 1
+        self._end_copies([Result(error=error)] * self._copies.running, now)  # begun again elsewhere
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.freed:
                 hop.busy, hop.alone = False, True
@@ -126,27 +145,29 @@ class Steps:
     def _retire(self, hop: Hop, work: Work, result: Result, now: float) -> None:
         hop.busy = hop.alone = False
         hop.touched = now
-        if hop.freed:
-            self._life.admission.release(hop)
-            return
         wrong = self._wrong(work, result)
-        if wrong is None:
+        if wrong is None and not hop.freed:
             # also for an epoch that has ended: the rows were right, a pending cut takes what must go
             hop.kv = work.first + work.count
             self.rows += work.count
             if result.rows is not None:
                 self._log.append(hop.handle, work.emit, result.rows)
-        if hop.phase is Phase.RUNNING:
+        if hop.phase is Phase.RUNNING and not hop.freed:
             if wrong is None:
                 self._emit(hop, work, result)
                 self._copies.advance(hop)
-                if hop.warm:
-                    self._copies.tell(hop, now)
                 self.wake(hop, now)
             else:
                 self.stop(hop, "", Fault(Trouble.FAILED, wrong))
-        if hop.pending is not None:
+        self._let_go(hop, now)
+
+    def _let_go(self, hop: Hop, now: float) -> bool:
+        """The step no longer holds it: what had to wait for that is done. Whether it is still there."""
+        if hop.freed:
+            self._life.admission.release(hop)
+        elif hop.pending is not None:
             self._life.cut(hop, now)
+        return not hop.freed
 
     def _wrong(self, work: Work, result: Result) -> str | None:
         if result.error is not None:
@@ -176,7 +197,10 @@ class Steps:
         """Something changed that rows of a running hop may have waited for."""
         if hop.phase is not Phase.RUNNING or hop.busy:
             return
-        if hop.is_tail and not hop.warm:
+        if hop.warm:
+            self._copies.wake(hop)
+            return
+        if hop.is_tail:
             outflow.send_read(self._out, hop)
         self._schedule.advanced(hop, self._shape.n_blocks)
         if hop.ready_end() > hop.kv:

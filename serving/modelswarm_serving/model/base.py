@@ -1,7 +1,8 @@
 """The contract between the server core and whatever computes blocks.
 
-`core.server` plans a step as a tuple of Work, `engine.py` calls `Model.step` on its own thread, the core takes the
-results. Two implementations: `span.py` (a transformer span) and `hash.py` (exact, no torch, for protocol tests).
+`core.server` plans a step as a tuple of tasks: Work, and reads and writes of KV for copies. `engine.py` calls
+`Model.step` on its own thread, the core takes the results. Two implementations: `span.py` (a transformer span) and
+`hash.py` (exact, no torch, for protocol tests).
 A model keeps KV by page number only; which session owns a page is the core's business.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from modelswarm.protocol.messages import Sampling
 
@@ -26,6 +27,7 @@ class ModelShape:
     total_pages: int
     max_length: int  # most positions of one session (the model's context)
     vocab_size: int
+    kv_bytes: int = 8  # keys and values of one position in one block; the hash model's by default
 
     @property
     def is_head(self) -> bool:
@@ -66,6 +68,32 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class KvRead:
+    """Give the KV of positions [first, first + count) in these blocks: count x blocks x kv_bytes bytes, as the pages
+    hold it, all blocks of a position together. Another server of the same kind can `KvWrite` it."""
+
+    pages: Sequence[int]  # as in Work
+    first: int
+    count: int
+    blocks: tuple[int, int]  # absolute; within the model's own span
+
+
+@dataclass(frozen=True, slots=True)
+class KvWrite:
+    """Put KV that another server read into these pages."""
+
+    pages: Sequence[int]
+    first: int
+    count: int
+    blocks: tuple[int, int]
+    kv: bytes | memoryview
+
+
+Task: TypeAlias = Work | KvRead | KvWrite
+"""What a step is made of. A read sees what earlier steps wrote; nothing in its own step writes there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Picked:
     token: int
     logprob: float  # natural log, of the unmodified distribution
@@ -73,9 +101,9 @@ class Picked:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one Work gave: rows for [emit, end) as bytes, a pick if one was asked for, or why it failed.
+    """What one task gave: rows for [emit, end) or KV as bytes, a pick if one was asked for, or why it failed.
 
-    `rows` is a buffer of this Work alone, that nobody changes any more: it is sent, and kept with the session.
+    `rows` is a buffer of this task alone, that nobody changes any more: it is sent, and kept with the session.
     """
 
     rows: bytes | memoryview | None = None
@@ -87,6 +115,6 @@ class Model(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
-    def step(self, batch: Sequence[Work]) -> list[Result]:
-        """Run the rows; one Result per Work, in order. Called from one thread at a time."""
+    def step(self, batch: Sequence[Task]) -> list[Result]:
+        """Run the tasks; one Result for each, in order. Called from one thread at a time."""
         ...

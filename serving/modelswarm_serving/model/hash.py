@@ -16,7 +16,16 @@ from array import array
 from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import ModelShape, Pick, Picked, Result, Work
+from modelswarm_serving.model.base import (
+    KvRead,
+    KvWrite,
+    ModelShape,
+    Pick,
+    Picked,
+    Result,
+    Task,
+    Work,
+)
 
 MASK = (1 << 64) - 1
 
@@ -115,8 +124,48 @@ class HashModel:
     def shape(self) -> ModelShape:
         return self._shape
 
-    def step(self, batch: Sequence[Work]) -> list[Result]:
-        return [self._run(work) for work in batch]
+    def step(self, batch: Sequence[Task]) -> list[Result]:
+        return [self._task(task) for task in batch]
+
+    def _task(self, task: Task) -> Result:
+        match task:
+            case KvRead():
+                return Result(rows=self._read(task))
+            case KvWrite():
+                self._write(task)
+                return Result()
+            case Work():
+                return self._run(task)
+
+    def _read(self, read: KvRead) -> bytes:
+        self._check_copy(read)
+        size = self._shape.page_size
+        values = [
+            self._kv[block][read.pages[position // size]][position % size]
+            for position in range(read.first, read.first + read.count)
+            for block in range(*read.blocks)
+        ]
+        return struct.pack(f"<{len(values)}Q", *values)
+
+    def _write(self, write: KvWrite) -> None:
+        self._check_copy(write)
+        size = self._shape.page_size
+        values = iter(struct.unpack(f"<{len(write.kv) // 8}Q", write.kv))
+        for position in range(write.first, write.first + write.count):
+            for block in range(*write.blocks):
+                page = self._kv[block].setdefault(write.pages[position // size], [0] * size)
+                page[position % size] = next(values)
+
+    def _check_copy(self, copy: KvRead | KvWrite) -> None:
+        """What no core may ever ask of a model."""
+        shape, end = self._shape, copy.first + copy.count
+        if copy.count <= 0 or copy.first < 0 or len(copy.pages) * shape.page_size < end:
+            raise ValueError(f"KV of positions {copy.first} to {end} in {len(copy.pages)} pages")
+        if not shape.first <= copy.blocks[0] < copy.blocks[1] <= shape.last:
+            raise ValueError(f"blocks {copy.blocks} are not held here")
+        wanted = copy.count * (copy.blocks[1] - copy.blocks[0]) * shape.kv_bytes
+        if isinstance(copy, KvWrite) and len(copy.kv) != wanted:
+            raise ValueError(f"{len(copy.kv)} bytes of KV where {wanted} are wanted")
 
     def _run(self, work: Work) -> Result:
         self._check(work)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modelswarm_serving.model.attention import attending
-from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result, Task, Work
 from modelswarm_serving.model.batch import Batch
 from modelswarm_serving.model.compact import Blocks
 from modelswarm_serving.model.loading import LoadedSpan
@@ -38,32 +38,53 @@ class TransformerSpan:
         return self._shape
 
     @torch.inference_mode()
-    def step(self, batch: Sequence[Work]) -> list[Result]:
+    def step(self, batch: Sequence[Task]) -> list[Result]:
         """Works with the same blocks run as one packed batch; results in the order of `batch`."""
-        results: list[Result] = [Result(error=self._fault(work)) for work in batch]
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, work in enumerate(batch):
-            if results[i].error is None:
-                groups.setdefault(work.blocks, []).append(i)
+        results: list[Result] = [Result(error=self._place_fault(task)) for task in batch]
+        groups: dict[tuple[int, int], list[tuple[int, Work]]] = {}
+        for i, task in enumerate(batch):
+            if results[i].error is not None:
+                continue
+            if not isinstance(task, Work):
+                results[i] = self._copy(task)
+            elif (fault := self._fault(task)) is not None:
+                results[i] = Result(error=fault)
+            else:
+                groups.setdefault(task.blocks, []).append((i, task))
         for blocks, members in groups.items():
-            outcome = self._run([batch[i] for i in members], *blocks)
-            for i, result in zip(members, outcome, strict=True):
+            outcome = self._run([work for _, work in members], *blocks)
+            for (i, _), result in zip(members, outcome, strict=True):
                 results[i] = result
         return results
 
-    def _fault(self, work: Work) -> str | None:
-        """What makes this Work alone impossible; the others still run."""
+    def _copy(self, task: KvRead | KvWrite) -> Result:
+        own = self._shape.first
+        blocks = slice(task.blocks[0] - own, task.blocks[1] - own)
+        if isinstance(task, KvRead):
+            return Result(rows=self._pool.read(task.pages, task.first, task.count, blocks))
+        wanted = task.count * (task.blocks[1] - task.blocks[0]) * self._shape.kv_bytes
+        if len(task.kv) != wanted:
+            return Result(error=f"{len(task.kv)} bytes of KV came, {wanted} are needed")
+        self._pool.write(task.pages, task.first, task.count, blocks, task.kv)
+        return Result()
+
+    def _place_fault(self, task: Task) -> str | None:
+        """What makes this task alone impossible; the others still run."""
         shape = self._shape
-        start, end = work.blocks
+        start, end = task.blocks
         if not shape.first <= start < end <= shape.last:
             return f"blocks {start}:{end} are not within {shape.first}:{shape.last}"
-        if work.first < 0 or work.count < 1 or work.first + work.count > shape.max_length:
-            return f"positions {work.first}+{work.count} are not within 0:{shape.max_length}"
-        if len(work.pages) * shape.page_size < work.first + work.count:
-            return f"{len(work.pages)} pages do not hold {work.first + work.count} positions"
-        used = work.pages[: -(-(work.first + work.count) // shape.page_size)]
+        if task.first < 0 or task.count < 1 or task.first + task.count > shape.max_length:
+            return f"positions {task.first}+{task.count} are not within 0:{shape.max_length}"
+        if len(task.pages) * shape.page_size < task.first + task.count:
+            return f"{len(task.pages)} pages do not hold {task.first + task.count} positions"
+        used = task.pages[: -(-(task.first + task.count) // shape.page_size)]
         if min(used) < 0 or max(used) >= shape.total_pages:
             return f"pages must be within 0:{shape.total_pages}"
+        return None
+
+    def _fault(self, work: Work) -> str | None:
+        shape, start = self._shape, work.blocks[0]
         if (work.tokens is None) == (start == 0):
             return "tokens enter at block 0, rows at every other"
         if work.tokens is not None:

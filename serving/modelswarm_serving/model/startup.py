@@ -83,6 +83,7 @@ def plan_shape(
         total_pages=_pages(facts, first, last, length, options),
         max_length=length,
         vocab_size=outline.vocab,
+        kv_bytes=facts.kv_bytes(options.dtype),
     )
     return shape, facts
 

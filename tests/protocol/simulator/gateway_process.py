@@ -52,6 +52,7 @@ class GatewayProcess:
         return GatewaySettings(
             hold_seconds=scenario.hold_seconds,
             fenced_seconds=scenario.fenced_seconds,
+            copy_tries=scenario.copy_tries,
             answer_seconds=scenario.answer_seconds,
             silent_seconds=scenario.silent_seconds,
             overdue_seconds=scenario.overdue_seconds,

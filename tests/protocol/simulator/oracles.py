@@ -13,6 +13,7 @@ from protocol.simulator.scenario import Scenario
 from protocol.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Go, Sampling
+from modelswarm_serving.core.session import Cursor
 from modelswarm_serving.model.base import Picked
 from modelswarm_serving.model.hash import MASK, embed, key_value, output, pick
 
@@ -57,7 +58,11 @@ class Reference:
 def check_pages(server: ServerProcess) -> None:
     """No page belongs to two hops, and none is lost (I5)."""
     core = server.core
-    hops = [*core._life.hops, *(hop for hop, _ in core._steps._running if hop.freed)]
+    held = [*core._steps._running, *(task[:2] for task in core._copies._running)]
+    hops = [
+        *core._life.hops,
+        *(hop for hop, part in held if hop.freed and not isinstance(part, Cursor)),
+    ]
     owned = [page for hop in hops for page in hop.pages]
     pool = core._life.admission.pool
     if len(set(owned)) != len(owned):

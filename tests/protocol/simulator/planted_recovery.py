@@ -63,10 +63,10 @@ class CopiesOnAndOn(ServerCore):
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
         hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
-        kept = None if hop is None else (hop.cursor, dict(hop.copy_windows))
+        kept = None if hop is None else (dict(hop.cursors), dict(hop.copy_windows))
         super()._dispatch(peer, item, now)
         if hop is not None and kept is not None:
-            hop.cursor = kept[0]
+            hop.cursors.update(kept[0])
             hop.copy_windows.update(kept[1])
 
 

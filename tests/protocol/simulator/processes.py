@@ -25,13 +25,14 @@ from modelswarm.protocol.messages import (
     Item,
     Lane,
     Role,
+    Rows,
     Send,
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Work
+from modelswarm_serving.model.base import ModelShape, Result, Task, Work
 from modelswarm_serving.model.hash import HashModel
 
 MODEL = "hash"
@@ -102,7 +103,7 @@ class ServerProcess:
         self.rows = 0
         self.evicted = False  # kept rows have been taken away by the simulator
         self.sees_go = sees_go
-        self._work: Sequence[Work] = ()
+        self._work: Sequence[Task] = ()
         self._frozen_until = 0.0
         self._beats = BeatTimer(lambda: self._rng.random())
         self._rng = random.Random(f"server/{tools.scenario.seed}/{name}/{boot}")
@@ -145,8 +146,16 @@ class ServerProcess:
     def received(self, peer: PeerId, item: Item) -> None:
         if isinstance(item, Go):
             self.sees_go(self, item)
+        if isinstance(item, Rows) and item.store_only and self._bare(item):
+            self.evicted = True
         self.core.receive(peer, item, self._tools.clock.now)
         self._pump()
+
+    def _bare(self, rows: Rows) -> bool:
+        """A copy's part without kept rows: of a hop that ends at another boundary, or that has lost its own."""
+        hop = self.core._life.hops.get(rows.handle)
+        blocks = 0 if hop is None else hop.last - hop.first
+        return len(rows.payload) == rows.count * blocks * self.shape.kv_bytes
 
     # -- the engine ------------------------------------------------------------------------
 
@@ -214,7 +223,7 @@ class ServerProcess:
         weather = self._tools.scenario.weather
         if weather.slow_step_chance and self._rng.random() < weather.slow_step_chance:
             return weather.slow_step * self._rng.random()
-        rows = sum(each.count for each in self._work) if weather.row else 0
+        rows = _rows(self._work) if weather.row else 0
         return weather.step * (0.5 + self._rng.random()) + weather.row * rows
 
     def _finish(self) -> None:
@@ -231,10 +240,10 @@ class ServerProcess:
             self._fail(work, now)
         else:
             self.core.finish_step(self.model.step(work), now)
-        self.rows += sum(each.count for each in work)
+        self.rows += _rows(work)
         self._pump()
 
-    def _fail(self, work: Sequence[Work], now: float) -> None:
+    def _fail(self, work: Sequence[Task], now: float) -> None:
         """The whole step raises, or one session's part of it fails."""
         self._tools.trace.note(now, self.name, "step fails")
         if self._rng.random() < 0.5:
@@ -243,3 +252,8 @@ class ServerProcess:
         results = self.model.step(work)
         results[self._rng.randrange(len(results))] = Result(error="failed, says the simulator")
         self.core.finish_step(results, now)
+
+
+def _rows(tasks: Sequence[Task]) -> int:
+    """Those that are computed: copies of KV are not."""
+    return sum(task.count for task in tasks if isinstance(task, Work))

@@ -305,12 +305,11 @@ def _orders(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _rebuilds(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Planned moves without copies, since no rows are kept, while short turns begin and end."""
+    """Planned moves without copies, while short turns begin and end."""
     scenario = _orders(scenario, rng)
     load = replace(scenario.load, max_tokens=(1, 12), turns=4, think=rng.choice((0.0, 0.05)))
     faults = replace(scenario.faults, gap=0.03)
-    layout = replace(scenario.layout, replay_bytes=0)
-    return replace(scenario, layout=layout, load=load, faults=faults)
+    return replace(scenario, load=load, faults=faults, copy_tries=0)
 
 
 def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
