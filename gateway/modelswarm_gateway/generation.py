@@ -120,6 +120,7 @@ class Generation:
                 max_tokens=resumed.turn.end - end,
                 sampling=resumed.turn.sampling,
                 credit_ahead=self._request.credit_ahead,
+                begun=True,
             )
             return session, engine.turn(session, self._request)
         except CoreError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from protocol.review_swarm import MODEL, Swarm
+from protocol.review_swarm import MODEL, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.effects import Broken, GatewaySettings, TurnRequest
+from modelswarm_gateway.core.effects import Broken, GatewaySettings, Refused, TurnRequest
 
 
 def seconds_held(hold_ms: int, *, both: bool = True) -> float:
@@ -76,3 +76,21 @@ def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() ->
             assert "KV" not in view.waits
     assert "attempts" in broken[0].detail
     assert f"overdue at {server.peer}" in broken[0].detail
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
+    begun: bool,
+) -> None:
+    """Last-Event-ID at another gateway, in a moment when some blocks have no server."""
+    swarm = Swarm()
+    swarm.serve(0, 2)
+    swarm.core.open("a", MODEL, swarm.now)
+    request = TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=64, begun=begun)
+    swarm.core.turn("a", request, swarm.now)
+    swarm.wait(1.0)
+    refused = [effect for effect in swarm.effects if isinstance(effect, Refused)]
+    assert bool(refused) is not begun
+    swarm.serve(2, 4)
+    swarm.wait(10.0)
+    assert swarm.answer("a") == (expected([5, 6, 7], 20) if begun else [])

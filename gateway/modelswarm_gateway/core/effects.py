@@ -55,6 +55,9 @@ class TurnRequest:
     max_tokens: int | None  # None: up to the context's end; 0: only read
     sampling: Sampling
     credit_ahead: int = 64  # tokens the swarm may be ahead of the reader (R7)
+    begun: bool = (
+        False  # its client has a part of the answer: the turn waits rather than being refused (I8)
+    )
 
 
 class Why(enum.Enum):

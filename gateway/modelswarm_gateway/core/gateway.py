@@ -209,6 +209,7 @@ class GatewayCore:
         s.reused = s.replayed = 0
         s.credit_ahead, s.read = max(1, request.credit_ahead), length
         s.progressed()
+        s.resumed = request.begun
         s.shunned.clear()
         s.refusal, s.trouble = Why.FAULTS, ""
 

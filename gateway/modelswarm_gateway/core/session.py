@@ -105,6 +105,9 @@ class Session:
     reading: int = 0  # rows that its hops had to read at Go, until the first token
     loops: int = 0  # since the last new token
     moved: bool = False  # went over to a copy since the last new token
+    resumed: bool = (
+        False  # the turn goes on where another gateway left it, without a new token so far
+    )
     failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # when the first fault since the last new token came
     held_at: float | None = None
@@ -126,7 +129,7 @@ class Session:
     @property
     def mending(self) -> bool:
         """In a turn that had begun when its route changed: it is held rather than refused."""
-        return self.fault_at is not None or self.moved
+        return self.fault_at is not None or self.moved or self.resumed
 
     def next_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
@@ -146,7 +149,7 @@ class Session:
         """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
         self.loops = self.failures = self.tries = self.reading = 0
-        self.moved = False
+        self.moved = self.resumed = False
         return since
 
     def goes_from(self, head: int, lowest: int) -> None:
