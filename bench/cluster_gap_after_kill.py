@@ -16,8 +16,8 @@ from cluster.installed import Installed, pause_after
 from cluster.quickstart import NAMESPACE
 from swarm.running import Answer, Ask
 
-from bench.gap_after_kill import differences
-from bench.harness import Bar, Result, quantile
+from bench.gaps import Gaps
+from bench.harness import Bar, Result
 from bench.real_cluster import SHAPE, counting_swarm
 from bench.swarm import Streamed
 
@@ -32,45 +32,16 @@ def run() -> Result:
 
 def measure(place: Installed) -> Result:
     rng = random.Random(7)
-    gaps: list[float] = []
-    lost = doubled = 0
+    gaps = Gaps()
     for number in range(KILLS):
         prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT))
         ask = Ask(prompt, NEW, model="counting")
         place.wait_whole()
         calm = place.stream(ask).answer()
         killed, gap = _killed(place, ask, hop=number % 2)
-        gaps.append(gap)
-        gone, again = differences(_streamed(calm), _streamed(killed))
-        lost, doubled = lost + gone, doubled + again
-    figures = {
-        "p50_s": quantile(gaps, 0.5),
-        "p99_s": quantile(gaps, 0.99),
-        "max_s": max(gaps),
-        "lost": lost,
-        "doubled": doubled,
-    }
-    return Result(
-        name="cluster_gap_after_kill",
-        figures=figures,
-        columns=("kills", "p50 s", "p99 s", "max s", "lost", "doubled"),
-        rows=[
-            (
-                str(KILLS),
-                *(f"{gap:.3f}" for gap in list(figures.values())[:3]),
-                str(lost),
-                str(doubled),
-            )
-        ],
-        shape=f"{SHAPE}, prompt {PROMPT}",
-        threads=1,
-        bars=[
-            Bar("p50_s", "<=", 0.5),
-            Bar("p99_s", "<=", 2),
-            Bar("lost", "<=", 0),
-            Bar("doubled", "<=", 0),
-        ],
-    )
+        gaps.add(_streamed(calm), _streamed(killed), gap)
+    bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2)]
+    return gaps.result("cluster_gap_after_kill", "kills", f"{SHAPE}, prompt {PROMPT}", bars)
 
 
 def _killed(place: Installed, ask: Ask, hop: int) -> tuple[Answer, float]:

@@ -11,10 +11,10 @@ import os
 import random
 import signal
 import time
-from itertools import pairwise
 
-from bench.gap_after_kill import KILL_AT, NEW, PROMPT, differences
-from bench.harness import Bar, Result, quantile
+from bench.gap_after_kill import KILL_AT, NEW, PROMPT
+from bench.gaps import Gaps, pause
+from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.local.swarm import LocalSwarm
@@ -25,41 +25,16 @@ BACK_SECONDS = 60.0  # until a thawed server is heard again
 
 
 def run() -> Result:
-    gaps: list[float] = []
-    lost = doubled = 0
+    gaps = Gaps()
     rng = random.Random(11)
     with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
         door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
         for number in range(FREEZES):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             calm = door.stream(prompt, NEW)
-            stream, gap = frozen_stream(swarm, door, view, prompt, hop=number % 2)
-            gaps.append(gap)
-            gone, again = differences(calm, stream)
-            lost, doubled = lost + gone, doubled + again
-    figures = {
-        "p50_s": quantile(gaps, 0.5),
-        "p99_s": quantile(gaps, 0.99),
-        "max_s": max(gaps),
-        "lost": lost,
-        "doubled": doubled,
-    }
-    return Result(
-        name="gap_after_freeze",
-        figures=figures,
-        columns=("freezes", "p50 s", "p99 s", "max s", "lost", "doubled"),
-        rows=[
-            (
-                str(FREEZES),
-                *(f"{figures[name]:.3f}" for name in ("p50_s", "p99_s", "max_s")),
-                str(lost),
-                str(doubled),
-            )
-        ],
-        shape="Llama 27M fp32, 2 spans x 2 servers, prompt 1000",
-        threads=1,
-        bars=[Bar("p99_s", "<=", 2.0), Bar("lost", "<=", 0), Bar("doubled", "<=", 0)],
-    )
+            gaps.add(calm, *frozen_stream(swarm, door, view, prompt, hop=number % 2))
+    shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000"
+    return gaps.result("gap_after_freeze", "freezes", shape, [Bar("p99_s", "<=", 2.0)])
 
 
 def frozen_stream(
@@ -81,8 +56,7 @@ def frozen_stream(
     if not victim:
         raise RuntimeError("the stream ended before the freeze")
     wait_heard(view)
-    after = [b - max(a, frozen_at) for a, b in pairwise(recorder.times) if b > frozen_at]
-    return recorder.streamed(), max(after)
+    return recorder.streamed(), pause(recorder.times, frozen_at)
 
 
 def wait_heard(view: SwarmDoor) -> None:

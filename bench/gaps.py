@@ -1,0 +1,60 @@
+"""Streams that are disturbed once, beside the same streams undisturbed: how long they paused, what they lost.
+
+Used by the benchmarks that kill or freeze a server on a stream's route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from bench.harness import Bar, Result, quantile
+from bench.swarm import Streamed
+
+NOTHING_LOST = (Bar("lost", "<=", 0), Bar("doubled", "<=", 0))
+
+
+@dataclass
+class Gaps:
+    seconds: list[float] = field(default_factory=list)
+    lost: int = 0
+    doubled: int = 0
+
+    def add(self, calm: Streamed, disturbed: Streamed, seconds: float) -> None:
+        self.seconds.append(seconds)
+        lost, doubled = differences(calm, disturbed)
+        self.lost += lost
+        self.doubled += doubled
+
+    def result(self, name: str, what: str, shape: str, bars: Sequence[Bar]) -> Result:
+        """`what`: the disturbances, as a column's head."""
+        seconds = {
+            "p50_s": quantile(self.seconds, 0.5),
+            "p99_s": quantile(self.seconds, 0.99),
+            "max_s": max(self.seconds),
+        }
+        lost = {"lost": self.lost, "doubled": self.doubled}
+        row = [len(self.seconds), *(f"{value:.3f}" for value in seconds.values()), *lost.values()]
+        return Result(
+            name=name,
+            figures={**seconds, **lost},
+            columns=(what, "p50 s", "p99 s", "max s", "lost", "doubled"),
+            rows=[list(map(str, row))],
+            shape=shape,
+            threads=1,
+            bars=[*bars, *NOTHING_LOST],
+        )
+
+
+def differences(calm: Streamed, disturbed: Streamed) -> tuple[int, int]:
+    """(lost, doubled): positions that did not come, or with another token; positions that came again."""
+    wanted = dict(zip(calm.positions, calm.tokens, strict=True))
+    came = dict(zip(disturbed.positions, disturbed.tokens, strict=True))
+    lost = sum(came.get(position) != token for position, token in wanted.items())
+    return lost, len(disturbed.positions) - len(came)
+
+
+def pause(times: Sequence[float], since: float) -> float:
+    """The longest wait for a token after that moment; tokens that were on their way then come at once."""
+    return max(b - max(a, since) for a, b in pairwise(times) if b > since)
