@@ -171,7 +171,7 @@ def test_a_named_session_survives_a_refusal(tmp_path: Path) -> None:
 
 async def test_two_hundred_dropped_sessions_leave_all_pages_free(tmp_path: Path) -> None:
     with two_spans(tmp_path, "--metrics", "127.0.0.1:0", "--lease", "1") as swarm:
-        doors = swarm.gateway()
+        doors = swarm.gateway("--lease", "1")
         before = free_pages(doors, swarm)
 
         async def start(client: httpx.AsyncClient, place: int) -> None:
