@@ -378,3 +378,28 @@ def test_a_copy_is_written_beside_the_rows_of_others_and_delays_none() -> None:
     assert [type(task) for task in spare.server.out] == [Work, KvWrite]
     pump.run()
     assert spare.kv == len(client.log) - 1 and not spare.reports
+
+
+def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 1)
+    warm(spare)
+    order(spare)
+    pump.run()
+    had = spare.kv
+    client.raise_credit(CONTEXT + READ + 3)
+    run_without(pump, spare.server)
+    spare.server.plan(pump.now)
+    assert [type(task) for task in spare.server.out] == [KvWrite] * 3
+    results = [Result(), Result(error="the device is lost"), Result()]
+    spare.server.retire(pump.now, results)
+    pump.run()
+    assert [report.trouble for report in spare.reports] == [Trouble.FAILED]
+    client.fence()
+    create = Create(client.session, 2, 4, repair=True)
+    fence = Fence(spare.own, WARM_REPLY, client.epoch, 1000, 1000, create)
+    pump.put(GATEWAY, spare.server.address.peer, fence)
+    pump.run()
+    answers = [i for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
+    assert answers[-1].kv == had + 1

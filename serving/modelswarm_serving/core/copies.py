@@ -168,10 +168,9 @@ class Copies:
 
     def _room(self, now: float, decoding: bool) -> float:
         """Bytes that may be read in this step."""
-        if not (decoding and self._rate):
-            return STEP_BYTES
-        earned = self._rate * (now - self._looked)
-        self._may_read, self._looked = min(STEP_BYTES, self._may_read + earned), now
+        earned, self._looked = self._rate * (now - self._looked), now
+        limited = decoding and self._rate > 0
+        self._may_read = min(STEP_BYTES, self._may_read + earned) if limited else STEP_BYTES
         return self._may_read
 
     def _read(self, hop: Hop) -> _Task | None:
@@ -227,6 +226,8 @@ class Copies:
                 hop.phase = Phase.STOPPED
                 self._out.report(hop, "", Fault(Trouble.FAILED, result.error))
             return
+        if copied.first != hop.kv:
+            return  # what comes before it has failed
         # also for an epoch that has ended: it was right, a pending cut takes what must go
         hop.kv = copied.first + copied.count
         hop.touched = now
