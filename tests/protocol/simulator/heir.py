@@ -110,7 +110,11 @@ class Heir:
         if log.turn is None or not log.tokens or self._where is None:
             self._again(PAUSE)
             return
-        asked = list(log.tokens) == client.log[: len(log.tokens)]  # as far as its next turn came
+        left, asks = (
+            list(log.tokens),
+            client.log,
+        )  # of its next turn, as far as that came, or further
+        asked = left[: len(asks)] == asks[: len(left)]
         self._expect(
             asked or list(log.tokens[: len(self._told)]) == self._told,
             f"the log that is left has {len(log.tokens)} entries: not what the client has read",
