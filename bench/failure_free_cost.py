@@ -2,9 +2,9 @@
 
 Two swarms of 2 spans x 1 server stand side by side: one as it is; in the other nothing is kept, servers beat every 5 s
 and their silence is not suspicious for 20 s. They take turns, in the order on, off, off, on, so that a machine that
-slows down slows both. Which of two equal swarms was started first makes a difference of 5 % on the machine that this was
-written on, so half of the rounds run on swarms started in the other order. `fraction` is the share of tokens/s that is
-lost, the mean of both medians. MODELSWARM_BENCH_ROUNDS shortens it.
+slows down slows both. Which of two equal swarms was started first makes a difference of 5 % on the machine that this
+was written on, so half of the rounds run on swarms started in the other order. `fraction` is the share of tokens/s that
+is lost, the mean of both medians. MODELSWARM_BENCH_ROUNDS shortens it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ OFF_SERVER = ("--replay-memory", "0", "--beat", "5")
 OFF_GATEWAY = ("--silence", "20", "--fence", "30")
 
 
-FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "on": {},
-    "off": {"server_flags": OFF_SERVER, "gateway_flags": OFF_GATEWAY},
+FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of servers and gateway
+    "on": ((), ()),
+    "off": (OFF_SERVER, OFF_GATEWAY),
 }
 
 
@@ -70,8 +70,9 @@ def rounds_of(order: Sequence[str]) -> list[dict[str, float]]:
     with ExitStack() as stack:
         doors = {}
         for name in order:
-            swarm = stack.enter_context(swarm_of(folder, spans=2, **FLAGS[name]))
-            doors[name] = Door(swarm.grpc)
+            servers, gateway = FLAGS[name]
+            swarm = swarm_of(folder, spans=2, server_flags=servers, gateway_flags=gateway)
+            doors[name] = Door(stack.enter_context(swarm).grpc)
         for door in doors.values():
             timed_streams(door, prompts(0), NEW)
         return [one_round(doors, number) for number in range(1, ROUNDS // 2 + 1)]
