@@ -75,6 +75,7 @@ class ServerCore:
         self._shape = shape
         self._now = 0.0
         self._peers = Peers(settings.lease_seconds)
+        self._listed: set[PeerId] = set()  # gateways that have said on this link what they have
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
         self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
@@ -102,11 +103,13 @@ class ServerCore:
         self._now = now
         if self._peers.lapsed(peer, now):
             self._life.lapsed(peer)
+        self._listed.discard(peer)
         self._peers.connected(peer, role, target, lease_seconds, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
         self._now = now
+        self._listed.discard(peer)
         self._peers.disconnected(peer, now)
         fault = Fault(Trouble.LINK_DOWN, "the link broke or could not be dialled")
         for hop in list(self._life.hops):
@@ -149,13 +152,19 @@ class ServerCore:
             case Close():
                 self._life.close(peer, item.handle)
             case Live():
-                self._life.live(peer, item)
+                self._on_live(peer, item)
             case Beat():
                 self._peers.beat(peer, item.draining, now)
             case Find() | LogRequest():
                 self._finding.asked(peer, item, now)
             case _:
                 pass  # for gateways, or answered by the shell
+
+    def _on_live(self, peer: PeerId, live: Live) -> None:
+        """Once on each link: repeated, it would not know of what has been opened since."""
+        if peer not in self._listed:
+            self._listed.add(peer)
+            self._life.live(peer, live)
 
     def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
         hop = self._life.hops.get(go.handle)
