@@ -45,6 +45,18 @@ def dies_saying(made: Gateways, gateway: Gateway, reached: dict[type[Item], set[
     made.kill(gateway)
 
 
+def dies_in_its_fences(made: Gateways, reached: tuple[int, ...]) -> list[int]:
+    """A gateway half way was late, fences, and dies when so many hops have heard; what the client has read."""
+    first = half_way(made)
+    told = [*PROMPT, *first.tokens(SESSION)]
+    names = list(made.servers)
+    made.now += LEASE * 0.6
+    first.core.tick(made.now)
+    dies_saying(made, first, {Fence: {names[number] for number in reached}})
+    made.wait(LEASE + 0.2)
+    return told
+
+
 def goes_on(made: Gateways, gateway: Gateway, prompt: list[int]) -> list[int]:
     """The log that was found; then a turn from `prompt` is right to the last token, and nothing is left over."""
     where = made.find(gateway, SESSION)
@@ -68,13 +80,7 @@ def test_whichever_hops_its_last_fences_reached_all_that_was_read_is_found(
     reached: tuple[int, ...],
 ) -> None:
     made = Gateways()
-    first = half_way(made)
-    told = [*PROMPT, *first.tokens(SESSION)]
-    names = list(made.servers)
-    made.now += LEASE * 0.6
-    first.core.tick(made.now)  # it was late, and fences
-    dies_saying(made, first, {Fence: {names[number] for number in reached}})
-    made.wait(LEASE + 0.2)
+    told = dies_in_its_fences(made, reached)
     log = goes_on(made, made.gateway(2), told)
     assert log[: len(told)] == told
 
@@ -107,13 +113,8 @@ def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
     reached: tuple[int, ...],
 ) -> None:
     made = Gateways()
-    first = half_way(made)
-    told = [*PROMPT, *first.tokens(SESSION)]
+    told = dies_in_its_fences(made, (1,))  # only a hop without a log
     names = list(made.servers)
-    made.now += LEASE * 0.6
-    first.core.tick(made.now)
-    dies_saying(made, first, {Fence: {names[1]}})  # only a hop without a log
-    made.wait(LEASE + 0.2)
     second = made.gateway(2)
     where = made.find(second, SESSION)
     second.core.adopt(where, MODEL, made.fetch(second, where), made.now)
