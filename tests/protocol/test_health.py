@@ -105,6 +105,48 @@ def test_who_was_cut_off_and_is_back_carries_a_canary_first_and_keeps_its_faults
     assert not health.standing("b", 0.0, hops=5).ejected, "nobody is new on trial"
 
 
+def lived(health: Health, boots: list[float], *, as_said: bool = False) -> str:
+    """Processes under one name that began at these times, of which each but the last has ended; the last one."""
+    for number, now in enumerate(boots):
+        if number:
+            health.leave(f"s0/1/{number - 1}", as_said=as_said)
+        health.join(f"s0/1/{number}", now)
+    return f"s0/1/{len(boots) - 1}"
+
+
+def test_a_server_that_died_twice_within_a_minute_is_dearer_and_carries_its_canary_first() -> None:
+    health = Health()
+    peer = lived(health, [0.0, 20.0, 40.0])
+    standing = health.standing(peer, 40.0, hops=0)
+    assert standing.score < 0.5 and standing.canary and not standing.ejected
+    assert health.standing(peer, 40.0, hops=1).ejected, "one session, until that has a token"
+    health.served(peer, 41.0)
+    assert not health.standing(peer, 41.0, hops=1).ejected, "dear, not banned"
+    assert health.standing(peer, 41.0, hops=1).score < 0.5
+    assert health.standing(peer, 400.0, hops=1).score > 0.99, "and not for ever"
+
+
+@pytest.mark.parametrize(
+    ("boots", "as_said"),
+    [([0.0, 20.0], False), ([0.0, 100.0, 300.0], False), ([0.0, 5.0, 10.0, 15.0], True)],
+)
+def test_a_restart_now_and_then_or_one_that_was_announced_is_no_fault(
+    boots: list[float], as_said: bool
+) -> None:
+    health = Health()
+    peer = lived(health, boots, as_said=as_said)
+    standing = health.standing(peer, boots[-1], hops=0)
+    assert standing.score == 1.0 and not standing.canary
+
+
+def test_a_link_that_comes_and_goes_is_no_death() -> None:
+    health = Health()
+    for number in range(10):
+        health.join("s0/1/a", float(number))
+        assert health.standing("s0/1/a", float(number), hops=0).score == 1.0
+        health.leave("s0/1/a")
+
+
 def test_gone_servers_are_not_remembered_for_ever() -> None:
     health = Health()
     for number in range(3 * REMEMBERED):
@@ -113,6 +155,7 @@ def test_gone_servers_are_not_remembered_for_ever() -> None:
         health.leave(f"{number}")
         health.pace(f"{number}")
     assert len(health._gone) == REMEMBERED
+    assert len(health._lives._last) == REMEMBERED
     assert not health._records and not health.on_trial
 
 
@@ -238,6 +281,19 @@ def route(swarm: Swarm) -> list[Server]:
 def ejected(swarm: Swarm) -> list[str]:
     fleet = swarm.core._fleet
     return [peer for peer in swarm.servers if fleet.standing(peer, swarm.now).ejected]
+
+
+def test_a_server_that_keeps_dying_is_on_trial_with_each_new_life() -> None:
+    swarm = Swarm()
+    first, _ = swarm.serve(0, 4), swarm.serve(0, 4)
+    for boot in "cd":
+        swarm.kill(first)
+        hello = replace(first.hello, peer=first.peer[:-1] + boot)
+        first = swarm.servers[hello.peer] = replace(first, hello=hello)
+        swarm.now += 5.0
+        swarm.link(first)
+    standing = swarm.core._fleet.standing(first.peer, swarm.now)
+    assert standing.canary and standing.score < 0.5
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -56,12 +56,12 @@ class Fleet:
         self._resting: Mapping[PeerId, int] = {}  # of those, from which no token is expected now
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
 
-    def join(self, hello: Hello) -> bool:
+    def join(self, hello: Hello, now: float = 0.0) -> bool:
         """False: it cannot be planned with, and is as if it were not there."""
         if not makes_sense(hello):
             return False
         self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
-        self._health.join(hello.peer)
+        self._health.join(hello.peer, now)
         self._pricing.forget()
         if hello.hold_ms:
             self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
@@ -69,10 +69,11 @@ class Fleet:
         return True
 
     def leave(self, peer: PeerId) -> None:
+        as_said = self.is_left(peer, STOPPING)
         self.use_again(peer, STOPPING)  # whoever comes back on a new link says so again
         server = self._servers.pop(peer, None)
         if server is not None:
-            self._health.leave(peer)
+            self._health.leave(peer, as_said=as_said)
             self._pricing.forget()
             self._unsettled.add(server.hello.model)
 

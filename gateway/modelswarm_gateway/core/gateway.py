@@ -97,7 +97,7 @@ class GatewayCore:
     def connected(self, hello: Hello, now: float) -> None:
         """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
         self._wake(now)
-        if not self._fleet.join(hello):
+        if not self._fleet.join(hello, now):
             return
         self._detection.joined(hello.peer, now)
         owned = tuple(

@@ -1,7 +1,8 @@
 """How well each server does, against others like it: one score, and whether it is ejected.
 
 Pure; used by `fleet.py`. A server that was at fault, or is much slower than its like, is ejected for a short time, for
-twice as long when it happens again, and comes back by carrying one session, the canary. Knows no sessions or routes.
+twice as long when it happens again, and comes back by carrying one session, the canary. So does a new process whose
+forerunners under its name keep dying (`lives.py`): it is dearer, and never banned. Knows no sessions or routes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat
+from modelswarm_gateway.core.lives import Lives
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.core.servers import FORGET_SECONDS
 
@@ -60,16 +62,25 @@ class Health:
     def __init__(self) -> None:
         self._records: dict[PeerId, Record] = {}
         self._gone: dict[PeerId, Record] = {}  # of servers whose link is down, oldest first
+        self._lives = Lives()
         self.on_trial: set[PeerId] = set()
 
-    def join(self, peer: PeerId) -> None:
-        """One that is back, and no new process, has its faults still, and a canary to carry."""
-        if record := self._gone.pop(peer, None):
+    def join(self, peer: PeerId, now: float = 0.0) -> None:
+        """One that is back, and no new process, has its faults still, and a canary to carry; so has one whose
+        forerunners died of late, as often as they did."""
+        deaths = self._lives.begin(peer, now)
+        record = self._gone.pop(peer, None)
+        if record is None and deaths:
+            record = Record(errors=deaths, struck_at=now)
+        if record is not None:
             record.trial = True
             self._records[peer] = record
             self.on_trial.add(peer)
 
-    def leave(self, peer: PeerId) -> None:
+    def leave(self, peer: PeerId, *, as_said: bool = False) -> None:
+        """`as_said`: it had told that it would end."""
+        if as_said:
+            self._lives.end(peer)
         record = self._records.pop(peer, Record())
         self.on_trial.discard(peer)
         record.pace, record.slowness, record.free = Pace(), 1.0, 1.0
