@@ -56,6 +56,7 @@ from modelswarm_gateway.errors import ApiError, Code, from_refusal, taken_over
 from modelswarm_gateway.faults import Faults
 from modelswarm_gateway.library import Entry, Library
 from modelswarm_gateway.questions import Questions
+from modelswarm_gateway.timeouts import beat_fault
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Node:
             lease_ms=round(1000 * settings.lease_seconds),
         )
         self._lease_seconds = settings.lease_seconds
+        self._silence_seconds = settings.silent_seconds
         self._links = Links(hello, self)
         self._source = source
         self._directory = Directory(source, self._links.dial, clock)
@@ -143,6 +145,8 @@ class Node:
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
         if (fault := lease_fault(self._lease_seconds, hello)) is not None:
             log.warning("%s", fault)
+        if (fault := beat_fault(self._silence_seconds, hello)) is not None:
+            log.error("%s", fault)
         self._beats.join(peer)
         self._directory.linked(peer)
         self._core.connected(hello, self._clock())

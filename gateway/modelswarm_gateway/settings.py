@@ -90,7 +90,7 @@ _OPTIONS: list[click.Parameter] = [
                  "0.3. More on machines that stand still at times."),
     click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not answer, if there "
-                 "is no other; default: 5."),
+                 "is no other; default: 5, or a shorter --hold."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=LEAST_LEASE, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "

@@ -1,11 +1,14 @@
 """Timeouts that contradict each other are refused when the gateway starts, in one sentence that names both flags.
 
-Used by `settings.py`. What is not given fits what is; only what a person has said twice can be a conflict.
+Used by `settings.py`. What is not given fits what is; only what a person has said twice can be a conflict. What servers
+were started with is known when they are linked (`node.py`): then it is an error in the log, and the longer one counts.
 """
 
 from __future__ import annotations
 
 from modelswarm.errors import UserError
+from modelswarm.protocol.messages import Hello
+from modelswarm_gateway.core.suspicion import least_silence
 
 KEEPALIVE, FENCE, SILENCE, DEAD = 5.0, 5.0, 0.3, 15.0  # seconds, where nobody says otherwise
 TWO_BEATS = 0.2  # a server that lives is silent for one of them
@@ -25,7 +28,7 @@ def keepalive_seconds(wanted: float | None, hold: float) -> float:
 
 def fence_seconds(wanted: float | None, silence: float | None, hold: float) -> float:
     """Nobody is waited for longer than sessions wait, nor given up before it can be suspected."""
-    fence = FENCE if wanted is None else wanted
+    fence = _fence_that_fits(silence, hold) if wanted is None else wanted
     if wanted is not None and 0 < hold < wanted:
         raise UserError(
             "--fence",
@@ -42,6 +45,23 @@ def fence_seconds(wanted: float | None, silence: float | None, hold: float) -> f
             f"{silence:g} s is not below --fence {fence:g} s: a server would be given up before it is suspected",
         )
     return fence
+
+
+def _fence_that_fits(silence: float | None, hold: float) -> float:
+    """Within the hold, as far as there is time left to suspect anybody before."""
+    least = 2 * (SILENCE if silence is None else silence)
+    return min(FENCE, max(hold, least)) if hold else FENCE
+
+
+def beat_fault(silence: float, hello: Hello) -> str | None:
+    """What to tell people of a server that may live and be silent for longer than is suspicious here."""
+    patience = least_silence(silence, hello.beat_ms / 1000)
+    if patience == silence:
+        return None
+    return (
+        f"{hello.peer} was started with --beat {hello.beat_ms / 1000:g}, this process with --silence {silence:g}, "
+        f"less than two of those: {patience:g} s of silence are allowed to it; lower --beat, or raise --silence"
+    )
 
 
 def dead_seconds(silence: float) -> float:

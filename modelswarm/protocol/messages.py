@@ -55,6 +55,9 @@ class Hello:
     hold_ms: int = 0  # a session of this model may be held so long; 0: as the gateway sees fit
     zone: str = ""  # failure domain; empty: not known. Repairs prefer another one
     lease_ms: int = 0  # what it was started with (R19); 0: it does not say
+    beat_ms: int = (
+        0  # between signs of life of a server whose sessions run (R21); 0: it does not say
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,6 +293,7 @@ class Hello(_message.Message):
     HOLD_MS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
+    BEAT_MS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
     link: _builtins.str
@@ -311,6 +312,7 @@ class Hello(_message.Message):
     hold_ms: _builtins.int
     zone: _builtins.str
     lease_ms: _builtins.int
+    beat_ms: _builtins.int
     @_builtins.property
     def version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """major, minor"""
@@ -337,10 +339,11 @@ class Hello(_message.Message):
         hold_ms: _builtins.int = ...,
         zone: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
+        beat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ms", b"beat_ms", "dtype", b"dtype", "first", b"first", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

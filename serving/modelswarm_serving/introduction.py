@@ -44,6 +44,7 @@ class Introduction:
             hold_ms=round(1000 * (settings.hold_seconds or 0)),
             zone=settings.zone,
             lease_ms=round(1000 * settings.lease_seconds),
+            beat_ms=round(1000 * settings.beat_seconds),
         )
 
     def member(self, target: str, metrics: str) -> Member:

@@ -48,6 +48,24 @@ def test_a_server_whose_beats_are_late_gets_more_patience_within_limits() -> Non
     assert beating([2.0] * 200)[0].patience("a") == LONGEST_SILENCE
 
 
+@pytest.mark.parametrize(("beat", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)])
+def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
+    beat: float, patience: float
+) -> None:
+    suspicion = Suspicion(0.3)
+    suspicion.join("a", 0.0, beat)
+    suspicion.expect({"a"}, 0.0)
+    assert suspicion.patience("a") == pytest.approx(patience)
+
+
+def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
+    swarm = Swarm()
+    for _ in range(2):
+        swarm.link(swarm.serve(0, 4, link=False), beat_ms=1000)
+    suspicion = swarm.core._detection._suspicion
+    assert {suspicion.patience(peer) for peer in swarm.servers} == {3.0}
+
+
 def test_nothing_is_expected_of_an_idle_server() -> None:
     suspicion = Suspicion(0.3)
     suspicion.join("a", 0.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 import pytest
 
 from modelswarm.errors import UserError
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway import timeouts
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.settings import parse
@@ -54,6 +57,32 @@ def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
 def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
     settings = parse([*MEMBERS, *flags])
     assert settings.silence_seconds < settings.fence_seconds
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    (
+        (("--hold", "2"), 2.0),
+        (("--hold", "60"), 5.0),
+        (("--hold", "0"), 5.0),
+        (("--hold", "0.1"), 0.6),  # or nobody could be suspected before
+        (("--hold", "1", "--silence", "2"), 4.0),
+    ),
+)
+def test_a_fence_is_waited_for_no_longer_than_sessions_wait(
+    flags: tuple[str, ...], seconds: float
+) -> None:
+    assert parse([*MEMBERS, *flags]).fence_seconds == seconds
+
+
+def test_a_server_that_beats_less_often_than_silence_allows_is_named_with_both_flags() -> None:
+    hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, beat_ms=5000)
+    fault = timeouts.beat_fault(0.3, hello)
+    assert fault is not None
+    assert "s0/1/a" in fault and "--beat 5," in fault and "--silence 0.3," in fault
+    assert "15 s of silence" in fault
+    for beat_ms, silence in ((0, 0.3), (100, 0.2), (150, 0.3), (5000, 10.0)):
+        assert timeouts.beat_fault(silence, replace(hello, beat_ms=beat_ms)) is None
 
 
 def test_a_lease_that_no_beat_could_keep_is_refused() -> None:

@@ -50,8 +50,8 @@ class Detection:
         self._slow: set[PeerId] = set()  # servers whose sessions are moved away
         self.live: set[PeerId] = set()  # servers that carry routes which run
 
-    def joined(self, peer: PeerId, now: float) -> None:
-        self._suspicion.join(peer, self._clock.read(now))
+    def joined(self, peer: PeerId, beat_seconds: float, now: float) -> None:
+        self._suspicion.join(peer, self._clock.read(now), beat_seconds)
 
     def left(self, peer: PeerId, now: float) -> None:
         self._suspicion.leave(peer)

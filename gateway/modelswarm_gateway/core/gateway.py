@@ -99,7 +99,7 @@ class GatewayCore:
         self._wake(now)
         if not self._fleet.join(hello, now):
             return
-        self._detection.joined(hello.peer, now)
+        self._detection.joined(hello.peer, hello.beat_ms / 1000, now)
         owned = tuple(
             LiveSession(session.name, hop.own, session.epoch)
             for session in self._sessions.values()

@@ -20,6 +20,14 @@ ENOUGH_GAPS = 16  # ... so often
 KEPT_GAPS = 128
 GAPS_OF_SILENCE = 4.0
 LONGEST_SILENCE = 2.0  # seconds; whatever a server's gaps have been
+LONGEST_BEAT = 5.0  # seconds; nobody is believed to beat less often
+BEATS_OF_SILENCE = 3.0
+
+
+def least_silence(silent_seconds: float, beat_seconds: float) -> float:
+    """Silence shorter than this is never suspicious of a server that has told how often it beats (0: it has not)."""
+    beat = min(beat_seconds, LONGEST_BEAT)
+    return silent_seconds if 2 * beat <= silent_seconds else BEATS_OF_SILENCE * beat
 
 
 class Gaps:
@@ -45,6 +53,7 @@ class Gaps:
 @dataclass(slots=True)
 class _Vital:
     heard: float  # last sign of life
+    least: float  # seconds of silence that are never suspicious
     live: float | None = None  # since when it carries a live route, and is expected to beat often
     gaps: Gaps = field(default_factory=Gaps)
     suspected: bool = False
@@ -52,14 +61,14 @@ class _Vital:
 
 class Suspicion:
     def __init__(self, silent_seconds: float) -> None:
-        """`silent_seconds`: silence shorter than this is never suspicious."""
+        """`silent_seconds`: shorter silence is never suspicious."""
         self._least = silent_seconds
         self._vitals: dict[PeerId, _Vital] = {}
         self._live: set[PeerId] = set()
         self.suspected: frozenset[PeerId] = frozenset()
 
-    def join(self, peer: PeerId, time: float) -> None:
-        self._vitals[peer] = _Vital(time)
+    def join(self, peer: PeerId, time: float, beat_seconds: float = 0.0) -> None:
+        self._vitals[peer] = _Vital(time, least_silence(self._least, beat_seconds))
 
     def leave(self, peer: PeerId) -> None:
         self._vitals.pop(peer, None)
@@ -96,8 +105,8 @@ class Suspicion:
 
     def patience(self, peer: PeerId) -> float:
         """The silence that is suspicious, of a server on a live route."""
-        learnt = GAPS_OF_SILENCE * self._vitals[peer].gaps.p99
-        return max(self._least, min(learnt, LONGEST_SILENCE))
+        vital = self._vitals[peer]
+        return max(vital.least, min(GAPS_OF_SILENCE * vital.gaps.p99, LONGEST_SILENCE))
 
     def find(self, time: float) -> list[PeerId]:
         """Who is suspected from now on."""
