@@ -44,6 +44,7 @@ class Opened:
     peer: PeerId
     own: Handle
     reply: Handle
+    session: str
     kv: int = 0
 
 
@@ -63,7 +64,7 @@ class Script:
         )  # tokens come when a test says so
         self.core = GatewayCore(patient, "g/1/0", 1, itertools.count(1).__next__)
         self._handles = itertools.count(1000)
-        self.hops: dict[tuple[PeerId, int, int], Opened] = {}
+        self.hops: dict[tuple[str, PeerId, int, int], Opened] = {}
         self.alive: set[PeerId] = set()  # say so
 
     def serve(self, name: str, first: int, last: int) -> PeerId:
@@ -107,8 +108,9 @@ class Script:
         if fence.create is not None:
             if peer in self.refusing:
                 return Fenced(fence.reply, NO_HANDLE, fence.epoch, refused=self.refusing[peer])
-            key = (peer, fence.create.first, fence.create.last)
-            self.hops[key] = Opened(peer, next(self._handles), fence.reply)
+            name = fence.create.session
+            key = (name, peer, fence.create.first, fence.create.last)
+            self.hops[key] = Opened(peer, next(self._handles), fence.reply, name)
             hop = self.hops[key]
         else:
             hop = next(hop for hop in self.hops.values() if hop.own == fence.handle)
@@ -124,9 +126,11 @@ class Script:
     def kept(self, hop: Opened) -> tuple[KeptRows, ...]:
         return ()
 
-    def hop(self, peer: PeerId) -> Opened:
-        """The only one there."""
-        [found] = [hop for key, hop in self.hops.items() if key[0] == peer]
+    def hop(self, peer: PeerId, session: str | None = None) -> Opened:
+        """The only one there, of that session or of all."""
+        [found] = [
+            hop for hop in self.hops.values() if hop.peer == peer and session in (None, hop.session)
+        ]
         return found
 
     def says(self, peer: PeerId, item: Item) -> None:
@@ -137,13 +141,13 @@ class Script:
         """The tail of its route has picked one; everybody has run all before it."""
         view = self.view(session)
         for at in view:
-            self.hops[at].kv = self.length(session)
-        tail = self.hops[view[-1]]
+            self.hops[session, *at].kv = self.length(session)
+        tail = self.hops[session, *view[-1]]
         self.says(tail.peer, Token(tail.reply, self.epoch(session), self.length(session), token))
 
     def copied(self, session: str, peer: PeerId, kv: int) -> None:
         """The warm hop there has run so many rows."""
-        hop = self.hop(peer)
+        hop = self.hop(peer, session)
         hop.kv = kv
         self.says(peer, Window(hop.reply, self.epoch(session), kv, 0))
 

@@ -75,13 +75,11 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     script.copied("s", new, 22)
     assert script.route("s") == ["a", "b"], "a token is under way"
     script.token("s")
-    assert script.route("s") == ["a", "b"], "at rest, and a position is missing"
-    script.copied("s", new, 23)
-    assert script.route("s") == ["a", "c"]
+    assert script.route("s") == ["a", "c"], "at rest; what is missing comes from kept rows"
     assert [fence.create for fence in script.told(new, Fence)] == [None]
     assert len(script.told(old, Close)) == 1 and not script.told(old, Fence)
     [go] = script.told(new, Go)
-    assert not go.warm and go.start == 23 and go.length == 24
+    assert not go.warm and go.start == 22 and go.length == 24
     assert outcomes(script) == ["moved"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
@@ -98,15 +96,78 @@ def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_re
     assert script.route("s") == ["a", "c"]
 
 
-def test_a_session_at_rest_does_not_wait_for_the_last_position() -> None:
+def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     script, old, new = two_spans()
     leave(script, old)
     for _ in range(3):
         script.token("s")
-    script.copied("s", new, 22)
+    script.copied("s", new, 20)
     assert script.route("s") == ["a", "b"]
-    script.wait(0.1)
+    script.copied("s", new, 21)
     assert script.route("s") == ["a", "c"]
+
+
+def three_that_leave(settings: GatewaySettings | None = None) -> tuple[Script, str, str]:
+    """Sessions s0, s1 and s2 over `a` and `b`, all on their way to `c`."""
+    script = Script(settings or GatewaySettings())
+    script.serve("a", 0, 2)
+    old = script.serve("b", 2, 4)
+    for name in ("s0", "s1", "s2"):
+        script.ask(name, PROMPT, credit_ahead=AHEAD)
+        for _ in range(4):
+            script.token(name)
+    new = script.serve("c", 2, 4)
+    script.wait(1.0)
+    leave(script, old)
+    return script, old, new
+
+
+def routes(script: Script) -> list[str]:
+    return [script.route(name)[1] for name in ("s0", "s1", "s2")]
+
+
+def test_the_sessions_of_a_server_go_over_together() -> None:
+    script, _, new = three_that_leave()
+    script.copied("s0", new, 23)
+    script.copied("s1", new, 23)
+    script.wait(1.0)
+    assert routes(script) == ["b", "b", "b"]
+    script.copied("s2", new, 22)
+    script.wait(0.1)
+    assert routes(script) == ["c", "c", "c"]
+
+
+def test_a_session_waits_only_so_long_for_the_others() -> None:
+    script, _, new = three_that_leave()
+    script.copied("s0", new, 23)
+    at = 0
+    while at < 20 and routes(script) == ["b", "b", "b"]:  # the others come on, slowly
+        at += 1
+        script.copied("s1", new, at)
+        script.copied("s2", new, at)
+        script.wait(1.0)
+    assert 9 <= at <= 11 and routes(script) == ["c", "b", "b"]
+
+
+def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited_for() -> None:
+    script, _, new = three_that_leave(GatewaySettings(copy_seconds=2.0, copies_per_server=3))
+    script.copied("s0", new, 23)
+    script.copied("s1", new, 23)
+    script.wait(2.2)
+    assert routes(script) == ["c", "c", "b"] and outcomes(script).count("dropped") == 1
+
+
+def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
+    script, old, new = three_that_leave(GatewaySettings(copies_per_server=2))
+    script.copied("s0", new, 23)
+    script.wait(1.0)
+    view = script.core.moves.view(old)
+    assert view is not None and (view.hops, view.moving) == (3, 2)
+    script.core.close("s1", script.now)
+    script.wait(0.1)
+    assert script.route("s0") == ["a", "c"], "alone in its wave"
+    view = script.core.moves.view(old)
+    assert view is not None and (view.hops, view.moving) == (1, 1), "the next wave"
 
 
 def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:

@@ -31,7 +31,7 @@ class GatewaySettings:
     )
     loops_without_token: int = 10  # this many loops without a new token (R21): held
     give_up_kv_after: int = 3  # a held session frees its KV elsewhere after so many tries (R12)
-    copies_per_server: int = 2  # planned moves that a server has a part in at a time (R13)
+    copies_per_server: int = 8  # planned moves that a server has a part in at a time (R13)
     copy_seconds: float = 5.0  # a copy that gets no nearer for so long is dropped
     copy_tries: int = 3  # after so many failed copies, a session is moved without one
     rebalance_seconds: float = (

@@ -36,6 +36,7 @@ class Move:
     lag: int = 1 << 60  # positions; the least so far
     since: float = 0.0  # when it last shrank
     near_at: float | None = None  # when the new hops first had nearly all
+    rest_at: float | None = None  # when the session was told to come to rest
     kv: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
     fed: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
 

@@ -2,9 +2,10 @@
 
 The new hop, or a chain of them, is opened beside the route and takes a copy of the KV of the old one, while that
 serves; when it is nearly there, the swarm is given no more credit, so that the session comes to rest at a token: with
-nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. Ticked and
-told what servers say by `gateway.py`; servers to be left are named by beats, by `modelswarm drain` and by whoever
-calls `leave`.
+nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. The sessions
+of a server go over together, in waves: one by one, they would long be divided among two servers, in steps that are
+half empty. Ticked and told what servers say by `gateway.py`; servers to be left are named by beats, by
+`modelswarm drain` and by whoever calls `leave`.
 A copy stands beside the session (`Session.spare`) and never touches it: whatever goes wrong with it ends the copy, and
 a loop that the session enters for another reason wins. Does not know how a loop is run (`recovery.py`).
 """
@@ -46,9 +47,10 @@ from modelswarm_gateway.routing import Leg
 
 PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
 NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
-NEAR = 2  # positions that a copy may be behind when the session is to come to rest
+NEAR = 2  # positions that a copy may lack: to read them again from kept rows, with the next, is sooner than to wait
 MOVE_AHEAD = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
-REST_SECONDS = 3.0  # a copy that is there waits no longer for that
+WAVE_SECONDS = 10.0  # a copy that is there waits no longer for the others of its wave
+REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
 
 
 class Moves:
@@ -127,14 +129,10 @@ class Moves:
     def _look_after(self, move: Move, now: float) -> None:
         if not self._stands(move):
             self._give_up(move, Ended.OVERTAKEN, now)
-        elif move.copying and behind(move) <= 1 and self._may_switch(move, now):
-            self._switch(move, now)
+        elif move.copying and behind(move) <= NEAR:
+            self._approach(move, now)
         elif now - move.since >= self._settings.copy_seconds:
             self._fail(move, now)
-
-    def _may_switch(self, move: Move, now: float) -> bool:
-        waited = 0.0 if move.near_at is None else now - move.near_at
-        return move.session.at_rest or waited >= REST_SECONDS
 
     def _stands(self, move: Move) -> bool:
         """Whether the session still runs as it did when the move began, and the old hop is still to be left."""
@@ -152,9 +150,10 @@ class Moves:
     def _begin_some(self, now: float) -> None:
         looked_at = 0
         busy = self._busy()
+        closed = {move.old.peer for move in self._moves.values() if move.near_at is not None}
         for session in list(self._sessions.values()):
             hop = next((h for h in session.hops if self._may_begin(session, h, busy, now)), None)
-            if hop is None:
+            if hop is None or hop.peer in closed:
                 continue
             looked_at += 1
             if looked_at > PER_TICK:
@@ -297,13 +296,24 @@ class Moves:
         self._approach(move, now)
 
     def _approach(self, move: Move, now: float) -> None:
-        lag = behind(move)
-        if lag <= NEAR:
-            move.session.most_ahead = 0
-            if move.near_at is None:
-                move.near_at = move.since = now
-        if lag <= 0 and move.session.at_rest:
+        """Perhaps it is time to go over."""
+        if behind(move) > NEAR:
+            return
+        move.since = now
+        if move.near_at is None:
+            move.near_at = now
+        if move.rest_at is None:
+            if not self._wave_goes(move.old.peer, now):
+                return
+            move.session.most_ahead, move.rest_at = 0, now
+        if move.session.at_rest or now - move.rest_at >= REST_SECONDS:
             self._switch(move, now)
+
+    def _wave_goes(self, peer: PeerId, now: float) -> bool:
+        """All copies of what is there have come near, or one has waited long for the others."""
+        wave = [move.near_at for move in self._moves.values() if move.old.peer == peer]
+        near = [at for at in wave if at is not None]
+        return len(near) == len(wave) or now - min(near, default=now) >= WAVE_SECONDS
 
     def _switch(self, move: Move, now: float) -> None:
         del self._moves[move.session.name]
