@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.1  # seconds between a failed dial and the next
 LONGEST_PAUSE = 2.0
+GONE = 60.0  # seconds without a link: the server is taken for dead, though its place is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class _Dial:
     failure: str = ""  # why the last one ended
     tried: bool = False
     up: bool = False
+    model: str = ""  # of who was linked last; "": nobody was yet
+    broke: float = 0.0  # when that link did
 
 
 class Directory:
@@ -77,11 +80,23 @@ class Directory:
         """Whether everybody who is present has been tried."""
         return all(dial.tried for dial in self._dials.values())
 
-    def linked(self, peer: PeerId) -> None:
+    def cut_off(self, model: str) -> list[PeerId]:
+        """Places whose server may live and serve the model, and has no link: it broke not long ago, or the first dial
+        is still under way. Who could not be dialled from the first is starting, and knows nothing.
+        """
+        lately = self._clock() - GONE
+        return [
+            peer
+            for peer, dial in self._dials.items()
+            if not dial.tried or (not dial.up and dial.model == model and dial.broke > lately)
+        ]
+
+    def linked(self, peer: PeerId, model: str) -> None:
         dial = self._of(peer)
         if dial is not None:
             dial.pause, dial.due, dial.failure = FIRST_PAUSE, None, ""
             dial.tried = dial.up = True
+            dial.model = model
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
         """The link broke or could not be made: dial again, later each time."""
@@ -90,6 +105,8 @@ class Directory:
             return
         if not dial.up and dial.failure != reason:  # a server that loads for long is one line
             log.info("%s cannot be linked: %s", peer, reason)
+        if dial.up:
+            dial.broke = self._clock()
         dial.tried, dial.up, dial.failure = True, False, reason
         dial.due = self._clock() + dial.pause
         dial.pause = min(2 * dial.pause, LONGEST_PAUSE)

@@ -18,6 +18,7 @@ from modelswarm_gateway.sessions import Key, SessionBook, wire_name
 
 PATIENCE = 60.0  # seconds that a request waits for a lease to end: two of the usual ones
 LOOK_AGAIN = 1.0
+ASK_AGAIN = 3.0  # seconds for which servers that are silent or cut off are asked again
 
 
 class Elsewhere(Exception):
@@ -55,12 +56,18 @@ class Finder:
         return (await self._engine.find(wire_name(key), key[0])).living
 
     async def _find(self, ask: Ask, key: Key) -> int:
-        deadline = self._clock() + PATIENCE
+        begun = self._clock()
+        deadline, sure = begun + PATIENCE, begun + ASK_AGAIN
         while True:
             where = await self._engine.find(wire_name(key), key[0])
             if where.living:
                 raise _at(where, ask)
+            if where.unheard and self._clock() < sure:  # they may know who has it, or more of it
+                await asyncio.sleep(LOOK_AGAIN / 10)
+                continue
             if not where.holders:
+                if where.unheard and ask.after is not None:
+                    raise _unknown()
                 return where.epoch.counter
             if where.wait <= 0:
                 if await self._engine.adopt(where, key[0]):
@@ -81,6 +88,11 @@ class Finder:
             detail = "the gateway that held this session is gone; it can be taken over later"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=where.wait)
         await asyncio.sleep(min(where.wait + 0.01, LOOK_AGAIN))
+
+
+def _unknown() -> ApiError:
+    detail = "not all servers that may know this session can be reached; go on with Last-Event-ID"
+    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
 def _at(where: Whereabouts, ask: Ask) -> Exception:

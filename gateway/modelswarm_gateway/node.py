@@ -98,7 +98,7 @@ class Node:
         self._looked = self._knows = False
         self.faults = Faults()
         self.drains = Drains(self._core, clock, self._flush)
-        self._questions = Questions(self._core, clock, self._flush)
+        self._questions = Questions(self._core, clock, self._flush, self._directory.cut_off)
 
     def reachable_at(self, target: str) -> None:
         """Where other gateways may pass requests on to: `HTTP,GRPC`. Before the first link."""
@@ -148,7 +148,7 @@ class Node:
         if (fault := beat_fault(self._silence_seconds, hello)) is not None:
             log.error("%s", fault)
         self._beats.join(peer)
-        self._directory.linked(peer)
+        self._directory.linked(peer, hello.model)
         self._core.connected(hello, self._clock())
         self._library.linked(hello)
         self._forget_cards()

@@ -6,17 +6,24 @@ Used by the node, which hands it the core's Whereabouts and Fetched. Every wait 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.effects import Fetched, Holder, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
 
 
 class Questions:
     def __init__(
-        self, core: GatewayCore, clock: Callable[[], float], flush: Callable[[], None]
+        self,
+        core: GatewayCore,
+        clock: Callable[[], float],
+        flush: Callable[[], None],
+        cut_off: Callable[[str], Collection[PeerId]],
     ) -> None:
+        """`cut_off` tells the servers of a model that are there, and have no link now."""
         self._core, self._clock, self._flush = core, clock, flush
+        self._cut_off = cut_off
         self._found: dict[str, asyncio.Future[Whereabouts]] = {}
         self._fetched: dict[str, asyncio.Future[Fetched]] = {}
 
@@ -33,7 +40,7 @@ class Questions:
         waiting = self._found.get(session)
         if waiting is None:
             waiting = self._found[session] = asyncio.get_running_loop().create_future()
-            self._core.find(session, model, self._clock())
+            self._core.find(session, model, self._clock(), self._cut_off(model))
             self._flush()
         return await asyncio.shield(waiting)
 

@@ -309,7 +309,26 @@ def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
     gateway.core.tick(made.now)
     found = [e for e in gateway.core.drain() if isinstance(e, Whereabouts)]
     assert len(found) == 1
-    assert found[0].owner == ""
+    assert (found[0].owner, found[0].unheard) == ("", tuple(sorted(made.servers)))
+
+
+def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
+    made = swarm()
+    half_way(made)
+    other, (head, tail) = made.gateway(2), sorted(made.servers)
+    assert made.find(other, SESSION).unheard == ()
+    other.core.find(SESSION, MODEL, made.now)
+    made.cut(other, head)
+    made.run()
+    found = other.last(Whereabouts)
+    assert isinstance(found, Whereabouts)
+    assert (found.living, found.unheard) == (True, (head,)), "its link broke meanwhile"
+    made.cut(other, tail)
+    other.core.find(SESSION, MODEL, made.now, (head, tail))
+    made.run()
+    found = other.last(Whereabouts)
+    assert isinstance(found, Whereabouts)
+    assert (found.owner, found.unheard) == ("", (head, tail)), "nobody was left to be asked"
 
 
 @pytest.mark.parametrize("seed", range(30))

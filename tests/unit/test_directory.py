@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from modelswarm.protocol.identity import Address
-from modelswarm_gateway.directory import FIRST_PAUSE, LONGEST_PAUSE, Directory
+from modelswarm_gateway.directory import FIRST_PAUSE, GONE, LONGEST_PAUSE, Directory
 from modelswarm_gateway.members import MembersFolder
 
 
@@ -39,7 +39,7 @@ def test_a_member_is_dialled_once_until_its_dial_ends(tmp_path: Path) -> None:
     watched.write("s0", "s0/1/a", model="m", pid=1)
     assert watched.poll() == ["s0/1/a"]
     assert watched.poll(after=100) == []
-    watched.directory.linked("s0/1/a")
+    watched.directory.linked("s0/1/a", "m")
     assert watched.poll(after=100) == []
 
 
@@ -64,7 +64,7 @@ def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> N
     for _ in range(6):
         watched.directory.unlinked("s0/1/a", "refused")
         watched.poll(after=LONGEST_PAUSE)
-    watched.directory.linked("s0/1/a")
+    watched.directory.linked("s0/1/a", "m")
     watched.directory.unlinked("s0/1/a", "refused")
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
@@ -111,3 +111,39 @@ def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
     folder.mkdir()
     watched.write("s0", "s0/1/a")
     assert watched.poll() == ["s0/1/a"]
+
+
+def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    assert watched.directory.cut_off("m") == ["s0/1/a"], "nobody knows yet what it serves"
+    watched.directory.linked("s0/1/a", "m")
+    assert watched.directory.cut_off("m") == []
+    watched.directory.unlinked("s0/1/a", "broke")
+    watched.poll(after=LONGEST_PAUSE)
+    watched.directory.unlinked("s0/1/a", "refused")
+    assert watched.directory.cut_off("m") == ["s0/1/a"]
+    assert watched.directory.cut_off("another") == []
+    watched.directory.linked("s0/1/a", "m")
+    assert watched.directory.cut_off("m") == []
+    watched.directory.unlinked("s0/1/a", "broke")
+    (tmp_path / "s0.json").unlink()
+    watched.poll()
+    assert watched.directory.cut_off("m") == [], "it left the members"
+
+
+def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.write("s1", "s1/1/a")
+    watched.poll()
+    watched.directory.unlinked("s1/1/a", "it loads")
+    watched.directory.linked("s0/1/a", "m")
+    watched.directory.unlinked("s0/1/a", "broke")
+    for _ in range(round(GONE / LONGEST_PAUSE)):
+        assert watched.directory.cut_off("m") == ["s0/1/a"], "the other one knows nothing"
+        watched.poll(after=LONGEST_PAUSE)
+        watched.directory.unlinked("s0/1/a", "refused")
+    watched.poll(after=LONGEST_PAUSE)
+    assert watched.directory.cut_off("m") == []

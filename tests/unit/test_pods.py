@@ -74,12 +74,12 @@ def test_where_a_pod_is_dialled(ip: str, port: int, target: str) -> None:
 def test_a_pod_that_is_linked_is_left_alone_and_dialled_again_when_its_container_restarts() -> None:
     watched = Watched()
     watched.put(pod("p", ready=True))
-    watched.directory.linked("p/1/first")
+    watched.directory.linked("p/1/first", "m")
     assert watched.poll(after=60) == []
     watched.directory.unlinked("p/1/first", "closed")
     assert watched.poll() == []
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
-    watched.directory.linked("p/1/second")
+    watched.directory.linked("p/1/second", "m")
     assert watched.poll(after=60) == []
 
 
@@ -108,7 +108,7 @@ def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
 def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, Any]) -> None:
     watched = Watched()
     watched.put(pod("p"))
-    watched.directory.linked("p/1/a")
+    watched.directory.linked("p/1/a", "m")
     assert watched.put(pod("p", **change)) == []
     watched.directory.unlinked("p/1/a", "closed")
     assert watched.poll(after=60) == []
@@ -117,7 +117,7 @@ def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, A
 def test_a_pod_that_is_gone_makes_room_for_its_successor_at_the_same_address() -> None:
     watched = Watched()
     watched.put(pod("p-1"))
-    watched.directory.linked("p-1/1/a")
+    watched.directory.linked("p-1/1/a", "m")
     assert watched.put(pod("p-2", incarnation="2")) == ["p-2/2"]
     assert watched.put(pod("p-1"), kind="DELETED") == []
     watched.directory.unlinked("p-1/1/a", "closed")
@@ -165,7 +165,7 @@ def test_the_directory_is_settled_when_everybody_has_been_tried() -> None:
     watched = Watched()
     assert watched.directory.settled()
     watched.put(pod("a"), pod("b"), pod("c", phase="Pending"))
-    watched.directory.linked("a/1/x")
+    watched.directory.linked("a/1/x", "m")
     assert not watched.directory.settled()
     watched.directory.unlinked("b/1", "refused")
     assert watched.directory.settled()
@@ -220,7 +220,7 @@ def test_any_order_of_events_ends_where_a_list_would(seed: int) -> None:
             watched.put(truth[name], kind=kind)
         for peer in watched.poll(after=rng.random() * 3):
             if rng.random() < 0.5:
-                watched.directory.linked(f"{peer}/boot")
+                watched.directory.linked(f"{peer}/boot", "m")
             else:
                 watched.directory.unlinked(peer, "refused")
         listed = PodBook()

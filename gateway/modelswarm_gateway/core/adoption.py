@@ -38,6 +38,7 @@ from modelswarm_gateway.core.session import NO_CUT, Session
 class _Search:
     until: float
     silent: set[PeerId]  # asked, and not heard yet
+    cut_off: set[PeerId]  # known, and without a link: nobody waits for them here
     found: dict[PeerId, Found] = field(default_factory=dict)
 
 
@@ -62,10 +63,12 @@ class Searches:
         self._searches: dict[str, _Search] = {}
         self._fetches: dict[str, _Fetch] = {}
 
-    def find(self, session: str, servers: Iterable[PeerId], now: float) -> None:
-        """Whereabouts follow, also if nobody answers."""
-        asked = set(servers)
-        self._searches[session] = _Search(now + self._settings.find_seconds, set(asked))
+    def find(
+        self, session: str, servers: Iterable[PeerId], cut_off: Iterable[PeerId], now: float
+    ) -> None:
+        """Whereabouts follow, also if nobody answers. `cut_off`: servers that cannot be asked now."""
+        asked, until = set(servers), now + self._settings.find_seconds
+        self._searches[session] = _Search(until, set(asked), set(cut_off))
         for peer in sorted(asked):
             self._emit(Send(reply_address(peer), Lane.LIVE, Find(session)))
         self._look(session, now)
@@ -101,8 +104,9 @@ class Searches:
 
     def lost_link(self, peer: PeerId, now: float) -> None:
         for session, search in list(self._searches.items()):
-            search.silent.discard(peer)
-            search.found.pop(peer, None)
+            if peer in search.silent or search.found.pop(peer, None) is not None:
+                search.silent.discard(peer)
+                search.cut_off.add(peer)
             self._look(session, now)
         for session in [name for name, fetch in self._fetches.items() if fetch.holder.peer == peer]:
             self._fail(session)
@@ -118,7 +122,8 @@ class Searches:
         if search.silent and now < search.until:
             return
         del self._searches[session]
-        self._emit(judge(session, self._peer, search.found))
+        unheard = tuple(sorted(search.silent | search.cut_off))
+        self._emit(replace(judge(session, self._peer, search.found), unheard=unheard))
 
     def _fail(self, session: str) -> None:
         del self._fetches[session]

@@ -171,6 +171,7 @@ class Whereabouts:
     ran: Epoch = NO_EPOCH  # the newest that may have generated
     hops: tuple[tuple[PeerId, FoundHop], ...] = ()  # of that epoch and of newer ones
     holders: tuple[Holder, ...] = ()  # of logs of those, the longest first
+    unheard: tuple[PeerId, ...] = ()  # servers that may know better, and did not answer
 
 
 @dataclass(frozen=True, slots=True)

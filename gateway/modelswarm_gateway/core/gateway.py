@@ -159,10 +159,13 @@ class GatewayCore:
             session, model, Epoch(counter, self._incarnation), named=named
         )
 
-    def find(self, session: str, model: str, now: float) -> None:
-        """Ask all servers of the model what they know of a session that is not here: Whereabouts follow."""
+    def find(self, session: str, model: str, now: float, cut_off: Collection[PeerId] = ()) -> None:
+        """Ask all servers of the model what they know of a session that is not here: Whereabouts follow.
+
+        `cut_off`: servers that are known to be there, and cannot be asked for want of a link.
+        """
         servers = [s.hello.peer for s in self._fleet if s.hello.model == model]
-        self._searches.find(session, servers, now)
+        self._searches.find(session, servers, cut_off, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
         """Ask for a log copy: Fetched follows."""
