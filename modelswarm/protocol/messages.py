@@ -305,7 +305,7 @@ class FoundHop:
     last: int
     kv: int
     log: int  # entries of the log copy; 0 where there is none
-    epoch: Epoch | None = None  # None: that of the Found
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ MESSAGES: list[Message] = [
         True,
         0.5,
         30_000.0,
-        (FoundHop(0, 4, 9, 10), FoundHop(4, 8, 9, 0)),
+        (FoundHop(0, 4, 9, 10, EPOCH), FoundHop(4, 8, 9, 0, EPOCH)),
         (FoundHop(8, 9, 3, 4, Epoch(2, 1)),),
         Epoch(2, 1),
     ),

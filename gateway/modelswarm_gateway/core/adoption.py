@@ -150,7 +150,7 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts
     ran = max(found.ran or found.epoch for found in answers.values() if found.hops)
     wait = max(found.lease_ms - found.gone_ms for found in held.values()) / 1000
     parts = [part for peer, found in held.items() for part in _parts(peer, found, ran)]
-    logs = [(hop.log, hop.epoch or NO_EPOCH, peer) for peer, hop in parts if hop.log]
+    logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
     logs.sort(key=lambda log: log[:2], reverse=True)
     return Whereabouts(
         session,
@@ -164,9 +164,8 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts
 
 
 def _parts(peer: PeerId, found: Found, ran: Epoch) -> list[tuple[PeerId, FoundHop]]:
-    """The hops of one server that are not older than what ran last, each with its epoch."""
-    hops = [replace(hop, epoch=hop.epoch or found.epoch) for hop in (*found.hops, *found.older)]
-    return [(peer, hop) for hop in hops if hop.epoch is not None and hop.epoch >= ran]
+    """The hops of one server that are not older than what ran last."""
+    return [(peer, hop) for hop in (*found.hops, *found.older) if hop.epoch >= ran]
 
 
 def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundHop]]:
