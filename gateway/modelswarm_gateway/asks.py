@@ -52,6 +52,7 @@ class Ask:
     after: int | None = (
         None  # goes on behind this position of the log: the client has what was before
     )
+    mark: str = ""  # of the log up to there, as it was sent; "": not told
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 

@@ -162,8 +162,10 @@ class Engine(Protocol):
         """What the servers know of a session that is not open here."""
         ...
 
-    async def adopt(self, where: Whereabouts, model: str) -> bool:
-        """Opens what another gateway left; False if that cannot be."""
+    async def adopt(
+        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+    ) -> bool:
+        """Opens what another gateway left; False if that cannot be. `check` raises if its log is not the right one."""
         ...
 
     def kept(self, session: str) -> KeptTurn | None:

@@ -8,12 +8,14 @@ taken over, nor of text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from modelswarm_gateway.asks import Ask
 from modelswarm_gateway.core.effects import Whereabouts
 from modelswarm_gateway.engine import Engine
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.resume import check_mark
 from modelswarm_gateway.sessions import Key, SessionBook, wire_name
 
 PATIENCE = 60.0  # seconds that a request waits for a lease to end: two of the usual ones
@@ -70,7 +72,7 @@ class Finder:
                     raise _unknown()
                 return where.epoch.counter
             if where.wait <= 0:
-                if await self._engine.adopt(where, key[0]):
+                if await self._engine.adopt(where, key[0], partial(_check, where, ask)):
                     self._book.adopted(key, where.session)
                     return where.epoch.counter
                 where = await self._engine.find(wire_name(key), key[0])
@@ -88,6 +90,16 @@ class Finder:
             detail = "the gateway that held this session is gone; it can be taken over later"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=where.wait)
         await asyncio.sleep(min(where.wait + 0.01, LOOK_AGAIN))
+
+
+def _check(where: Whereabouts, ask: Ask, log: Sequence[int]) -> None:
+    """Raises ApiError if who resumes has read another log than this one, or more of it."""
+    if ask.after is None or not ask.mark:
+        return
+    try:
+        check_mark(log, ask.after, ask.mark)
+    except ApiError as error:
+        raise (_unknown() if where.unheard else error) from error
 
 
 def _unknown() -> ApiError:

@@ -14,7 +14,7 @@ from modelswarm_gateway.core.effects import CoreError, TurnRequest, UnknownSessi
 from modelswarm_gateway.engine import Engine, TokenEvent, TokenStream
 from modelswarm_gateway.errors import ApiError, Code, from_core
 from modelswarm_gateway.metrics import Metrics, Outcome
-from modelswarm_gateway.resume import Resumed
+from modelswarm_gateway.resume import LogMark, Resumed
 from modelswarm_gateway.sessions import Key, SessionBook
 from modelswarm_gateway.stops import StopMatcher
 from modelswarm_gateway.text import ModelText
@@ -31,6 +31,7 @@ class Piece:
     position: int  # of the first token
     end: int  # give it to `Generation.taken` once the client has the piece
     finish: str | None
+    mark: str  # of the log up to `end`; "" of a session without a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class Generation:
         self.prompt = request.tokens
         self.completion_tokens = self._before = 0
         self.key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
+        self._mark = LogMark(request.tokens) if self.key else None
         self._said: Piece | None = None  # what was generated before, and the client has not seen
         if begin.resumed is None:
             self._session, self._stream = self._begin()
@@ -110,7 +112,7 @@ class Generation:
                 break
         self.completion_tokens = self._before = end - first
         new = resumed.generated[max(0, resumed.after + 1 - first) : end - first]
-        self._said = Piece("".join(shown), new, end - len(new), end, self._finish)
+        self._said = self._made_of(shown, new, end - len(new))
         try:
             if self._finish is not None:
                 engine.keep(session, end)
@@ -189,12 +191,19 @@ class Generation:
         if tokens:
             self._meter.tokens(len(tokens), self._place.clock())
             self.completion_tokens += len(tokens)
-        first = events[0].position
-        return Piece("".join(texts), tuple(tokens), first, first + len(tokens), finish)
+        return self._made_of(texts, tokens, events[0].position)
+
+    def _made_of(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> Piece:
+        """The piece that ends with all that was shown."""
+        mark = "" if self._mark is None else str(self._mark)
+        end = first + len(tokens)
+        return Piece("".join(texts), tuple(tokens), first, end, self._finish, mark)
 
     def _show(self, event: TokenEvent) -> tuple[str, str | None]:
         """The text that one token makes visible, and how the turn ends with it, if it does."""
         piece = ""
+        if event.token >= 0 and self._mark is not None:
+            self._mark.add((event.token,))
         if event.token >= 0 and event.finish is not Finish.STOP:  # the token that stops is no text
             piece = self._detokeniser.feed(event.token)
         if event.finish is not Finish.NONE:

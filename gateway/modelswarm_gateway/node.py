@@ -193,8 +193,10 @@ class Node:
     async def find(self, session: str, model: str) -> Whereabouts:
         return await self._questions.find(session, model)
 
-    async def adopt(self, where: Whereabouts, model: str) -> bool:
-        adopted = await self._questions.adopt(where, model)
+    async def adopt(
+        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+    ) -> bool:
+        adopted = await self._questions.adopt(where, model, check)
         if adopted:
             log.info("%s is adopted from %s", where.session, where.owner)
             self.faults.opened(where.session, model)

@@ -6,7 +6,7 @@ Used by the node, which hands it the core's Whereabouts and Fetched. Every wait 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.effects import Fetched, Holder, Whereabouts
@@ -44,12 +44,18 @@ class Questions:
             self._flush()
         return await asyncio.shield(waiting)
 
-    async def adopt(self, where: Whereabouts, model: str) -> bool:
-        """False: nobody has its log any more, or somebody else was faster. The first that has the log gives it."""
+    async def adopt(
+        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+    ) -> bool:
+        """False: nobody has its log any more, or somebody else was faster. The first that has the log gives it.
+
+        `check` raises if that log is not the right one: then nothing changes hands.
+        """
         for holder in where.holders:
             log = await self._fetch(where.session, holder)
             if log.turn is None or not log.tokens:
                 continue
+            check(log.tokens)
             self._core.adopt(where, model, log, self._clock())
             self._flush()
             return True

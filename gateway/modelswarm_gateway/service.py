@@ -104,7 +104,7 @@ class Service:
         if self.book.busy(key):
             raise self.book.is_busy(key)
         kept = self.engine.kept(self.book.name(key)) if self.book.has(key) else None
-        return resumed(prompt, kept, ask.after)
+        return resumed(prompt, kept, ask.after, ask.mark)
 
     async def _release(self, key: Key) -> None:
         """Who goes on with a stream has lost it: if it still runs here, nobody reads it any more."""

@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     RESUME_AFTER_FIELD_NUMBER: _builtins.int
+    RESUME_MARK_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
@@ -50,6 +51,8 @@ class GenerateRequest(_message.Message):
     """Go on with a turn of a named session that broke off: the position of the last token that came. Everything else is
     to be as it was. Answers DATA_LOSS when less of it is left.
     """
+    resume_mark: _builtins.str
+    """the last `mark` that came: DATA_LOSS if another answer is left under that name"""
     @_builtins.property
     def chat(self) -> Global___Messages:
         """rendered with the model's chat template"""
@@ -75,10 +78,11 @@ class GenerateRequest(_message.Message):
         session_id: _builtins.str = ...,
         ignore_eos: _builtins.bool = ...,
         resume_after: _builtins.int | None = ...,
+        resume_mark: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -235,12 +239,15 @@ class GenerateResponse(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     position: _builtins.int
     """of the first of `token_ids` in the session's input log"""
     finish_reason: _builtins.str
     """"stop" or "length" """
+    mark: _builtins.str
+    """of a named session: a hash of its log up to the last of `token_ids`"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -254,10 +261,11 @@ class GenerateResponse(_message.Message):
         position: _builtins.int = ...,
         finish_reason: _builtins.str = ...,
         usage: Global___Usage | None = ...,
+        mark: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "position", b"position", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "mark", b"mark", "position", b"position", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ class Reader:
     rng: random.Random
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
+    last: str = ""  # id of the last event with tokens
     text: str = ""
     finish: str = ""
     times: list[float] = field(
@@ -60,28 +61,29 @@ class Reader:
     def _once(self, client: httpx.Client) -> bool:
         """Whether it is over."""
         url = f"http://{self.rng.choice(self.doors)}/v1/completions"
-        headers = {"Last-Event-ID": str(self.positions[-1])} if self.positions else {}
+        headers = {"Last-Event-ID": self.last} if self.last else {}
         with client.stream("POST", url, json=_body(self.ask), headers=headers) as answer:
             if answer.status_code != 200:
                 return self._refused(answer.status_code, json.loads(answer.read())["error"])
-            position = -1
+            said = ""
             for line in answer.iter_lines():
                 if line.startswith("id: "):
-                    position = int(line[4:])
+                    said = line[4:]
                 elif line == "data: [DONE]":
                     return True
                 elif line.startswith("data: "):
                     event = json.loads(line[6:])
                     if "error" in event:
                         return self._refused(answer.status_code, event["error"])
-                    self._take(event["choices"][0], position)
+                    self._take(event["choices"][0], said)
         raise httpx.RemoteProtocolError("it ended without an end mark")
 
-    def _take(self, choice: dict[str, Any], position: int) -> None:
+    def _take(self, choice: dict[str, Any], said: str) -> None:
         self.text += choice["text"]
         self.finish = choice["finish_reason"] or ""
         tokens = choice.get("token_ids", [])
         if tokens:
+            position, self.last = int(said.partition("-")[0]), said
             self.tokens += tokens
             self.positions += range(position - len(tokens) + 1, position + 1)
             self.times.append(time.perf_counter())

@@ -129,8 +129,17 @@ def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
         asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 3
         stub = api_pb2_grpc.InferenceStub(channel)
         assert list(stub.Generate(asked, timeout=60).token_ids) == made
-        asked.resume_after = 11
-        assert list(stub.Generate(asked, timeout=60).token_ids) == made[10:]
+        parts = list(stub.GenerateStream(asked, timeout=60))
+        assert [token for part in parts for token in part.token_ids] == made
+        place = len(parts) // 2
+        asked.resume_after = parts[place].position + len(parts[place].token_ids) - 1
+        asked.resume_mark = parts[place].mark
+        rest = [token for part in parts[place + 1 :] for token in part.token_ids]
+        assert list(stub.Generate(asked, timeout=60).token_ids) == rest
+        asked.resume_mark = "00000000"
+        with pytest.raises(grpc.RpcError) as lost:
+            stub.Generate(asked, timeout=60)
+        assert lost.value.code() is grpc.StatusCode.DATA_LOSS
     refused = httpx.post(
         f"{two.url}/v1/completions", json=short, headers={"x-modelswarm-forwarded": "1"}
     )
@@ -144,7 +153,7 @@ def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) 
     doors = gateway(swarm, "alone")
     body = SEEDED | {"session_id": "left"}
     _, tokens, last, _ = read(doors, body, events=30)
-    assert int(last) == 2 + len(tokens) - 1
+    assert int(last.partition("-")[0]) == 2 + len(tokens) - 1
     _, rest, _, _ = read(doors, body, after=f"0:{last}")
     assert [*tokens, *rest] == whole(doors, body | {"session_id": "calm"})
     assert len(tokens) + len(rest) == CONTEXT - 2
@@ -169,6 +178,9 @@ def test_what_cannot_be_resumed_is_said(swarm: HashSwarm) -> None:
     assert refused("3", prompt="ax") == (400, "invalid_request")
     assert refused("0") == (400, "invalid_request")
     assert refused("100") == (410, "session_lost")
+    last = read(doors, body | {"session_id": "other", "prompt": "ax", "max_tokens": 3})[2]
+    assert refused(last) == (410, "session_lost"), "this is not the answer that was sent"
+    assert refused(last, prompt="ax") == (410, "session_lost")
     swarm.kill("strict")
 
 

@@ -7,10 +7,11 @@ import pytest
 from modelswarm.protocol.messages import Finish, Sampling, Turn
 from modelswarm_gateway.core.effects import KeptTurn
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.resume import parse_id, resumed
+from modelswarm_gateway.resume import LogMark, event_id, parse_id, resumed
 from modelswarm_gateway.sessions import wire_name
 
 PROMPT = (5, 6, 7)
+MARK = "0123cdef"
 TURN = Turn(reserve=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
 
 
@@ -18,12 +19,26 @@ def kept(*generated: int) -> KeptTurn:
     return KeptTurn((*PROMPT, *generated), TURN)
 
 
-@pytest.mark.parametrize(("said", "position"), [("57", 57), ("0:57", 57), (" 0:3 ", 3)])
-def test_an_id_is_a_position_with_or_without_its_choice(said: str, position: int) -> None:
-    assert parse_id(said) == position
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("57", (57, "")),
+        ("0:57", (57, "")),
+        (" 0:3 ", (3, "")),
+        (event_id(57, MARK), (57, MARK)),
+        (f"0:{event_id(57, MARK)}", (57, MARK)),
+        (event_id(57, ""), (57, "")),
+    ],
+)
+def test_an_id_is_a_position_with_or_without_its_choice_and_its_mark(
+    said: str, found: tuple[int, str]
+) -> None:
+    assert parse_id(said) == found
 
 
-@pytest.mark.parametrize("said", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7"])
+@pytest.mark.parametrize(
+    "said", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7", "5-", "5-1234567", "5-0000000G"]
+)
 def test_another_id_is_refused(said: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_id(said)
@@ -66,6 +81,28 @@ def test_what_is_not_there_is_not_made_up(log: KeptTurn | None, after: int, code
     with pytest.raises(ApiError) as refused:
         resumed(PROMPT, log, after)
     assert refused.value.code is code
+
+
+def test_a_mark_is_the_same_however_its_log_is_told() -> None:
+    mark = LogMark(PROMPT)
+    mark.add((8,))
+    mark.add((9, 300_000))
+    assert str(mark) == str(LogMark((*PROMPT, 8, 9, 300_000)))
+    assert str(mark) != str(LogMark((*PROMPT, 8, 9, 300_001)))
+
+
+def test_a_stream_goes_on_only_with_the_log_that_was_sent() -> None:
+    sent = str(LogMark((*PROMPT, 8)))
+    found = resumed(PROMPT, kept(8, 9), 3, sent)
+    assert found is not None
+    assert found.generated == (8, 9)
+    for log in (kept(9, 9), kept(), None, KeptTurn((5, 6, 8, 9), TURN)):
+        with pytest.raises(ApiError) as refused:
+            resumed(PROMPT, log, 3, sent)
+        assert refused.value.code is Code.SESSION_LOST, "an older log, or that of another turn"
+    with pytest.raises(ApiError) as refused:
+        resumed((5, 6, 8), kept(8, 9), 3, sent)
+    assert refused.value.code is Code.INVALID_REQUEST, "it is the prompt that is another one"
 
 
 def test_the_wire_name_tells_models_and_sessions_apart() -> None:

@@ -129,6 +129,7 @@ class Inference(api_pb2_grpc.InferenceServicer):
             position=first.position,
             finish_reason=last.finish_reason,
             usage=last.usage,
+            mark=last.mark,
         )
 
     async def GenerateStream(
@@ -227,7 +228,11 @@ async def _lives(service: Service, asked: Ask, target: str) -> bool:
 
 def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:
     part = api_pb2.GenerateResponse(
-        id=name, text=piece.text, token_ids=piece.tokens, position=piece.position
+        id=name,
+        text=piece.text,
+        token_ids=piece.tokens,
+        position=piece.position,
+        mark=piece.mark,
     )
     if piece.finish is not None:
         prompt, completion = len(generation.prompt), generation.completion_tokens

@@ -33,7 +33,10 @@ def ask(request: api_pb2.GenerateRequest) -> Ask:
     if after is not None and not request.session_id:
         raise invalid("resume_after", "resume_after: only a named session can be resumed")
     session = request.session_id or None
-    return Ask(request.model, prompt, field, _options(request), stops, session, after=after)
+    return Ask(
+        request.model, prompt, field, _options(request), stops, session,
+        after=after, mark=request.resume_mark,
+    )  # fmt: skip
 
 
 def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:

@@ -90,7 +90,8 @@ def _marked(request: Request, ask: Ask, stream: bool) -> Ask:
     if said is not None:
         if ask.session_id is None or not stream:
             raise invalid(HEADER, f"{HEADER}: only a stream with a session_id can be resumed")
-        ask = replace(ask, after=parse_id(said))
+        after, mark = parse_id(said)
+        ask = replace(ask, after=after, mark=mark)
     return replace(ask, forwarded=MARK in request.headers)
 
 

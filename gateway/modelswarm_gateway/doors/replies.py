@@ -20,6 +20,7 @@ from modelswarm_gateway.doors.shapes import Head, Shape, error_event, waiting
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.finder import Elsewhere
 from modelswarm_gateway.generation import Generation, Piece
+from modelswarm_gateway.resume import event_id
 from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class Reply(Response):
 def _event(shape: Shape, piece: Piece, tokens: list[int]) -> bytes:
     """Nothing for a token that shows no text yet, unless it is the last one."""
     if piece.text or (piece.finish is not None and tokens):
-        return shape.event(piece.text, tokens, piece.end - 1)
+        return shape.event(piece.text, tokens, event_id(piece.end - 1, piece.mark))
     return b""
 
 

@@ -44,8 +44,8 @@ class Shape(Protocol):
         """Goes before the first text."""
         ...
 
-    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
-        """`position` is the last one of the log that the text covers (R17)."""
+    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
+        """`event_id` names the last position of the log that the text covers (R17)."""
         ...
 
     def closing(self, finish: str, completion: int) -> bytes:
@@ -81,9 +81,9 @@ class _Events:
         self._start = f'data: {{{self._common},"choices":[{{"index":0,'
         self._end = f"}}]{usage}}}\n\n"
 
-    def choice(self, fields: str, tokens: Tokens = (), position: int | None = None) -> bytes:
+    def choice(self, fields: str, tokens: Tokens = (), event_id: str = "") -> bytes:
         """`fields`: the inside of the choice's JSON object, without its index."""
-        mark = "" if position is None else f"id: {position}\n"
+        mark = f"id: {event_id}\n" if event_id else ""
         ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
         return f"{mark}{self._start}{fields}{ids}{self._end}".encode()
 
@@ -103,9 +103,9 @@ class ChatShape:
         said = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return self._events.choice(said)
 
-    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
+    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
         said = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
-        return self._events.choice(said, tokens, position)
+        return self._events.choice(said, tokens, event_id)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
@@ -124,9 +124,9 @@ class TextShape:
     def opening(self) -> bytes:
         return b""
 
-    def event(self, text: str, tokens: Tokens, position: int) -> bytes:
+    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
         said = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
-        return self._events.choice(said, tokens, position)
+        return self._events.choice(said, tokens, event_id)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
