@@ -49,6 +49,7 @@ spec:
     settings = LocalSettings(
         publish=False,
         threads=1,
+        restart_limit=0.5,  # benchmarks kill for minutes; how soon others come does not change a gap
         run_name=f"bench-{folder.name}-{spans}x{replicas}{mark}",
         flags={**dict.fromkeys(slots, server_flags), GATEWAY: gateway_flags},
     )
