@@ -58,6 +58,10 @@ def test_gateways_sleep_while_others_take_over_and_let_go_when_they_wake() -> No
     assert sum(simulate(seed, "asleep").adopted for seed in range(8)) > 0
 
 
+def test_sessions_are_spread_over_servers_that_came_late() -> None:
+    assert sum(simulate(seed, "rebalances").balanced for seed in range(4)) > 0
+
+
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Also with other string hashes: no set of names may decide the order of anything."""
 

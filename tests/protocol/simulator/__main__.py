@@ -68,7 +68,8 @@ def _many(seeds: range, switch: str, keep_going: int) -> int:
     say(
         f"{switch}: {done} seeds, {failed} violations, {total.sessions} sessions, "
         f"{total.tokens} tokens, {sum(total.faults.values())} faults {dict(total.faults)}, "
-        f"{total.reroutes} reroutes {dict(total.causes)}, moves {dict(total.moves)}, {total.refused} refused, "
+        f"{total.reroutes} reroutes {dict(total.causes)}, moves {dict(total.moves)}, "
+        f"{total.balanced} balanced, {total.refused} refused, "
         f"{total.adopted} adopted, {total.lost} lost, {total.repeated} repeated, "
         f"longest wait {total.longest_wait:.1f} s, {total.events} events, {cpu:.1f} s CPU, "
         f"{total.sessions / max(cpu, 1e-9):.0f} sessions/s"

@@ -49,6 +49,8 @@ class Faults:
             "stop": self._stop,
             "stop_gateway": self._stop_gateway,
             "sleep": self._sleep,
+            "exile": self._exile,
+            "meddle": self._meddle,
             "wedge": self._wedge,
             "hush": self._hush,
             "partition": self._partition,
@@ -184,7 +186,9 @@ class Faults:
             self._note("kills", gateway.name)
             gateway.alive = False
             self._tools.network.died(gateway.address.peer)
-            self._start_gateway(gateway.name, gateway.incarnation + 1)
+            self._start_gateway(
+                gateway.name, gateway.incarnation + self._tools.scenario.layout.gateways
+            )
 
     def _doom_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
@@ -236,12 +240,53 @@ class Faults:
 
     def _sleep(self) -> bool:
         """A gateway stands still for so long that others may take its sessions over, and then goes on."""
-        gateway = self._rng.choice(list(self._gateways.values()))
+        now = self._tools.clock.now
+        busy = [g for g in self._gateways.values() if g.in_turn()]
+        if not busy or any(g.wakes_at > now for g in self._gateways.values()):
+            return False
+        gateway = self._rng.choice(busy)
         lease = self._tools.scenario.layout.lease_seconds
         seconds = lease * self._rng.choice((0.6, 1.1, 2.0, 3.0)) * self._rng.uniform(0.8, 1.2)
         self._note("sleeps", f"{gateway.name} for {seconds:.3f}")
         gateway.stop(seconds)
         self._leave_gateway(gateway)
+        return True
+
+    def _exile(self) -> bool:
+        """Who took a session over from a gateway that sleeps moves it to servers that this one would not ask."""
+        now, gateways = self._tools.clock.now, list(self._gateways.values())
+        found = [
+            (gateway, heir, session.route)
+            for gateway in gateways
+            for session in (gateway.in_turn() if gateway.wakes_at > now else ())
+            for heir in gateways
+            if heir.wakes_at <= now and heir.core.session(session.session) is not None
+        ]
+        if not found:
+            return False
+        asleep, heir, route = self._rng.choice(found)
+        self._note("exiles", f"a session of {asleep.name} from {[hop.peer for hop in route]}")
+        for hop in route:
+            heir.later(0.0, heir.leave, hop.peer)
+            heir.later(asleep.wakes_at - now + 1.0, heir.stay, hop.peer)
+        return True
+
+    def _meddle(self) -> bool:
+        """Something happens to a server that has a part in a planned move, or to its links."""
+        servers = [
+            server
+            for server in self._servers.values()
+            if server.alive and any(g.moves(server.address.peer) for g in self._gateways.values())
+        ]
+        if not servers:
+            return False
+        server = self._rng.choice(servers)
+        pairs = [pair for pair in self._tools.network.pairs() if server.name in pair]
+        if pairs and self._rng.random() < 0.5:
+            self._note("drops", f"{pairs[0]}, of which one has a part in a move")
+            self._tools.network.drop(*self._rng.choice(pairs))
+        else:
+            self._end(server)
         return True
 
     def _hush(self) -> bool:

@@ -15,7 +15,9 @@ from protocol.simulator.processes import ServerProcess, Tools
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
 from modelswarm.protocol.messages import Beat, Fence, Item, Lane, Send, reply_address
 from modelswarm_gateway.beats import BeatTimer
-from modelswarm_gateway.core.effects import Effect, GatewaySettings, Unlink
+from modelswarm_gateway.core.effects import Effect, GatewaySettings, SessionView, Unlink
+from modelswarm_gateway.core.move import parts
+from modelswarm_gateway.core.session import State
 
 TICK = 0.05
 ORDERED = "ordered"  # why a server is left that an administrator named
@@ -53,6 +55,7 @@ class GatewayProcess:
             hold_seconds=scenario.hold_seconds,
             fenced_seconds=scenario.fenced_seconds,
             copy_tries=scenario.copy_tries,
+            rebalance_seconds=scenario.rebalance_seconds,
             answer_seconds=scenario.answer_seconds,
             silent_seconds=scenario.silent_seconds,
             overdue_seconds=scenario.overdue_seconds,
@@ -124,6 +127,17 @@ class GatewayProcess:
         if self.alive:
             self.core.moves.stay(peer, ORDERED, self._tools.clock.now)
             self.pump()
+
+    # -- what faults look for ---------------------------------------------------------------
+
+    def in_turn(self) -> list[SessionView]:
+        """The sessions whose turn runs, or is mended."""
+        parked = State.PARKED.value
+        return [view for view in self.core.sessions() if self.alive and view.state != parked]
+
+    def moves(self, peer: PeerId) -> bool:
+        """Whether a session is on its way from there, or to there."""
+        return any(peer in parts(move) for move in self.core.moves._moves.values())
 
     # -- work ------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ Does what the doors of a gateway do for a named session: ask where it is, wait f
 
 from __future__ import annotations
 
+import random
+
 from protocol.simulator.client import Client
 from protocol.simulator.gateway_process import GatewayProcess
 from protocol.simulator.processes import MODEL, Tools
@@ -15,7 +17,10 @@ from modelswarm_gateway.core.session import State
 
 PAUSE = 0.1
 PARKED = State.PARKED.value
-AWAKE = 3.0  # seconds until a gateway that woke has found out what is not its own any more
+AWAKE = 0.5  # seconds until a gateway that woke has found out what is not its own any more ...
+TROUBLED = 3.0  # ... if links break and messages are late meanwhile
+MEETS = 0.8  # chance that a client's new gateway takes its session over just when the old one wakes
+REACH = 2.0  # latencies: so near
 
 
 class Heir:
@@ -34,6 +39,8 @@ class Heir:
         self._since = 0.0
         self._asked = 0  # servers, in the last search
         self.adopted = 0
+        self._rng = random.Random(f"heir/{tools.scenario.seed}/{client.name}")
+        self._asleep: GatewayProcess | None = None  # the gateway that the client came from
 
     def begin(self, gateway: GatewayProcess, delay: float) -> None:
         """The client goes to this gateway."""
@@ -46,7 +53,9 @@ class Heir:
 
     def look_back(self, asleep: GatewayProcess) -> None:
         """When it has been awake for a while. What rests there is swept, as by every gateway."""
-        delay = max(0.0, asleep.wakes_at - self._tools.clock.now) + AWAKE
+        self._asleep = asleep
+        delay = max(0.0, asleep.wakes_at - self._tools.clock.now)
+        delay += AWAKE if self._calm else TROUBLED
         self._tools.clock.after(delay, self._sweep, asleep, self.adopted)
 
     def _sweep(self, gateway: GatewayProcess, adopted: int) -> None:
@@ -59,6 +68,7 @@ class Heir:
         elif kept.state != PARKED and self.adopted > adopted and self._has(self._client.gateway):
             raise Violation(f"{gateway.name} woke and goes on with what another one has", name)
         else:
+            self._told = []  # where it was is told to close it
             gateway.later(0.0, self._close, gateway)
 
     def _has(self, gateway: GatewayProcess) -> bool:
@@ -121,21 +131,40 @@ class Heir:
             asked or list(log.tokens[: len(self._told)]) == self._told,
             f"the log that is left has {len(log.tokens)} entries: not what the client has read",
         )
+        client.gateway.later(self._dawdle(), self._adopt, self._where, log, self._round)
+
+    def _dawdle(self) -> float:
+        """Some take a session over just when the gateway that had it wakes."""
+        now, asleep = self._tools.clock.now, self._asleep
+        if asleep is None or asleep.wakes_at <= now or self._rng.random() >= MEETS:
+            return 0.0
+        reach = REACH * self._tools.scenario.weather.latency
+        return max(0.0, asleep.wakes_at - now + self._rng.uniform(-reach, reach))
+
+    def _adopt(self, where: Whereabouts, log: Fetched, number: int) -> None:
+        client = self._client
+        if client.done or number != self._round or self._has(client.gateway):
+            return
         self.adopted += 1
-        client.gateway.core.adopt(self._where, MODEL, log, self._tools.clock.now)
+        client.gateway.core.adopt(where, MODEL, log, self._tools.clock.now)
         self._end()
+        client.gateway.pump()
 
     def _expect(self, holds: bool, text: str) -> None:
         """Where nothing but gateways fails, all that was read is found, until leases have ended twice."""
         scenario, clock = self._tools.scenario, self._tools.clock
-        spared = not {"kill", "drop", "sleep"} & {
-            n for n, w in scenario.faults.weights.items() if w
-        }
-        calm = not (scenario.weather.spike_chance or scenario.weather.slow_step_chance)
         early = clock.now - self._since < 1.5 * scenario.layout.lease_seconds
         all_asked = self._asked == len(scenario.layout.spans)
-        if not holds and spared and calm and early and all_asked:
+        if not holds and self._calm and early and all_asked:
             raise Violation(f"{self._client.name}: {text}", self._client.name)
+
+    @property
+    def _calm(self) -> bool:
+        """Nothing but gateways fails, and messages come in time."""
+        scenario = self._tools.scenario
+        struck = {kind for kind, weight in scenario.faults.weights.items() if weight}
+        late = scenario.weather.spike_chance or scenario.weather.slow_step_chance
+        return not struck & {"kill", "drop", "order"} and not late
 
     def _let_go(self, owner: str) -> None:
         """The owner lives: there it is closed, as by its client."""

@@ -9,6 +9,11 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from protocol.simulator.planted_gateways import (
+    BalancesBlindly,
+    LeasesComeBack,
+    WakesAndGoesOn,
+)
 from protocol.simulator.planted_log import (
     KeepsCutRows,
     KeepsRowsWithHoles,
@@ -329,6 +334,9 @@ PLANTS: dict[str, Plant] = {
     "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
     "R6 forgets kept rows": in_gateway(ForgetsKeptRows, "kills"),
     "R13 moves what rests": in_gateway(MovesWhatRests, "rebuilds"),
+    "R13 balances blindly": in_gateway(BalancesBlindly, "rebalances", 40),
+    "R20 wakes and goes on": in_gateway(WakesAndGoesOn, "asleep", 40),
+    "R20 leases come back": in_server(LeasesComeBack, "asleep", 40),
     "R20 trusts the newest only": in_gateway(TrustsTheNewestOnly, "doomed"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),

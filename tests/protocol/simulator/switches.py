@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from protocol.simulator import switches_gateways, switches_moves
 from protocol.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
 
 from modelswarm_gateway.core.effects import GatewaySettings
@@ -263,95 +264,6 @@ def _deadlines(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, faults=faults, weather=weather, fenced_seconds=fenced)
 
 
-def _drains(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Servers stop gracefully: for a while they refuse what is new, then they are gone and come back."""
-    return replace(scenario, faults=replace(scenario.faults, weights={"drain": 1.0, "drop": 0.3}))
-
-
-def _moves(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Servers are left as planned, all the time, and while copies run other things happen to them."""
-    layout = scenario.layout
-    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
-    weights = {"drain": 1.0, "order": 1.0}
-    if rng.random() < 0.6:
-        weights |= {"drop": rng.choice((0.2, 1.0)), "kill": rng.choice((0.0, 0.5))}
-    if rng.random() < 0.3:
-        weights |= {"evict": 0.5}
-    faults = replace(
-        scenario.faults,
-        until=rng.uniform(0.5, 2.0),
-        gap=rng.choice((0.05, 0.15)),
-        weights=weights,
-        never_back_chance=0.0,
-    )
-    load = replace(
-        scenario.load,
-        prompt=rng.choice(((1, 12), (20, 80))),
-        max_tokens=(10, 60),
-        turns=rng.randint(1, 3),
-        spread=1.0,
-    )
-    return replace(
-        scenario, layout=replace(layout, spans=spans), faults=faults, load=load, patience=20.0
-    )
-
-
-def _orders(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Nothing but planned moves (R13): sessions go over to copies, and no reader notices."""
-    scenario = _moves(scenario, rng)
-    weather = Weather(latency=scenario.weather.latency, bulk_factor=scenario.weather.bulk_factor)
-    faults = replace(scenario.faults, weights={"order": 1.0})
-    return replace(scenario, weather=weather, faults=faults)
-
-
-def _rebuilds(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Planned moves without copies, while short turns begin and end."""
-    scenario = _orders(scenario, rng)
-    load = replace(scenario.load, max_tokens=(1, 12), turns=4, think=rng.choice((0.0, 0.05)))
-    faults = replace(scenario.faults, gap=0.03)
-    return replace(scenario, load=load, faults=faults, copy_tries=0)
-
-
-def _gateways(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Gateways share servers and are killed; their clients lose their sessions, others start with new ones."""
-    faults = replace(
-        scenario.faults, gap=0.1, weights={"gateway": 0.5, "drop": 1.0, "kill": 0.3}, most=20
-    )
-    layout = replace(scenario.layout, lease_seconds=rng.choice((0.1, 1.0, 2.0)))
-    layout = replace(layout, gateways=rng.choice((1, 2)))
-    if rng.random() < 0.5:  # full of what the old gateway left
-        layout = replace(layout, total_pages=120 // layout.page_size + 1)
-    load = replace(scenario.load, to_the_end_chance=0.0)
-    return replace(scenario, layout=layout, faults=faults, load=load)
-
-
-def _adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Gateways die, and other gateways take over their sessions from what the servers have of them."""
-    layout = replace(scenario.layout, gateways=2, lease_seconds=rng.choice((0.6, 1.0, 2.0)))
-    weights = {"gateway": 1.0, "drop": rng.choice((0.0, 1.0)), "kill": rng.choice((0.0, 0.3))}
-    faults = replace(scenario.faults, gap=0.3, weights=weights, most=6, until=1.5)
-    load = replace(scenario.load, turns=rng.randint(2, 5), think=0.1, to_the_end_chance=0.0)
-    return replace(scenario, layout=layout, faults=faults, load=load, adopts=True, patience=20.0)
-
-
-def _doomed(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Gateways die in the midst of their fences: all that clients have read is found all the same."""
-    scenario = _adoptions(scenario, rng)
-    weather = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
-    weights = {"doom": 1.0, "gateway": 0.2}
-    faults = replace(scenario.faults, weights=weights, gap=0.1, most=12, until=3.0)
-    return replace(scenario, faults=faults, weather=weather, patience=30.0)
-
-
-def _asleep(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Gateways stand still while others take their sessions over, and go on with what they believe to be theirs."""
-    scenario = _adoptions(scenario, rng)
-    weights = {"sleep": 1.0, "drop": rng.choice((0.0, 0.5)), "kill": rng.choice((0.0, 0.5))}
-    weights["order"] = rng.choice((0.0, 0.5))
-    faults = replace(scenario.faults, weights=weights, most=8, until=5.0)
-    return replace(scenario, faults=faults, patience=30.0)
-
-
 def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
     """A block loses all its servers for good: sessions end honestly, new ones are refused."""
     weights = {"drop": 1.0, "kill": 0.5, "extinction": 0.1}
@@ -480,15 +392,16 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "ragged": _ragged,
     "partition": _partition,
     "deadlines": _deadlines,
-    "drains": _drains,
-    "moves": _moves,
-    "orders": _orders,
-    "rebuilds": _rebuilds,
-    "gateways": _gateways,
+    "drains": switches_moves.drains,
+    "moves": switches_moves.moves,
+    "orders": switches_moves.orders,
+    "rebuilds": switches_moves.rebuilds,
+    "rebalances": switches_moves.rebalances,
+    "gateways": switches_gateways.gateways,
     "extinction": _extinction,
-    "adoptions": _adoptions,
-    "asleep": _asleep,
-    "doomed": _doomed,
+    "adoptions": switches_gateways.adoptions,
+    "asleep": switches_gateways.asleep,
+    "doomed": switches_gateways.doomed,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,

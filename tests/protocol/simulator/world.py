@@ -31,6 +31,7 @@ from modelswarm_gateway.core.effects import (
     Rerouted,
     Unlink,
 )
+from modelswarm_gateway.core.move import BALANCE, Ended
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
@@ -55,6 +56,7 @@ class Outcome:
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)  # planned ones, by how they ended
+    balanced: int = 0  # of those that were moved: to even out what servers have to do
     causes: Counter[str] = field(default_factory=Counter)  # of reroutes
 
     def add(self, other: Outcome) -> None:
@@ -72,6 +74,7 @@ class Outcome:
         self.faults.update(other.faults)
         self.causes.update(other.causes)
         self.moves.update(other.moves)
+        self.balanced += other.balanced
 
 
 class World:
@@ -98,7 +101,10 @@ class World:
         self._heirs: dict[str, Heir] = {}
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
+        self._late: set[str] = set()  # servers that nobody has heard of yet
         for number, span in enumerate(scenario.layout.spans):
+            if scenario.layout.late and span in scenario.layout.spans[:number]:
+                self._late.add(f"s{number}")
             self._boot(f"s{number}", span, 0)
         self.faults = Faults(
             self._tools,
@@ -111,7 +117,7 @@ class World:
 
     def run(self) -> Outcome:
         for number in range(self.scenario.layout.gateways):
-            self._start_gateway(f"gateway{number}", 1)
+            self._start_gateway(f"gateway{number}", number + 1)
         self.clock.after(WATCH, self._watch)
         self.faults.start()
         while not all(client.done for client in self.clients.values()):
@@ -162,7 +168,8 @@ class World:
         self.network.join(gateway)
         gateway.tick()
         for server in self.servers.values():
-            gateway.later(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
+            if server.name not in self._late:
+                gateway.later(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
         load = self.scenario.load
         for number in range(len(self.clients), len(self.clients) + load.sessions):
             client = Client(self._tools, gateway, f"c{number}")
@@ -193,9 +200,11 @@ class World:
         self.servers[name] = server
         self.network.join(server)
         server.tick()
-        self.clock.after(self._rng.uniform(0.0, 0.01), self._announce, server)
+        late = self.scenario.layout.late if name in self._late else 0.0
+        self.clock.after(late + self._rng.uniform(0.0, 0.01), self._announce, server)
 
     def _announce(self, server: ServerProcess) -> None:
+        self._late.discard(server.name)
         for gateway in self.gateways.values():
             gateway.later(0.0, gateway.learn, server.address)
 
@@ -216,6 +225,9 @@ class World:
                 self.outcome.refused += 1
             elif isinstance(effect, Moved):
                 self.outcome.moves[effect.outcome] += 1
+                self.outcome.balanced += (
+                    effect.why == BALANCE and effect.outcome == Ended.MOVED.value
+                )
         for session, each in by_session.items():
             client = self.clients[session]
             if client.gateway is not gateway:
