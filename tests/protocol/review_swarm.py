@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Beat,
     Hello,
     Item,
     Lane,
@@ -52,9 +51,6 @@ class Server:
     @property
     def peer(self) -> PeerId:
         return self.hello.peer
-
-    def beat(self) -> Beat:
-        return self.core.beat()
 
     def step(self, now: float) -> bool:
         work = () if self.lazy else self.core.plan_step(now)
@@ -191,7 +187,7 @@ class Swarm:
             for server in self.servers.values():
                 server.core.tick(self.now)
                 if not server.frozen and (server.peer, GATEWAY) not in self._swallowed:
-                    self.core.receive(server.peer, server.beat(), self.now)
+                    self.core.receive(server.peer, server.core.beat(), self.now)
             self.core.tick(self.now)
             self.run()
 

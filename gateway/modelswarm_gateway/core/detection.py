@@ -77,13 +77,9 @@ class Detection:
         for session in sessions:
             if session.state is State.FENCING:
                 self._look_at_answers(session, now)
-        running = [session for session in sessions if owed(session)]
-        self._look_at_progress(running, now)
+        self._look_at_progress([s for s in sessions if owed(s)], now)
         if now - self._compared_at >= COMPARE_SECONDS:
             self._compared_at = now
-            self._slowness.saw(
-                (([h.peer for h in s.hops], self._progress[s.name].gap) for s in running), now
-            )
             self._compare(now)
             self._give_up(time)
 
