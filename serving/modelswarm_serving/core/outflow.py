@@ -20,7 +20,7 @@ BULK_GROUP_BYTES = 256 * 1024
 
 def kept_fault(log: ReplayLog, hop: Hop, go: Go) -> Fault | None:
     """Are the rows that this Go wants of the replay log still there?"""
-    if hop.is_tail or go.warm or go.send_from >= go.start:
+    if hop.is_tail or go.send_from >= go.start:
         return None
     start, end = log.run(hop.handle)
     if start <= go.send_from and go.start <= end:
