@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE = 0.1  # seconds between a failed dial and the next
 LONGEST_PAUSE = 2.0
 GONE = 60.0  # seconds without a link: the server is taken for dead, though its place is there
+REFUSED = "connection refused"  # what gRPC says where nobody listens: who did is dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class _Dial:
     failure: str = ""  # why the last one ended
     tried: bool = False
     up: bool = False
-    model: str = ""  # of who was linked last; "": nobody was yet
+    model: str = ""  # of who was linked last; "": nobody was, or it is dead
     broke: float = 0.0  # when that link did
 
 
@@ -82,7 +83,7 @@ class Directory:
 
     def cut_off(self, model: str) -> list[PeerId]:
         """Places whose server may live and serve the model, and has no link: it broke not long ago, or the first dial
-        is still under way. Who could not be dialled from the first is starting, and knows nothing.
+        is still under way. Where nobody listens nobody lives, and who never could be dialled is starting.
         """
         lately = self._clock() - GONE
         return [
@@ -107,6 +108,8 @@ class Directory:
             log.info("%s cannot be linked: %s", peer, reason)
         if dial.up:
             dial.broke = self._clock()
+        elif REFUSED in reason.lower():
+            dial.model = ""
         dial.tried, dial.up, dial.failure = True, False, reason
         dial.due = self._clock() + dial.pause
         dial.pause = min(2 * dial.pause, LONGEST_PAUSE)

@@ -122,7 +122,7 @@ def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path:
     assert watched.directory.cut_off("m") == []
     watched.directory.unlinked("s0/1/a", "broke")
     watched.poll(after=LONGEST_PAUSE)
-    watched.directory.unlinked("s0/1/a", "refused")
+    watched.directory.unlinked("s0/1/a", "no answer")
     assert watched.directory.cut_off("m") == ["s0/1/a"]
     assert watched.directory.cut_off("another") == []
     watched.directory.linked("s0/1/a", "m")
@@ -144,6 +144,18 @@ def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_p
     for _ in range(round(GONE / LONGEST_PAUSE)):
         assert watched.directory.cut_off("m") == ["s0/1/a"], "the other one knows nothing"
         watched.poll(after=LONGEST_PAUSE)
-        watched.directory.unlinked("s0/1/a", "refused")
+        watched.directory.unlinked("s0/1/a", "no answer")
     watched.poll(after=LONGEST_PAUSE)
+    assert watched.directory.cut_off("m") == []
+
+
+def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    watched.directory.linked("s0/1/a", "m")
+    watched.directory.unlinked("s0/1/a", "broke")
+    assert watched.directory.cut_off("m") == ["s0/1/a"]
+    watched.poll(after=FIRST_PAUSE)
+    watched.directory.unlinked("s0/1/a", "connect: Connection refused (111)")
     assert watched.directory.cut_off("m") == []
