@@ -39,6 +39,11 @@ class Code(enum.Enum):
     INTERNAL = "internal_error"
 
 
+def code_of(name: str) -> Code:
+    """As another gateway said it, which may be newer."""
+    return Code(name) if name in {code.value for code in Code} else Code.INTERNAL
+
+
 @dataclass(frozen=True, slots=True)
 class Mapping:
     status: int  # HTTP

@@ -53,10 +53,6 @@ class Finder:
         finally:
             self._coming.discard(key)
 
-    async def living(self, key: Key) -> bool:
-        """Whether a gateway that lives has it, as far as the servers know."""
-        return (await self._engine.find(wire_name(key), key[0])).living
-
     async def _find(self, ask: Ask, key: Key) -> int:
         begun = self._clock()
         deadline, sure = begun + PATIENCE, begun + ASK_AGAIN

@@ -94,9 +94,12 @@ class Service:
         self._running.add(generation)
         return generation
 
-    async def lives_elsewhere(self, ask: Ask) -> bool:
-        """Whether the gateway that had the session of a request still has it."""
-        return ask.session_id is not None and await self._finder.living((ask.model, ask.session_id))
+    async def lives_elsewhere(self, ask: Ask, door: str) -> bool | None:
+        """Whether the gateway with that door still has the session of a named request; None: the servers know of no
+        gateway that has it and lives."""
+        assert ask.session_id is not None
+        where = await self.engine.find(wire_name((ask.model, ask.session_id)), ask.model)
+        return door in where.target.split(",") if where.living else None
 
     def _resumed(self, ask: Ask, key: Key, prompt: tuple[int, ...]) -> Resumed | None:
         if ask.after is None:

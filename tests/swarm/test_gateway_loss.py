@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ from swarm.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
 from swarm.streams import IDS, lines, tokens_of, whole
 
 from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm_gateway.resume import parse_id
 
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
@@ -200,29 +203,64 @@ def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
     swarm.kill("awake")
 
 
-def test_a_stream_that_was_passed_on_ends_when_its_gateway_stands_still_and_goes_on_here(
-    swarm: HashSwarm,
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+def test_answers_that_were_passed_on_go_on_here_when_their_gateway_is_gone(
+    swarm: HashSwarm, number: signal.Signals
 ) -> None:
-    """Its connections stay open all the while."""
-    one, two = gateway(swarm, "stands"), gateway(swarm, "goes")
-    body = SEEDED | {"session_id": "relayed"}
-    whole(one, body | {"max_tokens": 3})
+    """Who reads them knows nothing of ids. The connections of one that stands still stay open all the while."""
+    (swarm.root / "one.json").unlink(missing_ok=True)
+    one, two = swarm.gateway(*LEASE, "--drain", "0", name="one"), gateway(swarm, "two")
+    streamed, called = (SEEDED | {"session_id": f"{way}-{number.name}"} for way in ("http", "grpc"))
+    for body in (streamed, called):
+        whole(one, body | {"max_tokens": 3})
+    both = threading.Barrier(2, lambda: swarm.kill("one", number))  # once both are in their midst
+    with ThreadPoolExecutor() as pool:
+        said = pool.submit(read_through, two, streamed, both)
+        parts = pool.submit(call_through, two, called, both)
+        calm = whole(two, SEEDED | {"session_id": "calm"})
+        events, tokens = said.result(60)
+        assert events[-1] == "data: [DONE]"
+        assert sum('"finish_reason":"length"' in line for line in events) == 1
+        ids = [parse_id(line[4:])[0] for line in events if line.startswith("id: ")]
+        assert ids == sorted(set(ids)) and ids[-1] == CONTEXT - 1
+        assert tokens == calm
+        assert parts.result(60) == list(enumerate(calm, 2))
+    swarm.kill("one")
+    swarm.kill("two")
+
+
+def read_through(
+    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+) -> tuple[list[str], list[int]]:
+    """All lines and tokens of a stream."""
+    said: list[str] = []
     tokens: list[int] = []
-    last = error = ""
-    for line in lines(two, body):
-        if '"error"' in line:
-            error = line
-            continue
+    for line in lines(doors, body):
+        said.append(line)
+        before = len(tokens)
         tokens += tokens_of(line)
-        last = line[4:] if line.startswith("id: ") else last
-        if len(tokens) > 20:
-            swarm.kill("stands", signal.SIGSTOP)
-    assert "go on with Last-Event-ID" in error
-    assert 20 < len(tokens) < CONTEXT - 2
-    _, rest, _, _ = read(two, body, after=last)
-    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
-    swarm.kill("stands")
-    swarm.kill("goes")
+        if before <= 20 < len(tokens):
+            midst.wait(30)
+    return said, tokens
+
+
+def call_through(
+    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+) -> list[tuple[int, int]]:
+    """Position and token of all that comes of a call."""
+    asked = api_pb2.GenerateRequest(
+        model="hash", prompt="go", max_tokens=CONTEXT - 2, ignore_eos=True
+    )
+    asked.session_id = body["session_id"]
+    asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 7
+    got: list[tuple[int, int]] = []
+    with grpc.insecure_channel(doors.grpc) as channel:
+        for part in api_pb2_grpc.InferenceStub(channel).GenerateStream(asked, timeout=60):
+            before = len(got)
+            got += enumerate(part.token_ids, part.position)
+            if before <= 20 < len(got):
+                midst.wait(30)
+    return got
 
 
 def test_a_call_that_was_passed_on_to_a_gateway_that_stands_still_is_answered_here(

@@ -21,16 +21,11 @@ from grpc_reflection.v1alpha import reflection
 from modelswarm.errors import UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.asks import Ask
+from modelswarm_gateway.doors.course import Course
 from modelswarm_gateway.doors.grpc_asks import ask
 from modelswarm_gateway.doors.grpc_drain import drain
-from modelswarm_gateway.doors.passing import (
-    CONNECT_SECONDS,
-    MARK,
-    Gone,
-    Lives,
-    broken,
-    watched,
-)
+from modelswarm_gateway.doors.grpc_passing import lives_at, passed_on
+from modelswarm_gateway.doors.passing import MARK, Gone
 from modelswarm_gateway.doors.routes import routes
 from modelswarm_gateway.doors.snapshots import snapshot
 from modelswarm_gateway.doors.web import bind
@@ -147,9 +142,6 @@ class Inference(api_pb2_grpc.InferenceServicer):
                 yield part
         except ApiError as error:
             failure = error
-        except aio.AioRpcError as error:  # of the gateway that it was passed on to
-            trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
-            await context.abort(error.code(), error.details() or "", tuple(trailing or ()))
         except (asyncio.CancelledError, GeneratorExit):
             self._service.metrics.request(request.model, Code.CANCELLED)
             raise
@@ -163,67 +155,62 @@ class Inference(api_pb2_grpc.InferenceServicer):
     async def _parts(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
+        """Here or elsewhere: when whoever answers is gone, the answer goes on behind what the client has of it."""
         forwarded = any(name == MARK for name, _ in context.invocation_metadata() or ())
-        asked = replace(ask(request), forwarded=forwarded)
-        generation: Generation | None = None
-        while generation is None:
+        course = Course(self._service.clock)
+        last: api_pb2.GenerateResponse | None = None
+        while True:
+            asked = replace(ask(request), forwarded=forwarded)
             try:
-                generation = await self._service.start(asked)
-            except Elsewhere as elsewhere:
-                lives = partial(_lives, self._service, asked, elsewhere.grpc)
-                try:
-                    async for part in _passed_on(elsewhere.grpc, request, lives):
-                        yield part
-                    return
-                except Gone:
-                    continue  # before it said anything: it may be had here now
+                async for part in self._once(request, asked, course, context):
+                    yield part
+                    last = part if part.token_ids else last
+                    course.told()
+                return
+            except (Gone, ApiError) as error:
+                await course.again(error)
+            if last is not None:
+                request = _behind(last, request)
+
+    async def _once(
+        self, request: api_pb2.GenerateRequest, asked: Ask, course: Course, context: Context
+    ) -> AsyncIterator[api_pb2.GenerateResponse]:
+        try:
+            generation = await self._service.start(asked)
+        except Elsewhere as elsewhere:
+            lives = partial(lives_at, self._service, asked, elsewhere.grpc)
+            async for part in passed_on(elsewhere.grpc, request, lives):
+                yield part
+            return
         try:
             name = f"gen-{secrets.token_hex(12)}"
-            finish, silent = None, True
+            finish = None
             while finish is None:
                 piece = await generation.take(self._service.settings.keepalive_seconds)
-                if piece is None and silent:
+                if piece is None and not course.begun:
+                    course.begun = True
                     await context.send_initial_metadata(())  # it has been taken, and waits
-                silent = False
                 if piece is not None:
                     finish = piece.finish
                     yield _part(name, piece, generation)
                     generation.taken(piece)
+        except ApiError as error:
+            if error.code is Code.SESSION_ELSEWHERE and not asked.forwarded:
+                raise Gone from error  # another gateway has just taken it
+            raise
         finally:
             generation.close()
 
 
-async def _passed_on(
-    target: str, request: api_pb2.GenerateRequest, lives: Lives
-) -> AsyncIterator[api_pb2.GenerateResponse]:
-    """What the gateway says that has the session (R20). Raises Gone before it has said anything, ApiError after."""
-    said = False
-    async with aio.insecure_channel(target) as channel:
-        call = api_pb2_grpc.InferenceStub(channel).GenerateStream(request, metadata=((MARK, "1"),))
-        parts = aiter(call)
-        try:
-            while (part := await watched(anext(parts, None), lives)) is not None:
-                said = True
-                yield part
-        except Gone as gone:
-            if said:
-                raise broken() from gone
-            raise
-        finally:
-            call.cancel()
-
-
-async def _lives(service: Service, asked: Ask, target: str) -> bool:
-    """Whether servers hear the gateway there, or it answers us."""
-    if await service.lives_elsewhere(asked):
-        return True
-    async with aio.insecure_channel(target) as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check
-        try:
-            await check(health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS)
-        except aio.AioRpcError:
-            return False
-    return True
+def _behind(
+    last: api_pb2.GenerateResponse, request: api_pb2.GenerateRequest
+) -> api_pb2.GenerateRequest:
+    """The same request, for what follows that part."""
+    made = api_pb2.GenerateRequest()
+    made.CopyFrom(request)
+    made.resume_after = last.position + len(last.token_ids) - 1
+    made.resume_mark = last.mark
+    return made
 
 
 def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:

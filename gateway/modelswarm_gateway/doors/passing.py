@@ -1,6 +1,7 @@
 """Passes a request on to the gateway that holds its session, and its answer back as it comes (R20).
 
-Used by the doors. A request is passed on once: the mark on it says so, and whoever gets it so answers or refuses.
+Used by the doors. A request is passed on by one gateway only: the mark on it says so, and whoever gets it so answers or
+refuses.
 A gateway that stands still keeps its connections: who waits for it asks now and then whether it lives. Knows nothing of
 sessions.
 """
@@ -8,17 +9,13 @@ sessions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx
-
-from modelswarm_gateway.errors import ApiError, Code
-
-log = logging.getLogger(__name__)
 
 MARK = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
@@ -27,6 +24,7 @@ LOOK_SECONDS = 1.0  # between looks whether a gateway that says nothing still li
 PASSED_ON = ("authorization", "last-event-id")
 PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MOST_CONNECTIONS = 4096
+UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +38,15 @@ class Original:
 
 T = TypeVar("T")
 Lives = Callable[[], Awaitable[bool]]
-Begin = Callable[[int, list[tuple[bytes, bytes]]], Awaitable[None]]
-Put = Callable[[bytes], Awaitable[None]]
 
 
 class Unreachable(Exception):
-    """Nothing was said yet: another way may be tried."""
+    """There is no connection to it."""
 
 
 class Gone(Exception):
-    """Servers have not heard it for a lease, and it does not answer us either."""
+    """Who was to answer does so no more: its connection broke, its session went elsewhere, or servers have not heard it
+    for a lease and it does not answer us either."""
 
 
 async def watched(step: Awaitable[T], lives: Lives) -> T:
@@ -64,9 +61,13 @@ async def watched(step: Awaitable[T], lives: Lives) -> T:
         doing.cancel()
 
 
-def broken() -> ApiError:
-    detail = "the gateway that holds this session is gone; go on with Last-Event-ID"
-    return ApiError(Code.STREAM_BROKEN, detail, param="session_id")
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the other gateway says. To read on raises Gone when it stops in the middle."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    parts: AsyncIterator[bytes]
 
 
 class Passing:
@@ -89,12 +90,15 @@ class Passing:
             return False
         return True
 
+    @contextlib.asynccontextmanager
     async def on(
-        self, target: str, original: Original, begin: Begin, put: Put, lives: Lives
-    ) -> None:
-        """Raises Unreachable or Gone before anything was said, ApiError after."""
+        self, target: str, original: Original, after: str | None, lives: Lives
+    ) -> AsyncIterator[Answer]:
+        """Asks there, for what follows the event `after` if that is given. Raises Unreachable, or Gone."""
         headers = {n: original.headers[n] for n in PASSED_ON if n in original.headers}
         headers |= {"content-type": "application/json", MARK: "1"}
+        if after is not None:
+            headers["last-event-id"] = after
         request = self._client.build_request(
             "POST",
             f"http://{target}{original.path}",
@@ -103,17 +107,23 @@ class Passing:
         )
         try:
             answer = await watched(self._client.send(request, stream=True), lives)
-        except (httpx.HTTPError, OSError) as error:
+        except UNREACHED as error:
             raise Unreachable(f"{target}: {error!r}") from error
+        except (httpx.HTTPError, OSError) as error:
+            raise Gone from error
+        back = [
+            (n.encode(), answer.headers[n].encode()) for n in PASSED_BACK if n in answer.headers
+        ]
         try:
-            back = [
-                (n.encode(), answer.headers[n].encode()) for n in PASSED_BACK if n in answer.headers
-            ]
-            await begin(answer.status_code, back)
-            parts = answer.aiter_bytes()
-            while (part := await watched(anext(parts, None), lives)) is not None:
-                await put(part)
-        except (httpx.HTTPError, Gone) as error:
-            raise broken() from error
+            yield Answer(answer.status_code, back, _parts(answer, lives))
         finally:
             await asyncio.shield(answer.aclose())
+
+
+async def _parts(answer: httpx.Response, lives: Lives) -> AsyncIterator[bytes]:
+    parts = answer.aiter_bytes()
+    try:
+        while (part := await watched(anext(parts, None), lives)) is not None:
+            yield part
+    except (httpx.HTTPError, OSError) as error:
+        raise Gone from error

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.asks import Ask
-from modelswarm_gateway.doors.passing import Gone, Original, Passing, Unreachable
+from modelswarm_gateway.doors.course import MOVED, Course
+from modelswarm_gateway.doors.events import Events, id_of, refusal
+from modelswarm_gateway.doors.passing import Answer, Gone, Original, Passing, Unreachable
 from modelswarm_gateway.doors.shapes import Head, Shape, error_event, waiting
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.finder import Elsewhere
 from modelswarm_gateway.generation import Generation, Piece
-from modelswarm_gateway.resume import event_id
+from modelswarm_gateway.resume import event_id, parse_id
 from modelswarm_gateway.service import Service
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,15 @@ class Reply(Response):
         self._keepalive = service.settings.keepalive_seconds
         self._way, self._looks = way, looks
         self._started = False
+        self._course = Course(service.clock)
+        self._last: str | None = None  # the id of the last event that we have sent
+
+    def _asked(self) -> Ask:
+        """What is to be answered now."""
+        if self._last is None:
+            return self._ask
+        after, mark = parse_id(self._last)
+        return replace(self._ask, after=after, mark=mark)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
@@ -81,7 +93,7 @@ class Reply(Response):
             log.exception("a request failed by a fault of ours")
             failure = ApiError(Code.INTERNAL, "internal error")
         self._service.metrics.request(self._ask.model, failure.code if failure else None)
-        if failure is not None and failure.code is not Code.CANCELLED:
+        if failure is not None and (failure.code is not Code.CANCELLED or self._ask.forwarded):
             await self._fail(failure, scope, receive, send)
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,14 +103,24 @@ class Reply(Response):
             await error_response(error)(scope, receive, send)
 
     async def _generate(self, receive: Receive, send: Send) -> None:
-        while True:
-            try:
-                generation = await self._start(send)
-                break
-            except Elsewhere as elsewhere:
-                if await self._pass_on(elsewhere, receive, send):
-                    return
-        watcher = asyncio.create_task(_watch(receive, generation))
+        """Here or elsewhere: when whoever answers is gone, the answer goes on behind what the client has of it."""
+        left = asyncio.ensure_future(_gone(receive))
+        try:
+            while not left.done():
+                try:
+                    return await self._answer(left, send)
+                except (Gone, ApiError) as error:
+                    await self._course.again(error)
+            raise ApiError(Code.CANCELLED, "the client left")
+        finally:
+            left.cancel()
+
+    async def _answer(self, left: asyncio.Future[None], send: Send) -> None:
+        try:
+            generation = await self._start(send)
+        except Elsewhere as elsewhere:
+            return await self._pass_on(elsewhere, left, send)
+        watcher = asyncio.create_task(_watch(left, generation))
         try:
             head = Head(
                 model=self._ask.model,
@@ -109,66 +131,88 @@ class Reply(Response):
             )
             shape = self._shape(head)
             await (self._events if self._looks.stream else self._whole)(generation, shape, send)
+        except ApiError as error:
+            if error.code is Code.SESSION_ELSEWHERE and not self._ask.forwarded:
+                raise Gone from error  # another gateway has just taken it
+            raise
         finally:
             watcher.cancel()
             generation.close()
 
     async def _start(self, send: Send) -> Generation:
         """A session of a gateway that is gone may have to be waited for: then the stream begins with comments."""
-        starting = asyncio.ensure_future(self._service.start(self._ask))
+        starting = asyncio.ensure_future(self._service.start(self._asked()))
         try:
             while not (await asyncio.wait({starting}, timeout=self._keepalive))[0]:
                 if self._looks.stream and self._ask.session_id is not None:
-                    await self._begin(send, list(STREAM_HEADERS))
-                    await _send(send, waiting(""))
+                    await self._wait(send)
             return await starting
         finally:
             if not starting.done():
                 starting.cancel()
 
-    async def _pass_on(self, elsewhere: Elsewhere, receive: Receive, send: Send) -> bool:
-        """The gateway that has the session answers, while the client is there; False if it died before it did."""
-        gone = asyncio.ensure_future(_gone(receive))
+    async def _wait(self, send: Send) -> None:
+        await self._begin(send, list(STREAM_HEADERS))
+        await _send(send, waiting(""))
+
+    async def _pass_on(self, elsewhere: Elsewhere, left: asyncio.Future[None], send: Send) -> None:
+        """The gateway that has the session answers, while the client is there. Raises Gone if it does so no more."""
         passing = asyncio.ensure_future(self._relay(elsewhere, send))
         try:
-            await asyncio.wait({gone, passing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({left, passing}, return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
                 await passing
-            return True
-        except Gone:
-            return False
         finally:
-            gone.cancel()
             passing.cancel()
 
     async def _relay(self, elsewhere: Elsewhere, send: Send) -> None:
-        status, passing = 200, self._way.passing
+        passing, clock = self._way.passing, self._service.clock
+        spoke = clock()
 
         async def lives() -> bool:
-            heard = await self._service.lives_elsewhere(self._ask)
-            return heard or await passing.answers(elsewhere.http)
+            nonlocal spoke
+            if self._looks.stream and clock() - spoke >= self._keepalive:
+                await self._wait(send)
+                spoke = clock()
+            lives = await self._service.lives_elsewhere(self._ask, elsewhere.http)
+            return await passing.answers(elsewhere.http) if lives is None else lives
 
-        async def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
-            nonlocal status
-            status = code
-            if not self._started:
-                start = {"type": "http.response.start", "status": code, "headers": headers}
-                await send(start)
-                self._started = True
-
-        async def put(part: bytes) -> None:
-            if commented and status != 200:  # a refusal, in a stream that has begun
-                part = b"data: " + part + b"\n\n"
-            await _send(send, part)
-
-        commented = self._started
         try:
-            await passing.on(elsewhere.http, self._way.original, begin, put, lives)
+            async with passing.on(elsewhere.http, self._way.original, self._last, lives) as answer:
+                if self._looks.stream and answer.status == 200:
+                    async for part in self._whole_events(answer):
+                        await self._begin(send, answer.headers)
+                        await _send(send, part)
+                        spoke = clock()
+                    return await _send(send, b"", more=False)
+                body = b"".join([part async for part in answer.parts])
         except Unreachable as error:
             log.warning("a request cannot be passed on: %s", error)
             detail = "the gateway that holds this session cannot be reached"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=1.0) from error
-        await _send(send, b"", more=False)
+        if self._started:  # with comments at least: it is too late for a status
+            raise refusal(body)
+        await self._begin(send, answer.headers, answer.status)
+        await _send(send, body, more=False)
+
+    async def _whole_events(self, answer: Answer) -> AsyncIterator[bytes]:
+        """None of them in part. Raises Gone when they stop, ApiError when they end with it."""
+        events = Events()
+        async for part in answer.parts:
+            if whole := events.take(part):
+                yield whole
+                if events.last is not None:
+                    self._told(events.last)
+            if events.over:
+                return
+            if events.error is not None:
+                raise Gone if events.error.code in MOVED else events.error
+        raise Gone
+
+    def _told(self, last: str) -> None:
+        """The client has the event with that id."""
+        self._last = last
+        self._course.told()
 
     async def _whole(self, generation: Generation, shape: Shape, send: Send) -> None:
         texts: list[str] = []
@@ -190,7 +234,7 @@ class Reply(Response):
     async def _events(self, generation: Generation, shape: Shape, send: Send) -> None:
         piece = await generation.take(self._keepalive)  # a refusal comes here: nothing is sent yet
         await self._begin(send, list(STREAM_HEADERS))
-        opening = shape.opening() if self._ask.after is None else b""
+        opening = shape.opening() if self._asked().after is None else b""
         pending: list[int] = []  # tokens that have shown no text yet
         clock, spoke = self._service.clock, self._service.clock()
         while True:
@@ -200,6 +244,7 @@ class Reply(Response):
                 event = _event(shape, piece, pending)
             if event:
                 await _send(send, opening + event)
+                self._told(id_of(event))
                 opening = b""
                 pending.clear()
                 spoke = clock()
@@ -214,10 +259,12 @@ class Reply(Response):
         last = shape.closing(piece.finish, generation.completion_tokens)
         await _send(send, opening + last, more=False)
 
-    async def _begin(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _begin(
+        self, send: Send, headers: list[tuple[bytes, bytes]], status: int = 200
+    ) -> None:
         if self._started:
             return
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         self._started = True
 
 
@@ -238,7 +285,7 @@ async def _gone(receive: Receive) -> None:
         continue
 
 
-async def _watch(receive: Receive, generation: Generation) -> None:
+async def _watch(left: asyncio.Future[None], generation: Generation) -> None:
     """Until the client leaves; then its turn ends."""
-    await _gone(receive)
+    await asyncio.shield(left)
     generation.abort(ApiError(Code.CANCELLED, "the client left"))
