@@ -155,6 +155,7 @@ class Fenced:
     refused: Refusal | None = None
     free_pages: int = 0
     unknown: bool = False  # no such handle here
+    held: Epoch | None = None  # refused as outranked: in which epoch the other gateway has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -576,6 +576,7 @@ class Fenced(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     FREE_PAGES_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     own: _builtins.int
     kv: _builtins.int
@@ -590,6 +591,8 @@ class Fenced(_message.Message):
     def counters(self) -> Global___Counters: ...
     @_builtins.property
     def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]: ...
+    @_builtins.property
+    def held(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -604,10 +607,11 @@ class Fenced(_message.Message):
         refused: Global___Refusal.ValueType = ...,
         free_pages: _builtins.int = ...,
         unknown: _builtins.bool = ...,
+        held: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "held", b"held"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kept", b"kept", "kv", b"kv", "log", b"log", "own", b"own", "refused", b"refused", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "held", b"held", "kept", b"kept", "kv", b"kv", "log", b"log", "own", b"own", "refused", b"refused", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,8 +9,8 @@ from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.effects import Broken, GatewaySettings, Refused, TurnRequest
 
 
-def seconds_held(hold_ms: int, *, both: bool = True) -> float:
-    """Of a session whose tail dies in the middle of an answer, with nobody to take its place."""
+def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
+    """Until it is given up, while the gateway stands still for a part of that: of a session whose tail dies in the middle of an answer, with nobody to take its place."""
     swarm = Swarm(GatewaySettings(hold_seconds=3.0))
     for first, last in ((0, 2), (2, 4)):
         said = hold_ms if both or first == 0 else 0
@@ -21,6 +21,8 @@ def seconds_held(hold_ms: int, *, both: bool = True) -> float:
     swarm.run()
     swarm.kill(server)
     died = swarm.now
+    swarm.wait(0.5)
+    swarm.now += asleep
     while not any(isinstance(effect, Broken) for effect in swarm.effects):
         assert swarm.now - died < 100_000
         swarm.wait(0.5)
@@ -33,6 +35,10 @@ def test_the_servers_of_a_model_say_how_long_its_sessions_are_held(
 ) -> None:
     assert seconds_held(hold_ms) == pytest.approx(seconds, abs=2.5)
     assert seconds_held(hold_ms) >= seconds
+
+
+def test_the_time_for_which_the_gateway_stands_still_is_not_held() -> None:
+    assert seconds_held(0, asleep=20.0) >= 20.0 + 2.4
 
 
 def test_a_server_that_says_nothing_leaves_what_others_said() -> None:

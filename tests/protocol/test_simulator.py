@@ -28,6 +28,12 @@ REGRESSIONS = [
     ),  # a hop refused after its turn had been refused stayed in the gateway for ever
     ("extinction", 183),  # a create whose answer went with its link was waited for for ever
     ("duplicates", 63),  # a repeated Fenced brought back a handle that the server had given up
+    ("asleep", 10009),  # a refusal as outranked was not heard from a hop that had just been left
+    ("asleep", 10010),  # of two gateways with some hops each both let go: nothing was left
+    ("asleep", 10014),  # who had taken a session over was on its way to a server as that was asked
+    ("asleep", 10231),  # ... or on a server that could not be asked for want of a link
+    ("asleep", 100_027),  # the only hop was another's, and its old owner asked for it again
+    ("asleep", 100_179),  # a Go for a hop that another gateway took and closed was not answered
 ]
 
 

@@ -22,9 +22,11 @@ class Absence:
         self._peer, self._fleet, self._emit = peer, fleet, emit
 
     def over(self, session: Session) -> None:
-        """We slept. A session at rest is asked for when it is used next: there may be thousands."""
+        """We slept. A session at rest is asked for when it is used next: there may be thousands. If a turn is in doubt
+        since an earlier sleep, that one counts: not all servers may have been reached since."""
         if session.named:
-            session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
+            if session.awake is None:
+                session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
             session.asked = False
             if session.in_turn:
                 self._ask(session)
@@ -35,6 +37,17 @@ class Absence:
             session.awake = None
         elif session.awake is not None:
             self._ask(session)
+
+    def unknown(self, session: Session) -> None:
+        """A server has forgotten a hop. If whoever took the session over closed it, hops elsewhere may have been on
+        their way when we asked."""
+        if session.awake is not None and session.asked:
+            self._ask(session)
+
+    def linked(self, session: Session, server: PeerId) -> None:
+        """It may have been out of reach when we asked."""
+        if session.awake is not None and session.asked:
+            self._emit(Send(reply_address(server), Lane.LIVE, Find(session.name)))
 
     def _ask(self, session: Session) -> None:
         """Before its Fences, so that most answers come before those to them."""

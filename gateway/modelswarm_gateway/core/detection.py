@@ -99,9 +99,11 @@ class Detection:
         sessions for theirs; nothing goes on without a Fence (R19)."""
         if self._clock.late(now) <= self._settings.lease_seconds / 2:
             return
-        self._clock.tick(now)
+        slept = self._clock.tick(now)
         for session in sessions:
             self._absence.over(session)
+            if session.held_at is not None:
+                session.held_at += slept  # servers may come back in a moment
             if session.state is not State.HELD:
                 self._recovery.fault(session, "late", self._peer, now)
 

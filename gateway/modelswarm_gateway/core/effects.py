@@ -41,6 +41,7 @@ class GatewaySettings:
     affinity_seconds: float = (
         2.0  # a new turn waits no longer for a server that another can replace
     )
+    contend_seconds: float = 0.4  # for another gateway with a lower epoch to let go of a session
     find_seconds: float = 0.3  # to hear from all servers what they hold of a session (R20)
     fetch_seconds: float = 10.0  # for a log copy to come whole
     input_tokens: int = 8192  # most log entries per Input message

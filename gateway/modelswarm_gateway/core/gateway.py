@@ -108,8 +108,10 @@ class GatewayCore:
         )
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, Live(owned)))
         for session in list(self._sessions.values()):
-            if session.state is State.HELD and session.model == hello.model:
-                self._recovery.enter(session, now)
+            if session.model == hello.model:
+                self._absence.linked(session, hello.peer)
+                if session.state is State.HELD:
+                    self._recovery.enter(session, now)
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._wake(now)
@@ -131,8 +133,7 @@ class GatewayCore:
         if isinstance(item, Token):
             self._token(peer, item, now)
         elif isinstance(item, Fenced):
-            self._recovery.fenced(peer, item, now)
-            self.moves.fenced(peer, item, now)
+            self._fenced(peer, item, now)
         elif isinstance(item, Report):
             self._report(peer, item, now)
         elif isinstance(item, Beat):
@@ -316,6 +317,13 @@ class GatewayCore:
             Emitted(s.name, token.position, token.token, token.logprob, token.finish)
         )
         self.moves.token(s, now)
+
+    def _fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+        found = self._recovery.replies.get(answer.handle)
+        if found is not None and answer.unknown:
+            self._absence.unknown(found[0])
+        self._recovery.fenced(peer, answer, now)
+        self.moves.fenced(peer, answer, now)
 
     def _report(self, peer: PeerId, report: Report, now: float) -> None:
         found = self._recovery.replies.get(report.handle)

@@ -190,14 +190,17 @@ class Recovery:
         if found is None or found[1].peer != peer:
             return
         session, hop = found
+        left = hop.reply in self.hops.leaving
         if not self.hops.answered(hop, answer):
+            if left and session.hops and answer.refused is Refusal.OUTRANKED:
+                self.let_go(session)  # it had gone on elsewhere, and its owner lives
             return
         if answer.epoch != session.epoch or hop.answered:
             return
         if answer.unknown:
             self._unknown(session, hop, now)
         elif answer.refused is not None:
-            self._refused(session, hop, answer.refused, now)
+            self._refused(session, hop, answer, answer.refused, now)
         else:
             hop.answered = True
             hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
@@ -217,10 +220,12 @@ class Recovery:
         if session.state is State.FENCING:
             self._fence(session, hop)
 
-    def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
+    def _refused(
+        self, session: Session, hop: Hop, answer: Fenced, refusal: Refusal, now: float
+    ) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
         if refusal is Refusal.OUTRANKED:
-            self.let_go(session)
+            self._outranked(session, hop, answer, now)
             return
         if refusal is Refusal.DRAINING:
             self._fleet.leave_alone(hop.peer, STOPPING)
@@ -232,6 +237,20 @@ class Recovery:
             session.hops.remove(hop)
             self.hops.never_was(hop)
         self._replan(session, now)
+
+    def _outranked(self, session: Session, hop: Hop, answer: Fenced, now: float) -> None:
+        """Two gateways want it, and each may have some of its hops. If both let go, nothing is left of it: so only the
+        one with the lower epoch does, or with no hop at all. The other one asks again for a while."""
+        hop.forget(session.epoch)
+        if session.contended is None:
+            session.contended = now
+        lower = answer.held is None or answer.held > session.epoch
+        alone = not any(each.own != NO_HANDLE for each in session.hops)
+        if lower or alone or now - session.contended >= self._settings.contend_seconds:
+            self.let_go(session)
+        elif session.state is State.FENCING:
+            session.refusal = Why.NO_SERVERS
+            self.hold(session, now)
 
     def _blame(self, session: Session, now: float) -> None:
         """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""

@@ -111,6 +111,7 @@ class Session:
     failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # when the first fault since the last new token came
     held_at: float | None = None
+    contended: float | None = None  # since when another gateway wants it as well, in lower epochs
     retry_at: float = 0.0
     tries: int = 0
     reused: int = 0  # entries that this turn found in the head's KV
@@ -148,6 +149,7 @@ class Session:
     def progressed(self) -> float | None:
         """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
+        self.contended = None
         self.loops = self.failures = self.tries = self.reading = 0
         self.moved = self.resumed = False
         return since

@@ -84,7 +84,7 @@ class Lifecycle:
         silent = self._peers.silent_for(hop.gateway, now)
         found = claim(hop, peer, fence, silent, self._peers.lease(hop.gateway))
         if found is Claim.OUTRANKED:
-            self._refuse(peer, fence, Refusal.OUTRANKED)
+            self._refuse(peer, fence, Refusal.OUTRANKED, held=hop.epoch)
             return
         if found is Claim.REPLACED and fence.create is not None:
             self.free(hop)
@@ -170,7 +170,7 @@ class Lifecycle:
         self._renew_grant(hop, now)
         self._answer(hop, None)
 
-    def _refuse(self, peer: PeerId, fence: Fence, why: Refusal) -> None:
+    def _refuse(self, peer: PeerId, fence: Fence, why: Refusal, held: Epoch | None = None) -> None:
         """Nothing is opened, and nothing that is there is touched."""
         answer = Fenced(
             handle=fence.reply,
@@ -179,6 +179,7 @@ class Lifecycle:
             steps=self.steps,
             refused=why,
             free_pages=self.admission.pool.free,
+            held=held,
         )
         self._out.to_gateway(peer, answer)
 

@@ -29,7 +29,7 @@ class Registry:
         self._hops: dict[Handle, Hop] = {}
         self._ranges: dict[tuple[str, int, int], Hop] = {}
         self._freed: dict[Handle, FreedHop] = {}
-        self._lost: dict[Handle, FreedHop] = {}  # hops that live, and who had them before
+        self._lost: dict[Handle, FreedHop] = {}  # hops that were taken, and who had them before
 
     def __len__(self) -> int:
         return len(self._hops)
@@ -49,7 +49,9 @@ class Registry:
     def new_handle(self) -> Handle:
         while True:
             handle = self._draw() & HANDLE_MASK
-            if handle != NO_HANDLE and handle not in self._hops and handle not in self._freed:
+            if handle != NO_HANDLE and not any(
+                handle in known for known in (self._hops, self._freed, self._lost)
+            ):
                 return handle
 
     def add(self, hop: Hop) -> None:
@@ -59,7 +61,6 @@ class Registry:
     def remove(self, hop: Hop) -> None:
         del self._hops[hop.handle]
         del self._ranges[hop.range]
-        self._lost.pop(hop.handle, None)
         self._freed[hop.handle] = FreedHop(hop.gateway, hop.reply)
         if len(self._freed) > REMEMBERED_HOPS:
             del self._freed[next(iter(self._freed))]

@@ -205,8 +205,9 @@ class ServerCore:
             self._copies.order(hop, copy)
 
     def _unknown(self, peer: PeerId, go: Go) -> None:
-        """A hop that this server gave up between its answer and this Go."""
+        """A hop that this server gave up between its answer and this Go, or another gateway took and closed."""
         self._tell(self._life.hops.freed(go.handle), peer, go)
+        self._lost(peer, go)
 
     def _lost(self, peer: PeerId, go: Go) -> None:
         """Another gateway took the hop between this one's Fence and its Go."""
