@@ -10,7 +10,7 @@ from modelswarm_gateway.core.effects import Broken, GatewaySettings, Refused, Tu
 
 
 def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
-    """Until it is given up, while the gateway stands still for a part of that: of a session whose tail dies in the middle of an answer, with nobody to take its place."""
+    """Until a session is given up whose tail died in mid-answer, with nobody to take its place."""
     swarm = Swarm(GatewaySettings(hold_seconds=3.0))
     for first, last in ((0, 2), (2, 4)):
         said = hold_ms if both or first == 0 else 0
