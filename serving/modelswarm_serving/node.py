@@ -35,6 +35,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
 from modelswarm_serving.core.settings import COPY_RATE, replay_bytes, row_window
+from modelswarm_serving.core.stalls import PULSE_SECONDS
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
 from modelswarm_serving.health import Health
@@ -101,7 +102,13 @@ class Node:
         self._announce(target)
         self._health.serves()
         log.info("%s serves at %s", self._peer, target)
-        work = (self._tick(), self._send_files(), self._drain(), self._stop.wait())
+        work = (
+            self._tick(),
+            self._pulse(),
+            self._send_files(),
+            self._drain(),
+            self._stop.wait(),
+        )
         tasks = [loop.create_task(each) for each in work]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -236,6 +243,11 @@ class Node:
             if due:
                 beat = self._core.beat()
                 self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
+
+    async def _pulse(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE_SECONDS)
+            self._core.pulse(self._clock())
 
     def _want_file(self, peer: PeerId, name: str) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from protocol.server_pump import Client, Pump, prompt, route, start_all
 
 from modelswarm.protocol.messages import Lane
+from modelswarm_serving.core.stalls import LEAST_STALL, PULSE_SECONDS
 from modelswarm_serving.model.base import Work
 
 
@@ -131,3 +133,34 @@ def test_the_successor_need_not_be_told_of_every_token() -> None:
     windows = [send for send in back if type(send.item).__name__ == "Window"]
     assert len(windows) <= 2 + 300 // 32
     assert all(send.lane is Lane.LIVE for send in windows)
+
+
+def test_stalls_between_steps_count_as_busy_and_those_within_a_step_only_once() -> None:
+    pump = Pump()
+    (client,) = sessions(pump, [3])
+    (server,) = pump.servers.values()
+    client.start(50)
+    to_servers(pump)
+    server.core.pulse(0.0)
+    server.core.pulse(0.115)  # wanted at 0.02: stopped for 95 ms
+    assert server.core.beat().busy_ms == pytest.approx(95.0)
+    server.plan(0.12)
+    server.core.pulse(0.22)  # the loop could not run either
+    assert server.core.beat().busy_ms == pytest.approx(95.0)
+    server.retire(0.23)
+    server.core.pulse(0.25)
+    assert server.core.beat().busy_ms == pytest.approx(95.0 + 110.0)
+    to_servers(pump)
+    server.plan(0.25)
+    server.core.fail_step("broken", 0.35)
+    server.core.pulse(0.36)
+    assert server.core.beat().busy_ms == pytest.approx(95.0 + 110.0 + 100.0)
+
+
+def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
+    pump = Pump()
+    sessions(pump, [3])
+    (server,) = pump.servers.values()
+    for number in range(100):
+        server.core.pulse(number * (PULSE_SECONDS + 0.9 * LEAST_STALL))
+    assert server.core.beat().busy_ms == 0.0

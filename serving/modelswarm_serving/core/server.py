@@ -318,6 +318,10 @@ class ServerCore:
         self._now = now
         self._life.tick(now)
 
+    def pulse(self, now: float) -> None:
+        """Every PULSE_SECONDS (`stalls.py`); whoever calls it late stood still."""
+        self._steps.pulse(now)
+
     def leave(self, now: float) -> None:
         """A graceful stop has begun: sessions here go on until their gateways have moved them."""
         self._now = now

@@ -17,6 +17,7 @@ from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
+from modelswarm_serving.core.stalls import Stalls
 from modelswarm_serving.model.base import ModelShape, Pick, Result, Task, Work
 
 MEAN_WEIGHT = 0.1  # of the newest step in the running mean
@@ -45,12 +46,23 @@ class Steps:
         self._began = 0.0
         self.rows = 0
         self.mean_seconds = 0.0
-        self.busy_seconds = 0.0  # so far
+        self._busy_seconds = 0.0  # in steps that ran rows
+        self._worked_seconds = 0.0  # ... and in all others
+        self._stalls = Stalls()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def running_for(self, now: float) -> float:
         """Seconds since the step that is out began; 0 when none is."""
         return max(0.0, now - self._began) if self._running or self._copies.running else 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """So far, in steps and in stalls between them: what its steps cost whoever waits for them."""
+        return self._busy_seconds + self._stalls.seconds
+
+    def pulse(self, now: float) -> None:
+        """Every PULSE_SECONDS."""
+        self._stalls.look(now, self._worked_seconds + self.running_for(now))
 
     @property
     def p99_seconds(self) -> float:
@@ -105,16 +117,23 @@ class Steps:
         if len(results) != tasks:
             wrong = Result(error=f"{len(results)} results for {tasks} tasks")
             results = [wrong] * tasks
+        took = self._ended(now)
         if running:  # a step that only copies says nothing of the pace
-            self._count(now - self._began)
+            self._count(took)
         self._life.steps += 1
         for (hop, work), result in zip(running, results, strict=False):
             self._retire(hop, work, result, now)
         self._end_copies(results[len(running) :], now)
 
+    def _ended(self, now: float) -> float:
+        """Seconds that the step took."""
+        took = now - self._began
+        self._worked_seconds += took
+        return took
+
     def _count(self, took: float) -> None:
         self._recent.append(took)
-        self.busy_seconds += took
+        self._busy_seconds += took
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
 
@@ -131,6 +150,7 @@ class Steps:
             self.finish([Result(error=error)] * tasks, now)
             return
         running, self._running = self._running, []
+        self._ended(now)
         self._life.steps += 1
         self._end_copies([Result(error=error)] * self._copies.running, now)  # begun again elsewhere
         for hop, work in running:
