@@ -23,13 +23,12 @@ from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, swarm_of
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor
+from modelswarm.protocol.identity import name_of
 
 DRAINS = int(os.environ.get("MODELSWARM_BENCH_DRAINS", "40"))
 STREAMS, PROMPT = 8, 1000
-CONTEXT = int(
-    os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500")
-)  # the longest that a drain begins with
+CONTEXT = int(os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500"))  # the longest of a drain's start
 LENGTH = CONTEXT + 1500  # a drain and the pauses beside it take fewer tokens
 QUIET_SECONDS = 2.0
 DRAIN_SECONDS = 240.0
@@ -98,7 +97,7 @@ class Measured:
     def drain(self, view: SwarmDoor, readers: list[Reader], names: list[str]) -> None:
         """The server of these that carries most, while all are read."""
         calm = _pause()
-        servers = {server_name(s.peer): s.own_sessions for s in view.snapshot().servers}
+        servers = {name_of(s.peer): s.own_sessions for s in view.snapshot().servers}
         name = max(names, key=lambda each: servers[each])
         began = time.perf_counter()
         states = list(view.drain(name, timeout=DRAIN_SECONDS))

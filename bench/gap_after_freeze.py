@@ -18,7 +18,8 @@ from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor
+from modelswarm.protocol.identity import name_of
 
 FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))
 BACK_SECONDS = 60.0  # until a thawed server is heard again
@@ -47,7 +48,7 @@ def frozen_stream(
         for part in door.parts(prompt, NEW):
             recorder.add(part)
             if not victim and len(recorder.tokens) >= KILL_AT:
-                victim = server_name(view.running_route()[hop].peer)
+                victim = name_of(view.running_route()[hop].peer)
                 swarm.kill(victim, signal.SIGSTOP)
                 frozen_at = time.perf_counter()
     finally:

@@ -18,7 +18,8 @@ from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor
+from modelswarm.protocol.identity import name_of
 
 KILLS = int(os.environ.get("MODELSWARM_BENCH_KILLS", "200"))
 PROMPT, NEW, KILL_AT = 1000, 60, 20
@@ -53,7 +54,7 @@ def killed_stream(
     for part in door.parts(prompt, NEW):
         recorder.add(part)
         if victim is None and len(recorder.tokens) >= KILL_AT:
-            victim = swarm.kill(server_name(view.running_route()[hop].peer))
+            victim = swarm.kill(name_of(view.running_route()[hop].peer))
             killed_at = time.perf_counter()
     if victim is None:
         raise RuntimeError("the stream ended before the kill")

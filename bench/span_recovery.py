@@ -19,7 +19,8 @@ from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor
+from modelswarm.protocol.identity import name_of
 
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_RECOVERIES", "20"))
 SPANS = 4
@@ -73,7 +74,7 @@ def lost_and_found(
         if not killed and len(recorder.tokens) >= KILL_AT:
             route = view.running_route()
             killed_at = time.perf_counter()
-            killed = [swarm.kill(server_name(route[place].peer)) for place in places]
+            killed = [swarm.kill(name_of(route[place].peer)) for place in places]
     if not killed:
         raise RuntimeError("the stream ended before the kill")
     for victim in killed:

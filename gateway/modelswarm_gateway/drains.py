@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from modelswarm.protocol.identity import PeerId, pod_of
+from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm_gateway.core.effects import ServerView
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.move import MovesView
@@ -26,7 +26,7 @@ class Drains:
     def find(self, name: str) -> PeerId:
         """The linked server of that name, as `modelswarm status` shows it, or of that peer id. Raises ApiError."""
         servers = self._core.servers()
-        found = [view.peer for view in servers if name in (view.peer, short(view.peer))]
+        found = [view.peer for view in servers if name in (view.peer, name_of(view.peer))]
         if not found:
             raise ApiError(Code.SERVER_NOT_FOUND, _unknown(name, servers), param="server")
         return found[-1]  # of two lives of one server, the later one
@@ -47,22 +47,18 @@ class Drains:
         return self._core.moves.view(peer)
 
 
-def short(peer: PeerId) -> str:
-    return pod_of(peer).split("/", 1)[0]
-
-
 def uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:
     which = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"
-    detail = f"{short(peer)} is the only server that holds {which}: another one has to come first"
+    detail = f"{name_of(peer)} is the only server that holds {which}: another one has to come first"
     return ApiError(Code.BLOCKS_UNCOVERED, detail, param="server")
 
 
 def undone(peer: PeerId) -> ApiError:
-    detail = f"{short(peer)} is used again: somebody took the drain back"
+    detail = f"{name_of(peer)} is used again: somebody took the drain back"
     return ApiError(Code.DRAIN_UNDONE, detail, param="server")
 
 
 def _unknown(name: str, servers: Sequence[ServerView]) -> str:
-    known = sorted({short(view.peer) for view in servers})
+    known = sorted({name_of(view.peer) for view in servers})
     shown = ", ".join(known) if known else "none is linked"
     return f"there is no server {name!r}; known are: {shown}"

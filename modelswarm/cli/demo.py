@@ -25,7 +25,8 @@ from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import Route, SwarmDoor, peers_of, route_text, server_name
+from modelswarm.local.swarm_door import Route, SwarmDoor, peers_of, route_text
+from modelswarm.protocol.identity import name_of
 from modelswarm.resources_load import load_document
 
 QUESTION = "Count from 1 to 200."
@@ -143,7 +144,7 @@ class Demo:
         route = swarm_door.running_route()
         if not route:
             raise DemoError("the gateway shows no route for the running session")
-        return route, self._swarm.kill(server_name(route[-1].peer))
+        return route, self._swarm.kill(name_of(route[-1].peer))
 
     def _show_replacement(self, killed: JobView) -> None:
         began = time.monotonic()

@@ -6,8 +6,9 @@ import click
 
 from modelswarm.cli.where import grpc_options, grpc_target
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.swarm_door import DrainUnfinished, SwarmDoor, server_name
+from modelswarm.local.swarm_door import DrainUnfinished, SwarmDoor
 from modelswarm.protocol import api_pb2
+from modelswarm.protocol.identity import name_of
 
 _SECONDS = click.FloatRange(min=0, max=86400)
 
@@ -45,7 +46,7 @@ def drain(
             for state in door.drain(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _line(state, undo)
                 if line != said:
-                    click.echo(f"{server_name(state.peer)}: {line}")
+                    click.echo(f"{name_of(state.peer)}: {line}")
                 last, said = state, line
         except DrainUnfinished as error:
             left = _sessions(last.own_sessions)

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from modelswarm.cli.tables import console, table
 from modelswarm.cli.where import grpc_options, grpc_target
-from modelswarm.local.swarm_door import SwarmDoor, route_text, server_name
+from modelswarm.local.swarm_door import SwarmDoor, route_text
 from modelswarm.protocol import api_pb2
+from modelswarm.protocol.identity import name_of
 
 SHOWN_SESSIONS = 20
 LAST_RESORT_MS = 1e9  # a cost beyond this: only because nobody else holds some block
@@ -47,7 +48,7 @@ def _servers(found: api_pb2.RoutesReply) -> RenderableType:
     columns = ("server", "blocks", "zone", "block", "hop", "wait", "rtt", "load", "score", "state")
     rows = [
         (
-            server_name(server.peer),
+            name_of(server.peer),
             f"{server.first}:{server.last}",
             server.zone or "-",
             _ms(server.block_ms),
@@ -80,14 +81,14 @@ def _lines(session: api_pb2.RouteReason) -> list[str]:
 
 
 def _hop_line(hop: api_pb2.HopReason) -> str:
-    line = f"    {server_name(hop.peer)} [{hop.first}:{hop.last}]"
+    line = f"    {name_of(hop.peer)} [{hop.first}:{hop.last}]"
     if not hop.options:
         return line
     if hop.options == 1:
         return f"{line} chosen at {_ms(hop.chosen_ms)}: the only one"
     if hop.peer == hop.best:
         return f"{line} chosen at {_ms(hop.chosen_ms)}: the best of {hop.options}"
-    best = f"the best was {server_name(hop.best)} at {_ms(hop.best_ms)}"
+    best = f"the best was {name_of(hop.best)} at {_ms(hop.best_ms)}"
     return f"{line} chosen at {_ms(hop.chosen_ms)} of {hop.options}: {best}"
 
 

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from modelswarm.cli.tables import console, table
 from modelswarm.cli.where import grpc_options, grpc_target
-from modelswarm.local.swarm_door import SwarmDoor, route_text, server_name
+from modelswarm.local.swarm_door import SwarmDoor, route_text
 from modelswarm.protocol import api_pb2
+from modelswarm.protocol.identity import name_of
 
 WATCH_SECONDS = 1.0
 SHOWN_SESSIONS = 20
@@ -70,7 +71,7 @@ def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
     columns = ("server", "blocks", "health", "score", "sessions", "free pages", "step", "address")
     rows = [
         (
-            server_name(server.peer),
+            name_of(server.peer),
             f"{server.first}:{server.last}",
             server.health,
             f"{server.score:.2f}",

@@ -18,7 +18,8 @@ from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.rundir import RunInfo
 from modelswarm.local.supervisor import Change, JobView, State
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError
+from modelswarm.protocol.identity import name_of
 from modelswarm.resources_load import load_document
 
 REFRESH_SECONDS = 0.5
@@ -155,7 +156,7 @@ def _known(door: SwarmDoor) -> dict[str, tuple[str, str]]:
     except SwarmDoorError:
         return {}
     return {
-        server_name(server.peer): (
+        name_of(server.peer): (
             str(server.sessions),
             f"{server.free_pages} of {server.total_pages}",
         )

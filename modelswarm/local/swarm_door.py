@@ -13,6 +13,7 @@ import grpc
 
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm.protocol.identity import name_of
 
 CALL_SECONDS = 5.0
 
@@ -102,17 +103,12 @@ class SwarmDoor:
         return tuple(running[0].route) if len(running) == 1 else ()
 
 
-def server_name(peer: str) -> str:
-    """`name/incarnation/boot` is shown by its name."""
-    return peer.split("/", 1)[0]
-
-
 def peers_of(hops: Route) -> tuple[str, ...]:
     return tuple(hop.peer for hop in hops)
 
 
 def route_text(hops: Route) -> str:
-    return " -> ".join(f"{server_name(hop.peer)} [{hop.first}:{hop.last}]" for hop in hops)
+    return " -> ".join(f"{name_of(hop.peer)} [{hop.first}:{hop.last}]" for hop in hops)
 
 
 def reason_of(error: grpc.RpcError) -> str:

@@ -48,6 +48,11 @@ def pod_of(peer: PeerId) -> str:
     return peer.rsplit("/", 1)[0]
 
 
+def name_of(peer: PeerId) -> str:
+    """What people call it: a pod's name, a member's."""
+    return peer.split("/", 1)[0]
+
+
 def answers_to(peer: PeerId, dialled: PeerId) -> bool:
     """Whether `peer` is who was dialled: that very life, or the present one of that pod."""
     return dialled in (peer, pod_of(peer))

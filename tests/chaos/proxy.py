@@ -20,7 +20,7 @@ from typing import Any
 
 from chaos.frames import FrameCutter, hello_of, message_of
 
-from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.identity import name_of
 
 HOST = "127.0.0.1"
 CHUNK = 64 << 10
@@ -245,7 +245,7 @@ class _Pipe:
 
     def _look(self, frame: bytes) -> None:
         if self.source == UNKNOWN and (hello := hello_of(frame)):
-            self.connection.name_dialler(server_name(hello.peer))
+            self.connection.name_dialler(name_of(hello.peer))
 
     async def write(self) -> None:
         network, writer = self.connection.network, self.output.writer

@@ -22,8 +22,9 @@ from cluster.quickstart import NAMESPACE
 from cluster.watches import Lives, Watch
 from swarm.running import Ask, Stream, metrics, total
 
-from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm.protocol.identity import name_of
 
 SWARM = "counting"
 SERVERS = "modelswarm.io/role=server"
@@ -101,7 +102,7 @@ class Installed:
         def look() -> Carried | None:
             assert not stream.done, "the stream ended before anybody looked"
             found = [
-                Carried(gateway, tuple(server_name(hop.peer) for hop in session.route))
+                Carried(gateway, tuple(name_of(hop.peer) for hop in session.route))
                 for gateway, session in self.sessions()
                 if session.state == "running" and session.route
             ]
@@ -186,7 +187,7 @@ class Installed:
     def _linked(self, address: str) -> set[str]:
         with SwarmDoor(f"{address}:{GRPC}") as door:
             try:
-                return {server_name(server.peer) for server in door.snapshot(2.0).servers}
+                return {name_of(server.peer) for server in door.snapshot(2.0).servers}
             except SwarmDoorError:
                 return set()
 

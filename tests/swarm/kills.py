@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from swarm.running import Answer, Ask, Running, Stream, wait_until
 
-from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
 
 HEAD, MIDDLE, TAIL = 0, 1, 3  # of a route over four spans
@@ -45,7 +45,7 @@ def _try_to_kill_in_prefill(running: Running, ask: Ask, place: int) -> tuple[Ans
     before, rows = running.faults(), running.rows()
     stream = running.start(ask)
     session = running.wait_session(lambda session: session.state == "running")
-    tail = server_name(session.route[-1].peer)
+    tail = name_of(session.route[-1].peer)
     wait_until(lambda: running.rows(tail)[tail] > rows[tail], _SIGHT, "no row came to the tail")
     running.kill(session.route[place].peer)
     hit = all(session.length == len(ask.prompt) for session in running.sessions())

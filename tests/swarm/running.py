@@ -22,8 +22,9 @@ from modelswarm.local.commands import LocalSettings
 from modelswarm.local.members import Member
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError, server_name
+from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError
 from modelswarm.protocol import api_pb2, api_pb2_grpc
+from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
 from modelswarm.resources_load import parse_document
 
@@ -253,7 +254,7 @@ class Running:
 
     def kill(self, peer: str) -> None:
         """SIGKILL; its supervisor starts another one in its place."""
-        name = server_name(peer)
+        name = name_of(peer)
         alive = {member.peer for member in self.members()}
         assert peer in alive, f"{peer} is not alive"
         self.local.kill(name)

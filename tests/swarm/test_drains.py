@@ -23,7 +23,7 @@ from swarm.running import (
 )
 from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
-from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.identity import name_of
 
 NEW, AT, STREAMS = 400, 20, 4
 DRAIN_SECONDS = 100.0
@@ -74,7 +74,7 @@ def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -
     for slot in swarm.local.slots:
         drain(swarm, slot.name)
         routes = [hop.peer for session in swarm.sessions() for hop in session.route]
-        assert slot.name not in map(server_name, routes)
+        assert slot.name not in map(name_of, routes)
         list(swarm.view.drain(slot.name, undo=True))
     for stream in streams:
         judge(stream.answer())
@@ -94,7 +94,7 @@ def test_a_server_that_is_told_to_end_does_so_when_its_sessions_have_left(
         stream.wait_tokens(AT)
     running = [s.route for s in swarm.sessions() if s.state == "running"]
     peer = running[0][span].peer
-    job = swarm.local.kill(server_name(peer), signal.SIGTERM)
+    job = swarm.local.kill(name_of(peer), signal.SIGTERM)
     for stream in streams:
         judge(stream.answer())
     assert swarm.local.wait_replaced(job.name, job.incarnation, READY_SECONDS)
@@ -108,7 +108,7 @@ def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
     first = Ask(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
     one = swarm.ask(first)
     rests = swarm.wait_session(lambda session: session.state == "parked")
-    old = server_name(rests.route[1].peer)
+    old = name_of(rests.route[1].peer)
     drain(swarm, old)
     left = swarm.wait_session(lambda session: len(session.route) == 1)
     assert left.id == rests.id
@@ -116,7 +116,7 @@ def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
     two = swarm.ask(more)
     after = swarm.wait_session(lambda session: session.state == "parked")
     assert after.id == rests.id
-    assert old not in [server_name(hop.peer) for hop in after.route]
+    assert old not in [name_of(hop.peer) for hop in after.route]
     list(swarm.view.drain(old, undo=True))
     for answer in (one, two):
         judge(answer)
@@ -126,7 +126,7 @@ def test_a_drain_waits_for_a_server_that_takes_over(swarm: Running) -> None:
     """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
     swarm.wait_whole()
     names = [slot.name for slot in swarm.local.slots if "-s1-" in slot.name]
-    [other] = [s.peer for s in swarm.view.snapshot().servers if server_name(s.peer) == names[0]]
+    [other] = [s.peer for s in swarm.view.snapshot().servers if name_of(s.peer) == names[0]]
     swarm.kill(other)
     wait_until(
         lambda: other not in {s.peer for s in swarm.view.snapshot().servers},

@@ -13,7 +13,7 @@ from swarm.oracles import check_contiguous, check_hash
 from swarm.running import Ask, Running, Stream, wait_until
 from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
-from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.identity import name_of
 
 SIGHT = 60.0
 HEAD, TAIL = 0, 3
@@ -28,14 +28,14 @@ def test_a_server_freezes_while_tokens_come(hash_spans: Running, place: int) -> 
     stream = swarm.start(Ask(prompt_of(200, 7, VOCAB), 500, SAMPLED))
     stream.wait_tokens(30)
     frozen = swarm.only_session().route[place].peer
-    swarm.local.kill(server_name(frozen), signal.SIGSTOP)
+    swarm.local.kill(name_of(frozen), signal.SIGSTOP)
     try:
         wait_until(
             lambda: health(swarm, frozen) in ("suspected", "gone"), SIGHT, "nobody suspects it"
         )
         answer = stream.answer()
     finally:
-        swarm.local.kill(server_name(frozen), signal.SIGCONT)
+        swarm.local.kill(name_of(frozen), signal.SIGCONT)
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
     assert swarm.faults().resumed > before.resumed
@@ -52,11 +52,11 @@ def health(swarm: Running, peer: str) -> str:
 def takes_part_again(swarm: Running, peer: str) -> None:
     """The very process that was frozen carries sessions, with others on the way at the same time."""
     wait_until(lambda: health(swarm, peer) == "linked", SIGHT, "it is not taken back")
-    rows = swarm.rows(server_name(peer))
+    rows = swarm.rows(name_of(peer))
 
     def worked() -> bool:
         swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
-        return swarm.rows(server_name(peer)) != rows
+        return swarm.rows(name_of(peer)) != rows
 
     wait_until(worked, SIGHT, "it gets no session")
 
@@ -72,7 +72,7 @@ def test_a_server_that_gets_little_done_is_ejected_and_its_streams_go_on(
     seeds = itertools.count()
     streams = [ask_more(swarm, next(seeds)) for _ in range(6)]
     slow = swarm.sessions()[0].route[HEAD].peer
-    name, until = server_name(slow), time.monotonic() + SIGHT
+    name, until = name_of(slow), time.monotonic() + SIGHT
     while (seen := health(swarm, slow)) == "linked" and time.monotonic() < until:
         swarm.local.kill(name, signal.SIGSTOP)
         time.sleep(0.095)

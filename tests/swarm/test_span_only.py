@@ -9,7 +9,7 @@ from swarm.oracles import check_contiguous, check_hash
 from swarm.running import Ask, Running
 from swarm.toy import TOY_BLOCKS, TOY_LENGTH
 
-from modelswarm.local.swarm_door import server_name
+from modelswarm.protocol.identity import name_of
 
 CONTEXT, NEW, AT = 900, 80, 20
 A_FEW = 20  # rows that were on their way when the loop began, and are sent or run once more
@@ -22,7 +22,7 @@ def test_only_the_lost_blocks_are_computed_again(hash_spans: Running, place: str
     before = hash_spans.rows()
     stream = hash_spans.start(Ask(prompt_of(CONTEXT, 11, VOCAB), NEW))
     stream.wait_tokens(AT)
-    names = [server_name(hop.peer) for hop in hash_spans.only_session().route]
+    names = [name_of(hop.peer) for hop in hash_spans.only_session().route]
     lost = names[PLACES[place]]
     hash_spans.kill(hash_spans.only_session().route[PLACES[place]].peer)
     answer = stream.answer()

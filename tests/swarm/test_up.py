@@ -22,7 +22,8 @@ from modelswarm.local.commands import GATEWAY
 from modelswarm.local.rundir import RunFolder, running_swarms
 from modelswarm.local.supervisor import State
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, server_name
+from modelswarm.local.swarm_door import SwarmDoor
+from modelswarm.protocol.identity import name_of
 
 START_SECONDS = 120.0  # a busy machine
 ANY_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
@@ -115,7 +116,7 @@ def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> 
         while len(linked(swarm)) < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
         assert victim.member.peer not in linked(swarm)
-        assert victim.slot.name in {server_name(peer) for peer in linked(swarm)}
+        assert victim.slot.name in {name_of(peer) for peer in linked(swarm)}
         assert swarm.coverage == 2
         assert answer(swarm) == before
 

@@ -41,20 +41,27 @@ class Absence:
     def unknown(self, session: Session) -> None:
         """A server has forgotten a hop. If whoever took the session over closed it, hops elsewhere may have been on
         their way when we asked."""
-        if session.awake is not None and session.asked:
+        if self._doubts(session):
             self._ask(session)
 
     def linked(self, session: Session, server: PeerId) -> None:
         """It may have been out of reach when we asked."""
-        if session.awake is not None and session.asked:
-            self._emit(Send(reply_address(server), Lane.LIVE, Find(session.name)))
+        if self._doubts(session):
+            self._ask_one(session, server)
+
+    def _doubts(self, session: Session) -> bool:
+        """It was asked for, and what comes to light later counts too."""
+        return session.awake is not None and session.asked
 
     def _ask(self, session: Session) -> None:
         """Before its Fences, so that most answers come before those to them."""
         session.asked = True
         for server in self._fleet:
             if server.hello.model == session.model:
-                self._emit(Send(reply_address(server.hello.peer), Lane.LIVE, Find(session.name)))
+                self._ask_one(session, server.hello.peer)
+
+    def _ask_one(self, session: Session, server: PeerId) -> None:
+        self._emit(Send(reply_address(server), Lane.LIVE, Find(session.name)))
 
     def ended(self, session: Session, found: Found) -> bool:
         """Whether another gateway has it now. Compared with the epoch that we woke with: those that we have come to

@@ -242,7 +242,7 @@ class GatewayCore:
         """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
         s = self._get(session)
         s.read = max(s.read, position)
-        self._recovery.raise_credit(s)
+        self._recovery.orders.credit(s)
 
     def close(self, session: str, now: float) -> None:
         s = self._sessions.pop(session, None)

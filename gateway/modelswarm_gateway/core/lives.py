@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.identity import PeerId, name_of
 
 HALF_LIFE = 60.0  # seconds; a death counts half after them
 TWICE = 1.5  # deaths, as they count; below, nothing is held against the next life
@@ -30,7 +30,7 @@ class Lives:
 
     def begin(self, peer: PeerId, now: float) -> float:
         """The deaths under its name that count against this life; 0 for what may happen to anybody."""
-        name = peer.split("/", 1)[0]
+        name = name_of(peer)
         before = self._last.pop(name, None)
         life = self._last[name] = _Life(peer, begun=now)
         if before is not None:
@@ -42,6 +42,6 @@ class Lives:
 
     def end(self, peer: PeerId) -> None:
         """It had said that it would end: no death."""
-        life = self._last.get(peer.split("/", 1)[0])
+        life = self._last.get(name_of(peer))
         if life is not None and life.peer == peer:
             life.ended = True

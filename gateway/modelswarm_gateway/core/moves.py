@@ -19,7 +19,6 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
     Copy,
     Fenced,
-    Go,
     Lane,
     Message,
     Report,
@@ -41,7 +40,7 @@ from modelswarm_gateway.core.move import (
     repairs,
 )
 from modelswarm_gateway.core.planning import places
-from modelswarm_gateway.core.recovery import Recovery, neighbour
+from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Hop, Session, State
 from modelswarm_gateway.routing import Leg
 
@@ -123,7 +122,7 @@ class Moves:
             elif not leaves and session.name in self._leashed:
                 session.most_ahead = None
                 self._leashed.discard(session.name)
-                self._recovery.raise_credit(session)
+                self._recovery.orders.credit(session)
         self._leashed &= self._sessions.keys()
 
     def _look_after(self, move: Move, now: float) -> None:
@@ -243,25 +242,7 @@ class Moves:
         """The new hops go, warm, and the old one is told to send them its KV."""
         session, old = move.session, move.old
         for hop in move.new:
-            self._send(
-                hop,
-                Go(
-                    handle=hop.own,
-                    epoch=session.epoch,
-                    length=session.length,
-                    start=hop.kv,
-                    send_from=max(hop.kv, session.turn.reserve),
-                    predecessor=neighbour(old),
-                    successor=None,
-                    ring=None,
-                    credit=0,
-                    hops=len(session.hops),
-                    sample=not session.read_only,
-                    warm=True,
-                ),
-            )
-            to = neighbour(hop)
-            self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
+            self._recovery.orders.copy(session, old, hop)
             move.kv[hop.reply] = hop.kv
             move.fed[hop.reply] = hop.log
         self._feed(move)
@@ -272,7 +253,7 @@ class Moves:
         assert kind is not None, "a session that runs has a kind"
         for hop in move.new:
             if hop.first == 0 or hop.last == kind.n_blocks:
-                self._recovery.send_log(move.session, hop, move.fed[hop.reply], warm=True)
+                self._recovery.orders.log(move.session, hop, move.fed[hop.reply], warm=True)
                 move.fed[hop.reply] = move.session.length
 
     def token(self, session: Session, now: float) -> None:
@@ -369,7 +350,7 @@ class Moves:
         del self._moves[session.name]
         session.most_ahead = MOVE_AHEAD  # until the next look
         if self._sessions.get(session.name) is session:
-            self._recovery.raise_credit(session)
+            self._recovery.orders.credit(session)
         if move.warm and move.copying and session.epoch == move.epoch:
             self._send(move.old, Copy(move.old.own, session.epoch, None))
         for hop in move.new:

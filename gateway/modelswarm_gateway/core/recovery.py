@@ -9,19 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
-from modelswarm.protocol.messages import (
-    Create,
-    Fence,
-    Fenced,
-    Go,
-    Input,
-    Lane,
-    Message,
-    Neighbour,
-    Refusal,
-    Send,
-    Window,
-)
+from modelswarm.protocol.messages import Fenced, Refusal
 from modelswarm_gateway.core.effects import (
     Broken,
     Effect,
@@ -33,8 +21,9 @@ from modelswarm_gateway.core.effects import (
 )
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
 from modelswarm_gateway.core.hops import Hops
+from modelswarm_gateway.core.orders import Orders
 from modelswarm_gateway.core.planning import Plan, Planner
-from modelswarm_gateway.core.restart import HopState, Restart, restart_points
+from modelswarm_gateway.core.restart import HopState, restart_points
 from modelswarm_gateway.core.session import NO_CUT, Hop, Session, State
 from modelswarm_gateway.core.verdict import judge
 from modelswarm_gateway.core.waiting import detail, meaning
@@ -58,6 +47,7 @@ class Recovery:
         self._forget = forget  # drops a broken session from the core's table
         self._planner = Planner(settings, fleet)
         self.hops = Hops(fleet, draw, emit)
+        self.orders = Orders(settings, emit)
         self.replies = self.hops.replies
 
     # ---- entering the loop
@@ -89,7 +79,7 @@ class Recovery:
             session.state = State.FENCING
             session.fenced_at = now
             for hop in session.hops:
-                self._fence(session, hop)
+                self.orders.fence(session, hop)
 
     def move(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
         """A planned move (R13): the loop with new hops, open beside the route, in the place of one."""
@@ -105,7 +95,7 @@ class Recovery:
         self.hops.take(session, hop)
         session.spare.append(hop)
         hop.answered = False
-        self._fence(session, hop, repair=True)
+        self.orders.fence(session, hop, repair=True)
 
     def park(self, session: Session) -> None:
         """Fence without Go (R8): what the log holds now is all that hops may keep."""
@@ -116,7 +106,7 @@ class Recovery:
         for hop in session.hops:
             hop.answered = False
             if self._fleet.linked(hop.peer) and hop.own != NO_HANDLE:
-                self._fence(session, hop, turn=False)
+                self.orders.fence(session, hop, turn=False)
 
     # ---- the route
 
@@ -160,31 +150,6 @@ class Recovery:
 
     # ---- fences and answers
 
-    def _fence(
-        self, session: Session, hop: Hop, *, turn: bool = True, repair: bool = False
-    ) -> None:
-        create = None
-        if hop.own == NO_HANDLE:
-            repair = repair or (session.admitted and session.mending)
-            create = Create(session.name, hop.first, hop.last, repair=repair)
-            hop.asked = session.epoch
-        stale = turn and (create is not None or hop.turn != session.turn_number)
-        kv = min(hop.low_kv, session.length - 1)
-        log = min(hop.low_log, session.length)
-        self._send(
-            hop,
-            Fence(
-                handle=hop.own,
-                reply=hop.reply,
-                epoch=session.epoch,
-                kv_cut=kv,
-                log_cut=log,
-                create=create,
-                turn=session.turn if stale else None,
-                ran=session.ran,
-            ),
-        )
-
     def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
         found = self.replies.get(answer.handle)
         if found is None or found[1].peer != peer:
@@ -199,8 +164,10 @@ class Recovery:
             return
         if answer.unknown:
             self._unknown(session, hop, now)
+        elif answer.refused is Refusal.OUTRANKED:
+            self._outranked(session, hop, answer, now)
         elif answer.refused is not None:
-            self._refused(session, hop, answer, answer.refused, now)
+            self._refused(session, hop, answer.refused, now)
         else:
             hop.answered = True
             hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
@@ -218,15 +185,10 @@ class Recovery:
     def _unknown(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
         if session.state is State.FENCING:
-            self._fence(session, hop)
+            self.orders.fence(session, hop)
 
-    def _refused(
-        self, session: Session, hop: Hop, answer: Fenced, refusal: Refusal, now: float
-    ) -> None:
+    def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
-        if refusal is Refusal.OUTRANKED:
-            self._outranked(session, hop, answer, now)
-            return
         if refusal is Refusal.DRAINING:
             self._fleet.leave_alone(hop.peer, STOPPING)
         if session.state is not State.FENCING:
@@ -245,7 +207,7 @@ class Recovery:
         if session.contended is None:
             session.contended = now
         lower = answer.held is None or answer.held > session.epoch
-        alone = not any(each.own != NO_HANDLE for each in session.hops)
+        alone = all(each.own == NO_HANDLE for each in session.hops)
         if lower or alone or now - session.contended >= self._settings.contend_seconds:
             self.let_go(session)
         elif session.state is State.FENCING:
@@ -278,7 +240,7 @@ class Recovery:
             new.timed = new.reply not in before
             if new.timed:
                 new.answered = False
-                self._fence(session, new)
+                self.orders.fence(session, new)
         self._maybe_go(session)
 
     # ---- Go
@@ -291,58 +253,15 @@ class Recovery:
         session.goes_from(points[0].start, min(point.start for point in points))
         session.reading = session.length - min(point.start for point in points)
         for index, point in enumerate(points):
-            self._go(session, index, point)
+            self.orders.go(session, index, point)
         head, tail = session.hops[0], session.hops[-1]
-        self.send_log(session, head, min(points[0].start, head.log))
+        self.orders.log(session, head, min(points[0].start, head.log))
         if tail is not head:
-            self.send_log(session, tail, tail.log)
+            self.orders.log(session, tail, tail.log)
         session.state, session.ran = State.RUNNING, session.epoch
         session.admitted = True
         session.shunned.clear()
         session.refusal = Why.FAULTS
-
-    def _go(self, session: Session, index: int, point: Restart) -> None:
-        hops = session.hops
-        hop, tail = hops[index], index == len(hops) - 1
-        self._send(
-            hop,
-            Go(
-                handle=hop.own,
-                epoch=session.epoch,
-                length=session.length,
-                start=point.start,
-                send_from=point.send_from,
-                predecessor=neighbour(hops[index - 1]) if index else None,
-                successor=None if tail else neighbour(hops[index + 1]),
-                ring=neighbour(hops[0]) if tail and len(hops) > 1 else None,
-                credit=session.credit if tail else 0,
-                hops=len(hops),
-                sample=not session.read_only,
-            ),
-        )
-
-    def send_log(self, session: Session, hop: Hop, start: int, *, warm: bool = False) -> None:
-        """The log's entries from `start` on, for a head or a tail. A warm one is sent more later: all on one lane, or
-        the short ones would overtake the first."""
-        short = session.length - start <= self._settings.short_input and not warm
-        lane = Lane.LIVE if short else Lane.BULK
-        most = self._settings.input_tokens
-        for first in range(start, session.length, most):
-            tokens = tuple(session.log[first : first + most])
-            self._send(hop, Input(hop.own, session.epoch, first, tokens), lane)
-
-    def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:
-        self._emit(Send(hop.server, lane, message))
-
-    def raise_credit(self, session: Session) -> None:
-        """Tell the tail how far the reader is, when it is worth a message (R7)."""
-        if session.state is not State.RUNNING or session.read_only or session.most_ahead == 0:
-            return
-        credit = session.wanted_credit()
-        if credit - session.credit >= session.credit_step:
-            session.credit = credit
-            tail = session.hops[-1]
-            self._send(tail, Window(tail.own, session.epoch, received=0, limit=credit))
 
     # ---- no server, no room, no time
 
@@ -401,7 +320,7 @@ class Recovery:
         session.next_epoch()
         session.cut_hops(session.length)
         for hop in hops:
-            self._fence(session, hop)
+            self.orders.fence(session, hop)
 
     def silent(self, session: Session, now: float) -> None:
         """Some hops have not answered their Fence in time: plan without them."""
@@ -412,7 +331,3 @@ class Recovery:
         if session.fault_at is None and session.admitted:
             session.fault_at = now
         self.enter(session, now)
-
-
-def neighbour(hop: Hop) -> Neighbour:
-    return Neighbour(hop.server, hop.own)

@@ -1,0 +1,125 @@
+"""What hops are told: Fence, Go, the log's entries, credit. Decides nothing.
+
+Used by the loop (`recovery.py`) and by planned moves (`moves.py`), which say what is to be true; here it is put into
+messages, and nothing of a session changes but the credit that it has given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import NO_HANDLE
+from modelswarm.protocol.messages import (
+    Copy,
+    Create,
+    Fence,
+    Go,
+    Input,
+    Lane,
+    Message,
+    Neighbour,
+    Send,
+    Window,
+)
+from modelswarm_gateway.core.effects import Effect, GatewaySettings
+from modelswarm_gateway.core.restart import Restart
+from modelswarm_gateway.core.session import Hop, Session, State
+
+
+class Orders:
+    def __init__(self, settings: GatewaySettings, emit: Callable[[Effect], None]) -> None:
+        self._settings = settings
+        self._emit = emit
+
+    def fence(self, session: Session, hop: Hop, *, turn: bool = True, repair: bool = False) -> None:
+        """Opens the hop if its server has not told its name. `turn` False: it is to rest, and needs no turn."""
+        create = None
+        if hop.own == NO_HANDLE:
+            repair = repair or (session.admitted and session.mending)
+            create = Create(session.name, hop.first, hop.last, repair=repair)
+            hop.asked = session.epoch
+        stale = turn and (create is not None or hop.turn != session.turn_number)
+        kv = min(hop.low_kv, session.length - 1)
+        log = min(hop.low_log, session.length)
+        self._send(
+            hop,
+            Fence(
+                handle=hop.own,
+                reply=hop.reply,
+                epoch=session.epoch,
+                kv_cut=kv,
+                log_cut=log,
+                create=create,
+                turn=session.turn if stale else None,
+                ran=session.ran,
+            ),
+        )
+
+    def go(self, session: Session, index: int, point: Restart) -> None:
+        hops = session.hops
+        hop, tail = hops[index], index == len(hops) - 1
+        self._send(
+            hop,
+            Go(
+                handle=hop.own,
+                epoch=session.epoch,
+                length=session.length,
+                start=point.start,
+                send_from=point.send_from,
+                predecessor=_neighbour(hops[index - 1]) if index else None,
+                successor=None if tail else _neighbour(hops[index + 1]),
+                ring=_neighbour(hops[0]) if tail and len(hops) > 1 else None,
+                credit=session.credit if tail else 0,
+                hops=len(hops),
+                sample=not session.read_only,
+            ),
+        )
+
+    def copy(self, session: Session, old: Hop, hop: Hop) -> None:
+        """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
+        self._send(
+            hop,
+            Go(
+                handle=hop.own,
+                epoch=session.epoch,
+                length=session.length,
+                start=hop.kv,
+                send_from=max(hop.kv, session.turn.reserve),
+                predecessor=_neighbour(old),
+                successor=None,
+                ring=None,
+                credit=0,
+                hops=len(session.hops),
+                sample=not session.read_only,
+                warm=True,
+            ),
+        )
+        to = _neighbour(hop)
+        self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
+
+    def log(self, session: Session, hop: Hop, start: int, *, warm: bool = False) -> None:
+        """The log's entries from `start` on, for a head or a tail. A warm one is sent more later: all on one lane, or
+        the short ones would overtake the first."""
+        short = session.length - start <= self._settings.short_input and not warm
+        lane = Lane.LIVE if short else Lane.BULK
+        most = self._settings.input_tokens
+        for first in range(start, session.length, most):
+            tokens = tuple(session.log[first : first + most])
+            self._send(hop, Input(hop.own, session.epoch, first, tokens), lane)
+
+    def credit(self, session: Session) -> None:
+        """Tell the tail how far the reader is, when it is worth a message (R7)."""
+        if session.state is not State.RUNNING or session.read_only or session.most_ahead == 0:
+            return
+        credit = session.wanted_credit()
+        if credit - session.credit >= session.credit_step:
+            session.credit = credit
+            tail = session.hops[-1]
+            self._send(tail, Window(tail.own, session.epoch, received=0, limit=credit))
+
+    def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:
+        self._emit(Send(hop.server, lane, message))
+
+
+def _neighbour(hop: Hop) -> Neighbour:
+    return Neighbour(hop.server, hop.own)
