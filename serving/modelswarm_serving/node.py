@@ -246,8 +246,9 @@ class Node:
 
     async def _pulse(self) -> None:
         while True:
-            await asyncio.sleep(PULSE_SECONDS)
-            self._core.pulse(self._clock())
+            seconds = PULSE_SECONDS if self._core.runs else BUSY_SECONDS
+            await asyncio.sleep(seconds)
+            self._core.pulse(self._clock(), seconds)
 
     def _want_file(self, peer: PeerId, name: str) -> None:
         try:

@@ -320,6 +320,25 @@ def test_a_server_that_got_well_comes_back() -> None:
     assert not swarm.core._fleet.left
 
 
+def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> None:
+    swarm = swarm_of_four()
+    slow = started(swarm)[0]
+    for steps in (0, 2, 4, 6):
+        last = Beat(steps=steps, rows=steps, busy_ms=200 * steps)
+        swarm.core.receive(slow.peer, last, swarm.now)
+    scores = []
+    for number in range(100):
+        swarm.now += 0.1
+        for server in swarm.servers.values():
+            beat = last if server is slow else Beat(steps=number, rows=number, busy_ms=10 * number)
+            swarm.core.receive(server.peer, beat, swarm.now)
+        swarm.core.tick(swarm.now)
+        swarm.run()
+        scores.append(swarm.core._fleet.standing(slow.peer, swarm.now).score)
+        assert ejected(swarm) == []
+    assert min(scores) < 0.5, "it was seen to be slow"
+
+
 def test_nobody_is_ejected_when_all_are_slow() -> None:
     swarm = swarm_of_four()
     started(swarm)

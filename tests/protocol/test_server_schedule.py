@@ -6,7 +6,7 @@ import pytest
 from protocol.server_pump import Client, Pump, prompt, route, start_all
 
 from modelswarm.protocol.messages import Lane
-from modelswarm_serving.core.stalls import LEAST_STALL, PULSE_SECONDS
+from modelswarm_serving.core.stalls import LEAST_STALL, MOST_STRETCH, PULSE_SECONDS, Stalls
 from modelswarm_serving.model.base import Work
 
 
@@ -135,32 +135,71 @@ def test_the_successor_need_not_be_told_of_every_token() -> None:
     assert all(send.lane is Lane.LIVE for send in windows)
 
 
-def test_stalls_between_steps_count_as_busy_and_those_within_a_step_only_once() -> None:
+def test_steps_count_for_longer_where_the_process_stands_still_between_them() -> None:
+    """It gets 5 of every 100 ms, and its steps fit into them."""
     pump = Pump()
     (client,) = sessions(pump, [3])
     (server,) = pump.servers.values()
     client.start(50)
+    now = 0.0
+    for _ in range(20):
+        to_servers(pump)
+        server.plan(now)
+        server.retire(now + 0.001)
+        server.core.pulse(now + 0.002, PULSE_SECONDS)
+        now += 0.1
+    beat = server.core.beat()
+    assert 5.0 < beat.busy_ms / beat.steps < 20.0
+    assert beat.step_ms == pytest.approx(1.0), "deadlines go by the steps themselves"
+
+
+def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
+    pump = Pump()
+    clients = sessions(pump, [3, 3])
+    (server,) = pump.servers.values()
+    start_all(clients, 50)
     to_servers(pump)
-    server.core.pulse(0.0)
-    server.core.pulse(0.115)  # wanted at 0.02: stopped for 95 ms
-    assert server.core.beat().busy_ms == pytest.approx(95.0)
-    server.plan(0.12)
-    server.core.pulse(0.22)  # the loop could not run either
-    assert server.core.beat().busy_ms == pytest.approx(95.0)
-    server.retire(0.23)
-    server.core.pulse(0.25)
-    assert server.core.beat().busy_ms == pytest.approx(95.0 + 110.0)
-    to_servers(pump)
-    server.plan(0.25)
-    server.core.fail_step("broken", 0.35)
-    server.core.pulse(0.36)
-    assert server.core.beat().busy_ms == pytest.approx(95.0 + 110.0 + 100.0)
+    core = server.core
+    core.pulse(0.0, PULSE_SECONDS)
+    assert len(core.plan_step(0.0)) == 2
+    core.pulse(0.5, PULSE_SECONDS)
+    core.fail_step("broken", 0.75)
+    core.pulse(0.76, PULSE_SECONDS)
+    for now in (0.77, 1.04):  # each again, alone
+        (task,) = core.plan_step(now)
+        core.pulse(now + 0.2, PULSE_SECONDS)
+        core.finish_step(server.model.step((task,)), now + 0.25)
+        core.pulse(now + 0.26, PULSE_SECONDS)
+    assert core.beat().busy_ms == pytest.approx(500.0)
 
 
 def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
-    pump = Pump()
-    sessions(pump, [3])
-    (server,) = pump.servers.values()
+    stalls = Stalls()
     for number in range(100):
-        server.core.pulse(number * (PULSE_SECONDS + 0.9 * LEAST_STALL))
-    assert server.core.beat().busy_ms == 0.0
+        stalls.look(number * (PULSE_SECONDS + 0.9 * LEAST_STALL), 0.0, PULSE_SECONDS)
+    assert stalls.stretch == 1.0
+
+
+@pytest.mark.parametrize("alive", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("rate", [2.0, 200.0], ids=["few steps", "many steps"])
+def test_the_stretch_is_that_of_the_clock_however_many_steps_there_are(
+    alive: float, rate: float
+) -> None:
+    """Standing still for a part of every 0.2 s, with steps that take no time."""
+    stalls, now = Stalls(), 0.0
+    for _ in range(1000):
+        due = now + PULSE_SECONDS
+        start = due - due % 0.2
+        now = due if due - start < 0.2 * alive else start + 0.2
+        stalls.look(now, 1e-6 * rate * now, PULSE_SECONDS)
+    assert stalls.stretch == pytest.approx(1 / alive, rel=0.5)
+
+
+def test_an_old_stall_is_forgotten() -> None:
+    stalls = Stalls()
+    stalls.look(0.0, 0.0, PULSE_SECONDS)
+    stalls.look(2.0, 0.0, PULSE_SECONDS)
+    assert stalls.stretch == MOST_STRETCH
+    for number in range(1, 400):
+        stalls.look(2.0 + number * PULSE_SECONDS, 0.0, PULSE_SECONDS)
+    assert stalls.stretch < 1.01

@@ -1,7 +1,7 @@
-"""What hops are told: Fence, Go, the log's entries, credit. Decides nothing.
+"""What hops are told: Fence, Go, Copy, the log's entries, credit.
 
-Used by the loop (`recovery.py`) and by planned moves (`moves.py`), which say what is to be true; here it is put into
-messages, and nothing of a session changes but the credit that it has given.
+Used by the loop (`recovery.py`), by planned moves (`moves.py`) and by `gateway.py`, which say what is to be true; here
+it is put into messages. Of a session nothing changes but what has been told: the credit, and a hop that is asked for.
 """
 
 from __future__ import annotations

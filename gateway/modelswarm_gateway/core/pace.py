@@ -69,6 +69,11 @@ class Pace:
             row = busy / rows
             self._row = row if self._row is None else self._row + WEIGHT * (row - self._row)
 
+    @property
+    def rows(self) -> int:
+        """That it has run so far."""
+        return 0 if self._last is None else self._last.rows
+
     def still(self, now: float) -> float:
         """Seconds since it was last heard of a step."""
         return 0.0 if self._moved is None else now - self._moved

@@ -20,7 +20,7 @@ from modelswarm_gateway.core.kinds import Kind, kind_of
 SLOW = 5.0  # times its like's median, and ...
 FAR = 6.0  # deviations from it, by the median of deviations, which half of them cannot falsify
 LEAST_SPREAD = 0.1  # of the median: what deviations are at least taken for
-LOOKS = 3  # in a row that find a server slow
+LOOKS = 3  # in a row that find a server slow, each by something new
 NOISE = 0.0001  # seconds per block; shorter ones are all alike
 
 Times = Mapping[int, float]  # seconds per block, by the size of steps
@@ -51,10 +51,25 @@ def compare(own: Times, others: Sequence[Times]) -> Compared | None:
     return found[len(found) // 2] if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """That found a server slow."""
+
+    count: int = 0
+    rows: int = -1  # that it had run by the last one
+
+    def next(self, rows: int) -> _Looks:
+        """What has been looked at before says nothing more."""
+        return self if rows == self.rows else _Looks(self.count + 1, rows)
+
+
+NO_LOOKS = _Looks()
+
+
 class Slowness:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._looks: dict[PeerId, int] = {}
+        self._looks: dict[PeerId, _Looks] = {}
 
     def find(self, now: float) -> list[PeerId]:
         """Who is slow from now on, and can be done without: all of them together."""
@@ -68,8 +83,9 @@ class Slowness:
                 self._fleet.compared(peer, 1.0 if compared is None else compared.ratio)
                 if compared is None or not compared.slow:
                     continue
-                self._looks[peer] = before.get(peer, 0) + 1
-                if self._looks[peer] >= LOOKS and self._fleet.spare(peer, now, found):
+                looks = before.get(peer, NO_LOOKS).next(self._fleet.pace(peer).rows)
+                self._looks[peer] = looks
+                if looks.count >= LOOKS and self._fleet.spare(peer, now, found):
                     found.append(peer)
         for peer in found:
             del self._looks[peer]

@@ -318,9 +318,9 @@ class ServerCore:
         self._now = now
         self._life.tick(now)
 
-    def pulse(self, now: float) -> None:
-        """Every PULSE_SECONDS (`stalls.py`); whoever calls it late stood still."""
-        self._steps.pulse(now)
+    def pulse(self, now: float, slept: float) -> None:
+        """After each short sleep of so many seconds (`stalls.py`); one that took longer was a stall."""
+        self._steps.pulse(now, slept)
 
     def leave(self, now: float) -> None:
         """A graceful stop has begun: sessions here go on until their gateways have moved them."""
@@ -350,6 +350,11 @@ class ServerCore:
             busy_ms=1000 * self._steps.busy_seconds,
             running=self._running(),
         )
+
+    @property
+    def runs(self) -> bool:
+        """Whether a session runs here."""
+        return any(hop.phase is Phase.RUNNING for hop in self._life.hops)
 
     def _running(self) -> int:
         return sum(hop.phase is Phase.RUNNING for hop in self._life.hops)

@@ -46,8 +46,8 @@ class Steps:
         self._began = 0.0
         self.rows = 0
         self.mean_seconds = 0.0
-        self._busy_seconds = 0.0  # in steps that ran rows
-        self._worked_seconds = 0.0  # ... and in all others
+        self.busy_seconds = 0.0  # in steps that ran rows, stretched by the stalls between them
+        self._worked_seconds = 0.0  # in steps of any kind
         self._stalls = Stalls()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -55,14 +55,8 @@ class Steps:
         """Seconds since the step that is out began; 0 when none is."""
         return max(0.0, now - self._began) if self._running or self._copies.running else 0.0
 
-    @property
-    def busy_seconds(self) -> float:
-        """So far, in steps and in stalls between them: what its steps cost whoever waits for them."""
-        return self._busy_seconds + self._stalls.seconds
-
-    def pulse(self, now: float) -> None:
-        """Every PULSE_SECONDS."""
-        self._stalls.look(now, self._worked_seconds + self.running_for(now))
+    def pulse(self, now: float, slept: float) -> None:
+        self._stalls.look(now, self._worked_seconds + self.running_for(now), slept)
 
     @property
     def p99_seconds(self) -> float:
@@ -133,7 +127,7 @@ class Steps:
 
     def _count(self, took: float) -> None:
         self._recent.append(took)
-        self._busy_seconds += took
+        self.busy_seconds += took * self._stalls.stretch
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
 
