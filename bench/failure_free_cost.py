@@ -1,6 +1,6 @@
 """What the readiness to recover costs while nothing fails: tokens/s with it over tokens/s without it.
 
-Two swarms of 2 spans x 1 server stand side by side: one as it is; in the other nothing is kept, servers beat every 5 s
+Two swarms of 2 spans x 2 servers stand side by side: one as it is; in the other nothing is kept, servers beat every 5 s
 and their silence is not suspicious for 20 s. They take turns, in the order on, off, off, on, so that a machine that
 slows down slows both. Which of two equal swarms was started first makes a difference of 5 % on the machine that this
 was written on, so half of the rounds run on swarms started in the other order. `fraction` is the share of tokens/s that
@@ -20,7 +20,8 @@ from bench.models import SHAPES, model_folder
 from bench.swarm import Door, swarm_of, timed_streams
 
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_ROUNDS", "20"))
-STREAMS, PROMPT, NEW = 4, 128, 96
+STREAMS, PROMPT, NEW = 4, 1000, 96
+LENGTH = PROMPT + NEW
 OFF_SERVER = ("--replay-memory", "0", "--beat", "5")
 OFF_GATEWAY = ("--silence", "20", "--fence", "30")
 
@@ -58,7 +59,7 @@ def run() -> Result:
                 *(f"{figures[name]:.2%}" for name in shown),
             )
         ],
-        shape=f"Llama 27M fp32, 2 spans x 1 server, {STREAMS} streams, prompt {PROMPT}",
+        shape=f"Llama 27M fp32, 2 spans x 2 servers, {STREAMS} streams, prompt {PROMPT}",
         threads=1,
         bars=[Bar("fraction", "<=", 0.02)],
     )
@@ -71,7 +72,14 @@ def rounds_of(order: Sequence[str]) -> list[dict[str, float]]:
         doors = {}
         for name in order:
             servers, gateway = FLAGS[name]
-            swarm = swarm_of(folder, spans=2, server_flags=servers, gateway_flags=gateway)
+            swarm = swarm_of(
+                folder,
+                spans=2,
+                replicas=2,
+                max_length=LENGTH,
+                server_flags=servers,
+                gateway_flags=gateway,
+            )
             doors[name] = Door(stack.enter_context(swarm).grpc)
         for door in doors.values():
             timed_streams(door, prompts(0), NEW)
