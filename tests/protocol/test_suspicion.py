@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from protocol.review_swarm import MODEL, Server, Swarm, expected
 
@@ -9,6 +11,7 @@ from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.effects import (
     Broken,
+    Ejected,
     Emitted,
     Refused,
     Rerouted,
@@ -158,11 +161,13 @@ TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))
 def test_a_frozen_server_is_left_and_the_answer_stays_the_same(hop: int) -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    frozen = on_route(swarm)[hop]
+    before = on_route(swarm)
+    frozen = before[hop]
     swarm.freeze(frozen)
     swarm.wait(1.2)
     assert causes(swarm) == ["silent"]
-    assert frozen not in on_route(swarm)
+    assert {e.peer for e in swarm.effects if isinstance(e, Ejected)} == {frozen.peer}
+    assert frozen not in on_route(swarm) and on_route(swarm)[1 - hop] is before[1 - hop]
     assert read_all(swarm) == expected([5, 6, 7], 40)
 
 
@@ -238,7 +243,8 @@ def test_a_new_session_avoids_a_suspected_server_and_one_canary_brings_it_back()
     assert tried, "it is capacity again"
 
 
-def test_on_trial_a_server_gets_one_session_until_that_has_a_token() -> None:
+def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_token() -> None:
+    """However busy the other one is. Then it is a server like any other."""
     swarm = swarm_of((0, 4), (0, 4))
     running(swarm)
     frozen = on_route(swarm)[0]
@@ -246,13 +252,29 @@ def test_on_trial_a_server_gets_one_session_until_that_has_a_token() -> None:
     swarm.wait(1.2)
     swarm.thaw(frozen)
     swarm.wait(3.0)
-    fleet = swarm.core._fleet
-    assert not fleet.standing(frozen.peer, swarm.now).ejected
-    fleet.hops[frozen.peer] += 1  # as if its first session was on its way
-    assert fleet.standing(frozen.peer, swarm.now).ejected
-    fleet.served([frozen.peer], swarm.now)
-    assert not fleet.standing(frozen.peer, swarm.now).ejected
-    fleet.hops[frozen.peer] -= 1
+    frozen.lazy = True
+    assert at_once(swarm, frozen, "b").count(frozen.peer) == 1
+    swarm.wait(0.5)
+    assert frozen.peer not in at_once(swarm, frozen, "c"), "no token has come from there yet"
+    frozen.lazy = False
+    swarm.run()
+    assert at_once(swarm, frozen, "d").count(frozen.peer) > 1
+    assert not [e for e in swarm.effects if isinstance(e, Broken | Refused)]
+
+
+def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
+    """The servers that four sessions get which arrive in one instant, when all but one are busy."""
+    for server in swarm.servers.values():
+        beat = replace(server.core.beat(), running=0 if server is idle else 40)
+        swarm.core.receive(server.peer, beat, swarm.now)
+    names = [f"{name}{number}" for number in range(4)]
+    for each in names:
+        swarm.core.open(each, MODEL, swarm.now)
+        request = TurnRequest((1, 2, 3), 8, Sampling(), credit_ahead=64)
+        swarm.core.turn(each, request, swarm.now)
+    swarm.run()
+    views = [view for each in names if (view := swarm.core.session(each))]
+    return [hop.peer for view in views for hop in view.route]
 
 
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
@@ -292,12 +314,14 @@ def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     swarm = swarm_of((0, 4), (0, 4))
     first, second = swarm.servers.values()
     swarm.freeze(first)
-    swarm.core._fleet.hops[second.peer] += 100  # so that the frozen one is chosen
+    busy = replace(second.core.beat(), running=40)  # so that the frozen one is chosen
+    swarm.core.receive(second.peer, busy, swarm.now)
     swarm.core.open("a", MODEL, swarm.now)
     swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
     swarm.run()
     assert on_route(swarm) == [first]
     swarm.wait(0.5)
+    assert on_route(swarm) == [second]
     assert swarm.answer("a") == expected([5, 6, 7], 40)
 
 
