@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from protocol.review_swarm import MODEL, Server, Swarm, expected
 
@@ -174,4 +176,28 @@ def test_a_server_whose_step_never_ends_is_blamed(place: int) -> None:
     assert causes(swarm) == {"overdue"}
     assert ejected(swarm) == {stuck.peer}
     assert stuck not in route(swarm) and route(swarm)[1 - place] is before[1 - place]
+    assert swarm.answer("a") == expected([5, 6, 7], 40)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> None:
+    """Its beats tell of steps: the session's rows wait for their turn, and go on where they are."""
+    swarm = swarm_of_two()
+    started(swarm)
+    before = route(swarm)
+    busy = before[place]
+    busy.lazy = True  # for us
+    swarm.core.read_to("a", 1000, swarm.now)
+    for number in range(1, 80):
+        swarm.now += 0.1
+        for server in swarm.servers.values():
+            beat = server.core.beat()
+            told = replace(beat, steps=beat.steps + number if server is busy else beat.steps)
+            swarm.core.receive(server.peer, told, swarm.now)
+        swarm.core.tick(swarm.now)
+        swarm.run()
+    assert causes(swarm) == {"overdue"} and ejected(swarm) == set()
+    assert route(swarm) == before
+    busy.lazy = False
+    swarm.run()
     assert swarm.answer("a") == expected([5, 6, 7], 40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean
 
@@ -15,8 +16,8 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.health import EJECTION
-from modelswarm_gateway.core.pricing import Price
-from modelswarm_gateway.core.servers import NOISE_MS
+from modelswarm_gateway.core.pricing import SWEPT, Price
+from modelswarm_gateway.core.servers import NOISE_MS, ROWS_PER_SESSION
 
 A, B = hello("a"), hello("b")
 CHOICES = 60
@@ -84,6 +85,53 @@ def test_a_server_that_is_far_or_has_a_queue_is_dearer_and_gets_clearly_less(wha
     assert badly.block_ms == well.block_ms
     found = taken(fleet, 0.0)
     assert found[A.peer] > 1.5 * found[B.peer] > 0, "dear, not banned"
+
+
+def tried(fleet: Fleet) -> None:
+    """It was at fault a while ago, and now has its canary."""
+    fleet.blame(A.peer, "overdue", 1.0 - 2 * EJECTION)
+    fleet.placed(A.peer, 64, 5)
+
+
+Change = Callable[[Fleet], None]
+CHANGES: dict[str, tuple[Change, Change | None]] = {
+    "placed": (
+        lambda f: f.placed(A.peer, 64, int(8.5 * ROWS_PER_SESSION)),
+        lambda f: f.freed(A.peer),
+    ),
+    "beat": (
+        lambda f: f.beat(A.peer, replace(IDLE, running=30), 1.0),
+        lambda f: f.beat(A.peer, IDLE, 1.0),
+    ),
+    "suspected": (lambda f: f.suspect(frozenset({A.peer})), lambda f: f.suspect(frozenset())),
+    "left": (lambda f: f.leave_alone(A.peer, "x"), lambda f: f.use_again(A.peer, "x")),
+    "slow": (lambda f: f.compared(A.peer, 20.0), lambda f: f.compared(A.peer, 1.0)),
+    "served": (tried, lambda f: f.served([A.peer], 1.0)),
+    "rests": (tried, lambda f: f.rests({A.peer: 1})),
+    "blamed": (lambda f: f.blame(A.peer, "overdue", 1.0), None),
+    "far": (lambda f: f.round_trip(A.peer, 0.5), None),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_changes_at_one_of_very_many_servers_counts_at_the_next_choice(what: str) -> None:
+    """More than are priced again at every choice, in turn."""
+    many = [hello(f"s{number}") for number in range(8 * SWEPT)]
+    fleet = fleet_of(A, *many)
+    fleet.round_trip(many[0].peer, 0.03)  # this is how far all are
+    for each in (A, *many):
+        fleet.beat(each.peer, replace(IDLE, running=0 if each is A else 9), 1.0)
+
+    def best() -> PeerId:
+        return cover(fleet, A, 1.0, cheapest=True)[0].peer
+
+    assert best() == A.peer
+    worse, well_again = CHANGES[what]
+    worse(fleet)
+    assert best() != A.peer
+    if well_again is not None:
+        well_again(fleet)
+        assert best() == A.peer
 
 
 # ---- several gateways
