@@ -60,10 +60,13 @@ def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
         script.wait(0.2)
         script.core.moves.stay(old, "drain", script.now)
         script.wait(0.2)
+    begun = len(script.told(new, Go))
     script.core.moves.leave(old, "drain", script.now)
     script.wait(0.2)
     assert outcomes(script) == ["overtaken"] * 4
-    assert all(go.warm for go in script.told(new, Go)), "the reader would notice a move without"
+    gos = script.told(new, Go)
+    assert len(gos) == begun + 1, "a fifth copy"
+    assert all(go.warm for go in gos), "the reader would notice a move without"
 
 
 def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> None:

@@ -24,7 +24,7 @@ from modelswarm_operator.resync import Resync
 from modelswarm_operator.tasks import Sleeper, Turns
 from modelswarm_operator.template import patched
 from modelswarm_operator.views import pod_view
-from modelswarm_operator.world import Decision, LabelPod, NodeView, Tell
+from modelswarm_operator.world import Decision, DeletePod, LabelPod, NodeView, Tell
 
 Json = dict[str, Any]
 
@@ -53,8 +53,7 @@ def test_an_inspection_ends_with_its_container_not_with_a_sidecar() -> None:
     [name] = world.pods
     ended = replace(world.pods[name].view.container, exit_code=0, exit_message=demo_facts())
     world.set_pod(name, phase="Running", container=ended)
-    decision = world.decide()
-    assert any("delete" in str(action).lower() for action in decision.actions), decision
+    assert [a.name for a in world.decide().actions if isinstance(a, DeletePod)] == [name]
 
 
 HOSTILE = [
