@@ -194,6 +194,10 @@ class Engine(Protocol):
 
     def session(self, session: str) -> SessionView | None: ...
 
+    def hold_seconds(self, model: str) -> float:
+        """How long its sessions may be held; 0: not at all."""
+        ...
+
     def reasons(self, model: str) -> Reasons:
         """Why routes are as they are; "": for all models."""
         ...

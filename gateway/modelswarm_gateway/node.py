@@ -56,7 +56,7 @@ from modelswarm_gateway.errors import ApiError, Code, from_refusal, taken_over
 from modelswarm_gateway.faults import Faults
 from modelswarm_gateway.library import Entry, Library
 from modelswarm_gateway.questions import Questions
-from modelswarm_gateway.timeouts import beat_fault
+from modelswarm_gateway.timeouts import beat_fault, hold_fault
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Node:
         )
         self._lease_seconds = settings.lease_seconds
         self._silence_seconds = settings.silent_seconds
+        self._fence_seconds = settings.fenced_seconds
         self._links = Links(hello, self)
         self._source = source
         self._directory = Directory(source, self._links.dial, clock)
@@ -147,6 +148,8 @@ class Node:
             log.warning("%s", fault)
         if (fault := beat_fault(self._silence_seconds, hello)) is not None:
             log.error("%s", fault)
+        if (fault := hold_fault(self._fence_seconds, hello)) is not None:
+            log.warning("%s", fault)
         self._beats.join(peer)
         self._directory.linked(peer, hello.model)
         self._core.connected(hello, self._clock())
@@ -248,6 +251,9 @@ class Node:
 
     def session(self, session: str) -> SessionView | None:
         return self._core.session(session)
+
+    def hold_seconds(self, model: str) -> float:
+        return self._core.hold_seconds(model)
 
     def reasons(self, model: str) -> Reasons:
         return self._core.reasons(model, self._clock())

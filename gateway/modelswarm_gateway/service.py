@@ -20,6 +20,7 @@ from modelswarm_gateway.metrics import Metrics
 from modelswarm_gateway.resume import Resumed, resumed
 from modelswarm_gateway.sessions import Key, SessionBook, wire_name
 from modelswarm_gateway.text import ModelText
+from modelswarm_gateway.timeouts import keepalive_within
 
 RELEASE_SECONDS = 2.0
 
@@ -56,6 +57,11 @@ class Service:
         self.leaving = False  # clients are to go elsewhere; those that still come are served
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()
+
+    def keepalive_seconds(self, model: str) -> float:
+        """Silence after which a client of that model gets a sign of life."""
+        hold = self.engine.hold_seconds(model)
+        return keepalive_within(self.settings.keepalive_seconds, hold)
 
     @property
     def running(self) -> int:

@@ -81,16 +81,17 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds that running answers get when the process is asked to stop."),
     click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
-    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=0.1, max=3600),
+    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=timeouts.LEAST_KEEPALIVE, max=3600),
                  help="Seconds after which a client that waits gets a sign of life: a comment in its "
-                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold."),
+                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold. Comments come in "
+                 "half of a swarm's sessions.holdLimit where that is no longer than this."),
     click.Option(["--silence", "silence_seconds"],
                  type=click.FloatRange(min=timeouts.TWO_BEATS, max=60), help="Seconds that a "
                  "server on a route may say nothing before sessions look for another; default: "
                  "0.3. More on machines that stand still at times."),
     click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not answer, if there "
-                 "is no other; default: 5, or a shorter --hold."),
+                 "is no other; default: 5, or a shorter --hold. No longer than a swarm's sessions.holdLimit."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=LEAST_LEASE, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "

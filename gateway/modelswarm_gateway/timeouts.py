@@ -1,7 +1,7 @@
 """Timeouts that contradict each other are refused when the gateway starts, in one sentence that names both flags.
 
 Used by `settings.py`. What is not given fits what is; only what a person has said twice can be a conflict. What servers
-were started with is known when they are linked (`node.py`): then it is an error in the log, and the longer one counts.
+were started with is known when they are linked (`node.py`): then it is said in the log which of the two counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.suspicion import least_silence
 
 KEEPALIVE, FENCE, SILENCE, DEAD = 5.0, 5.0, 0.3, 15.0  # seconds, where nobody says otherwise
+LEAST_KEEPALIVE = 0.1
 TWO_BEATS = 0.2  # a server that lives is silent for one of them
 
 
@@ -24,6 +25,13 @@ def keepalive_seconds(wanted: float | None, hold: float) -> float:
             f"{wanted:g} s is not below --hold {hold:g} s: who waits would hear nothing until it ends",
         )
     return wanted
+
+
+def keepalive_within(keepalive: float, hold: float) -> float:
+    """For sessions that may be held for `hold` seconds, as their servers said: who waits hears of it before the end."""
+    if not hold or keepalive < hold:
+        return keepalive
+    return max(hold / 2, LEAST_KEEPALIVE)
 
 
 def fence_seconds(wanted: float | None, silence: float | None, hold: float) -> float:
@@ -61,6 +69,16 @@ def beat_fault(silence: float, hello: Hello) -> str | None:
     return (
         f"{hello.peer} was started with --beat {hello.beat_ms / 1000:g}, this process with --silence {silence:g}, "
         f"less than two of those: {patience:g} s of silence are allowed to it; lower --beat, or raise --silence"
+    )
+
+
+def hold_fault(fence: float, hello: Hello) -> str | None:
+    """What to tell people of a server whose sessions would end while they are fenced."""
+    if not 0 < hello.hold_ms / 1000 < fence:
+        return None
+    return (
+        f"{hello.peer} was started with --hold {hello.hold_ms / 1000:g}, this process with --fence {fence:g}: of "
+        f"{hello.model} nobody is waited for longer than the hold; lower --fence, or raise --hold (sessions.holdLimit)"
     )
 
 

@@ -67,7 +67,7 @@ class Script:
         self.hops: dict[tuple[str, PeerId, int, int], Opened] = {}
         self.alive: set[PeerId] = set()  # say so
 
-    def serve(self, name: str, first: int, last: int) -> PeerId:
+    def serve(self, name: str, first: int, last: int, hold_ms: int = 0) -> PeerId:
         peer = f"{name}/1/0"
         self.alive.add(peer)
         self.core.connected(
@@ -83,6 +83,7 @@ class Script:
                 last=last,
                 n_blocks=self.n_blocks,
                 max_length=4096,
+                hold_ms=hold_ms,
             ),
             self.now,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from protocol.review_swarm import MODEL, Swarm, expected
+from protocol.scripted_servers import Script
 
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import Sampling, Trouble
 from modelswarm_gateway.core.effects import Broken, GatewaySettings, Refused, TurnRequest
 
 
@@ -64,7 +65,7 @@ def test_a_server_cannot_have_sessions_held_for_ever() -> None:
     swarm = Swarm()
     server = swarm.serve(0, 4, link=False)
     swarm.link(server, hold_ms=1 << 63)
-    assert swarm.core._fleet.hold_seconds(MODEL) == 24 * 3600.0
+    assert swarm.core.hold_seconds(MODEL) == 24 * 3600.0
 
 
 def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() -> None:
@@ -100,3 +101,25 @@ def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
     swarm.serve(2, 4)
     swarm.wait(10.0)
     assert swarm.answer("a") == (expected([5, 6, 7], 20) if begun else [])
+
+
+@pytest.mark.parametrize(("hold_ms", "fence", "hold"), [(0, 5.0, 8.0), (2_000, 2.0, 2.0)])
+def test_nobody_is_waited_for_longer_than_a_session_is_held(
+    hold_ms: int, fence: float, hold: float
+) -> None:
+    """The tail has no other server, and does not answer its Fence while it says that it lives."""
+    script = Script(GatewaySettings(hold_seconds=8.0))
+    script.serve("a", 0, 2, hold_ms)
+    b = script.serve("b", 2, 4, hold_ms)
+    script.ask("s", (5, 6, 7))
+    script.token("s")
+    script.silent.add(b)
+    script.reports("s", "a/1/0", Trouble.LINK_DOWN, b)
+    script.wait(fence - 0.1)
+    view = script.core.session("s")
+    assert view is not None and view.state == "fencing"
+    script.wait(0.2)
+    view = script.core.session("s")
+    assert view is not None and view.state == "held"
+    script.wait(hold + fence)
+    assert [effect for effect in script.effects if isinstance(effect, Broken)]

@@ -110,6 +110,12 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
         (["--members", "x", "--drain", "-1"], "--drain"),
         (["--members", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
         (["--members", "x", "--what"], "--what"),
+        (
+            ["--members", "x", "--hold", "3", "--keepalive", "3"],
+            "--keepalive: 3 s is not below --hold 3 s",
+        ),
+        (["--members", "x", "--hold", "3", "--fence", "4"], "--fence: 4 s is more than --hold 3 s"),
+        (["--members", "x", "--silence", "5"], "--silence: 5 s is not below --fence 5 s"),
         (["--members", "x", "--kubernetes"], "--members: give either --members FOLDER or --kub"),
         (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
         (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),

@@ -86,3 +86,22 @@ def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) 
         assert ended.code() is grpc.StatusCode.INTERNAL
         assert "no server holds blocks 2:4" in ended.details()
         assert ("error-code", "stream_broken") in ended.trailing_metadata()
+
+
+def test_a_hold_that_is_shorter_than_the_keepalive_is_heard_of_before_it_ends(
+    tmp_path: Path,
+) -> None:
+    with two_spans(tmp_path, "--hold", "2") as swarm:
+        doors = swarm.gateway("--keepalive", "5")
+        got: list[int] = []
+        said: list[str] = []
+        for line in lines(doors, IDS):
+            if swarm.processes["s1"].poll() is not None:
+                said.append(line)
+                continue
+            got += tokens_of(line)
+            if len(got) > 20:
+                swarm.kill("s1")
+        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said[:-1]
+        assert said[-1].startswith('data: {"error"') and "no server holds blocks 2:4" in said[-1]
+        assert "was started with --hold 2, this process with --fence 5" in swarm.log("gateway")

@@ -85,6 +85,25 @@ def test_a_server_that_beats_less_often_than_silence_allows_is_named_with_both_f
         assert timeouts.beat_fault(silence, replace(hello, beat_ms=beat_ms)) is None
 
 
+def test_a_server_whose_sessions_would_end_while_they_are_fenced_is_named_with_both_flags() -> None:
+    hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, model="m", hold_ms=2000)
+    fault = timeouts.hold_fault(5.0, hello)
+    assert fault is not None
+    assert "s0/1/a" in fault and "--hold 2," in fault and "--fence 5:" in fault
+    for hold_ms, fence in ((0, 5.0), (2000, 2.0), (5000, 2.0)):
+        assert timeouts.hold_fault(fence, replace(hello, hold_ms=hold_ms)) is None
+
+
+@pytest.mark.parametrize(
+    ("keepalive", "hold", "seconds"),
+    [(5.0, 60.0, 5.0), (5.0, 0.0, 5.0), (29.0, 30.0, 29.0), (5.0, 5.0, 2.5), (5.0, 0.01, 0.1)],
+)
+def test_who_waits_hears_something_before_the_hold_that_servers_say_is_over(
+    keepalive: float, hold: float, seconds: float
+) -> None:
+    assert timeouts.keepalive_within(keepalive, hold) == seconds
+
+
 def test_a_lease_that_no_beat_could_keep_is_refused() -> None:
     with pytest.raises(click.ClickException) as refused:
         parse([*MEMBERS, "--lease", "0.1"])

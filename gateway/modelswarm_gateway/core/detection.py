@@ -15,6 +15,7 @@ from modelswarm_gateway.core.awake import AwakeClock
 from modelswarm_gateway.core.deadlines import Progress, expected, owed, patience
 from modelswarm_gateway.core.effects import GatewaySettings
 from modelswarm_gateway.core.fleet import SLOW, Fleet
+from modelswarm_gateway.core.holds import Holds
 from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Hop, Session, State
@@ -31,6 +32,7 @@ class Detection:
         settings: GatewaySettings,
         peer: PeerId,
         fleet: Fleet,
+        holds: Holds,
         recovery: Recovery,
         moves: Moves,
         absence: Absence,
@@ -39,6 +41,7 @@ class Detection:
         self._settings = settings
         self._peer = peer
         self._fleet = fleet
+        self._holds = holds
         self._recovery = recovery
         self._moves = moves
         self._absence = absence
@@ -139,7 +142,7 @@ class Detection:
 
     def _look_at_answers(self, session: Session, now: float) -> None:
         waited = now - session.fenced_at
-        if waited >= self._settings.fenced_seconds:
+        if waited >= self._holds.fence_seconds(session.model):
             self._recovery.silent(session, now)
             return
         missing = {

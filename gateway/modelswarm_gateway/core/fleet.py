@@ -33,7 +33,6 @@ class Pair:
 
 STOPPING = "stopping"  # why a server is left that says itself that it is about to end
 MOST_LEFT = 1024  # servers that are remembered as to be left, those that are gone included
-LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
 
 
 class Fleet:
@@ -46,7 +45,6 @@ class Fleet:
         self._servers: dict[PeerId, Server] = {}
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
         self._unsettled: set[str] = set()  # models whose servers have changed since that was seen
-        self._holds: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
         self._pairs: dict[frozenset[PeerId], Pair] = {}
         self._health = Health()
         self.left: dict[PeerId, str] = {}  # servers that sessions are moved away from, and why
@@ -63,8 +61,6 @@ class Fleet:
         self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
         self._health.join(hello.peer, now)
         self._pricing.forget()
-        if hello.hold_ms:
-            self._holds[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
         self._unsettled.add(hello.model)
         return True
 
@@ -102,10 +98,6 @@ class Fleet:
             self._unsettled.discard(model)
             self._lead(model)
         return self._leading.get(model)
-
-    def hold_seconds(self, model: str) -> float | None:
-        """How long its sessions may be held, as the latest of its servers said; None: none ever said."""
-        return self._holds.get(model)
 
     def failed(self, peer: PeerId, now: float) -> None:
         """A step failed there: its sessions may do better elsewhere."""

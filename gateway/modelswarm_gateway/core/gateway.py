@@ -52,6 +52,7 @@ from modelswarm_gateway.core.effects import (
     Why,
 )
 from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.holds import Holds
 from modelswarm_gateway.core.moves import Moves
 from modelswarm_gateway.core.reasons import Reasons, reasons
 from modelswarm_gateway.core.recovery import Recovery
@@ -72,7 +73,10 @@ class GatewayCore:
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
         self._fleet = Fleet(settings.pair_seconds, draw, self._effects.append)
-        self._recovery = Recovery(settings, self._fleet, draw, self._effects.append, self._forget)
+        self._holds = Holds(settings)
+        self._recovery = Recovery(
+            settings, self._fleet, self._holds, draw, self._effects.append, self._forget
+        )
         self.moves = Moves(
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
@@ -81,7 +85,7 @@ class GatewayCore:
             settings.rebalance_seconds, self._fleet, self._sessions, self.moves
         )
         self._detection = Detection(
-            settings, peer, self._fleet, self._recovery, self.moves, self._absence
+            settings, peer, self._fleet, self._holds, self._recovery, self.moves, self._absence
         )
         self._searches = Searches(settings, peer, self._effects.append)
         self._counter = 0  # highest epoch of a named session that ended here
@@ -99,6 +103,7 @@ class GatewayCore:
         self._wake(now)
         if not self._fleet.join(hello, now):
             return
+        self._holds.learn(hello)
         self._detection.joined(hello.peer, hello.beat_ms / 1000, now)
         owned = tuple(
             LiveSession(session.name, hop.own, session.epoch)
@@ -392,6 +397,10 @@ class GatewayCore:
     def max_length(self, model: str) -> int:
         """Most positions a session of `model` may have; 0 when no server of it is linked."""
         return self._fleet.max_length(model)
+
+    def hold_seconds(self, model: str) -> float:
+        """How long its sessions may be held; 0: not at all."""
+        return self._holds.seconds(model)
 
     def revision(self, model: str) -> str | None:
         """The revision that turns of `model` run on; None when no server of it is linked."""

@@ -20,6 +20,7 @@ from modelswarm_gateway.core.effects import (
     Why,
 )
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.holds import Holds
 from modelswarm_gateway.core.hops import Hops
 from modelswarm_gateway.core.orders import Orders
 from modelswarm_gateway.core.planning import Plan, Planner
@@ -37,12 +38,14 @@ class Recovery:
         self,
         settings: GatewaySettings,
         fleet: Fleet,
+        holds: Holds,
         draw: Callable[[], int],
         emit: Callable[[Effect], None],
         forget: Callable[[Session], None],
     ) -> None:
         self._settings = settings
         self._fleet = fleet
+        self._holds = holds
         self._emit = emit
         self._forget = forget  # drops a broken session from the core's table
         self._planner = Planner(settings, fleet)
@@ -290,12 +293,12 @@ class Recovery:
         session.shunned.clear()
         if session.held_at is None:
             session.held_at = now
-        limit = self._fleet.hold_seconds(session.model) or self._settings.hold_seconds
-        if now - session.held_at >= limit:
+        ends = session.held_at + self._holds.seconds(session.model)
+        if now >= ends:
             self.give_up(session, detail(self._fleet, session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
-        session.retry_at = now + min(pause, self._settings.retry_limit_seconds)
+        session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)
         session.tries += 1
         kv_is_no_help = session.refusal in (Why.NO_ROOM, Why.FAULTS)
         if kv_is_no_help and session.tries >= self._settings.give_up_kv_after:

@@ -186,7 +186,7 @@ class Inference(api_pb2_grpc.InferenceServicer):
             name = f"gen-{secrets.token_hex(12)}"
             finish = None
             while finish is None:
-                piece = await generation.take(self._service.settings.keepalive_seconds)
+                piece = await generation.take(self._service.keepalive_seconds(asked.model))
                 if piece is None and not course.begun:
                     course.begun = True
                     await context.send_initial_metadata(())  # it has been taken, and waits

@@ -70,11 +70,15 @@ class Reply(Response):
     ) -> None:
         super().__init__()
         self._service, self._ask, self._shape = service, ask, shape
-        self._keepalive = service.settings.keepalive_seconds
         self._way, self._looks = way, looks
         self._started = False
         self._course = Course(service.clock)
         self._last: str | None = None  # the id of the last event that we have sent
+
+    @property
+    def _keepalive(self) -> float:
+        """Asked for anew each time: the first server of a model may come while its client waits."""
+        return self._service.keepalive_seconds(self._ask.model)
 
     def _asked(self) -> Ask:
         """What is to be answered now."""
