@@ -1,7 +1,7 @@
-"""`modelswarm drain`, behind the door: which server is meant, and how far this gateway's sessions have left it.
+"""`modelswarm drain`, behind the door: which server is meant, and how far sessions have left it.
 
-Used by the gRPC door. How sessions are moved is the core's (`core/moves.py`). What is drained here is avoided by this
-gateway only; a server that is asked to end (SIGTERM, a deleted pod) tells every gateway itself.
+Used by the gRPC door. How sessions are moved is the core's (`core/moves.py`), and how other gateways hear of it
+(`core/wishes.py`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import PeerId, name_of
+from modelswarm.protocol.messages import Wish
 from modelswarm_gateway.core.effects import ServerView
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.move import MovesView
 from modelswarm_gateway.errors import ApiError, Code
-
-DRAIN = "drain"  # the cause
 
 
 class Drains:
@@ -32,15 +31,22 @@ class Drains:
         return found[-1]  # of two lives of one server, the later one
 
     def begin(self, peer: PeerId) -> None:
-        self._core.moves.leave(peer, DRAIN, self._clock())
+        self._core.wishes.tell(peer, Wish.LEAVE, self._clock())
         self._flush()
 
     def undo(self, peer: PeerId) -> None:
-        self._core.moves.stay(peer, DRAIN, self._clock())
+        self._core.wishes.tell(peer, Wish.STAY, self._clock())
         self._flush()
 
     def taken_back(self, peer: PeerId) -> bool:
-        return not self._core.moves.leaves(peer, DRAIN)
+        return not self._core.wishes.leaves(peer)
+
+    def is_empty(self, peer: PeerId) -> bool:
+        """Nobody is there any more, and all gateways have heard that nobody is to come."""
+        view = self.look(peer)
+        if view is None or not view.leaving or not self._core.wishes.known(peer):
+            return False
+        return view.empty and not view.hops
 
     def look(self, peer: PeerId) -> MovesView | None:
         """None: the server is gone."""

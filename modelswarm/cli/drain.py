@@ -1,4 +1,4 @@
-"""`modelswarm drain SERVER`: has a gateway's sessions leave a server, and waits until it is empty."""
+"""`modelswarm drain SERVER`: has all sessions leave a server, and waits until it is empty."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ def drain(
     """Move all sessions off SERVER, which works on meanwhile, and keep new ones away.
 
     SERVER is a name that `modelswarm status` shows. Readers do not notice: what a session needs is copied first.
-    It covers the sessions of one gateway; a server that is told to end (SIGTERM, or its pod deleted) has every
-    gateway's sessions moved before it goes. Exit code 0: the server is empty. 1: it is not.
+    It covers the sessions of all gateways, whichever is asked: the server tells the others. So does --undo.
+    Exit code 0: the server is empty. 1: it is not.
     """
     with SwarmDoor(grpc_target(name, target)) as door:
         last, said = api_pb2.DrainState(), ""
         try:
             for state in door.drain(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _line(state, undo)
-                if line != said:
+                if line not in ("", said):
                     click.echo(f"{name_of(state.peer)}: {line}")
                 last, said = state, line
         except DrainUnfinished as error:
-            left = _sessions(last.own_sessions)
-            raise ModelSwarmError(f"{server}: {left} still there after {timeout:g} s") from error
+            left = _left(last)
+            said = f"{left} still there" if left else "it has not said that it is empty"
+            raise ModelSwarmError(f"{server}: {said} after {timeout:g} s") from error
 
 
 def _line(state: api_pb2.DrainState, undo: bool) -> str:
@@ -63,7 +64,14 @@ def _line(state: api_pb2.DrainState, undo: bool) -> str:
     if state.uncovered_blocks:
         blocks = ", ".join(map(str, state.uncovered_blocks))
         return f"waits for another server of blocks {blocks}"
-    return f"{_sessions(state.own_sessions)} to move"
+    left = _left(state)
+    return f"{left} to move" if left else ""
+
+
+def _left(state: api_pb2.DrainState) -> str:
+    """Of whom sessions are there; empty when there are none."""
+    counts = ((state.own_sessions, ""), (state.other_sessions, " of other gateways"))
+    return " and ".join(f"{_sessions(count)}{whose}" for count, whose in counts if count)
 
 
 def _sessions(count: int) -> str:

@@ -378,15 +378,18 @@ class DrainState(_message.Message):
     UNCOVERED_BLOCKS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    OTHER_SESSIONS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     own_sessions: _builtins.int
     """of this gateway, that are still there"""
     moving: _builtins.int
     """of those, on their way"""
     done: _builtins.bool
-    """nothing of this gateway is there any more"""
+    """the server says that no session is there any more"""
     gone: _builtins.bool
     """the server itself is not there any more"""
+    other_sessions: _builtins.int
+    """of other gateways, that are still there, by its last beat"""
     @_builtins.property
     def uncovered_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """that nobody else holds: its sessions wait for a server of them"""
@@ -400,10 +403,11 @@ class DrainState(_message.Message):
         uncovered_blocks: _abc.Iterable[_builtins.int] | None = ...,
         done: _builtins.bool = ...,
         gone: _builtins.bool = ...,
+        other_sessions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gone", b"gone", "moving", b"moving", "own_sessions", b"own_sessions", "peer", b"peer", "uncovered_blocks", b"uncovered_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gone", b"gone", "moving", b"moving", "other_sessions", b"other_sessions", "own_sessions", b"own_sessions", "peer", b"peer", "uncovered_blocks", b"uncovered_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

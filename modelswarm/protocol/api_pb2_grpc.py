@@ -188,8 +188,8 @@ class SwarmServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
-        It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """Has all gateways move their sessions off a server, which works on; tells how it goes, and ends when the server is
+        empty. It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -72,8 +72,8 @@ class SwarmStub:
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]
     """A snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
     Drain: _grpc.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]
-    """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
-    It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+    """Has all gateways move their sessions off a server, which works on; tells how it goes, and ends when the server is
+    empty. It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
     """
     Routes: _grpc.UnaryUnaryMultiCallable[_api_pb2.RoutesRequest, _api_pb2.RoutesReply]
     """What a hop on every server costs a new session now, and what each session's route was chosen against.
@@ -87,8 +87,8 @@ class SwarmAsyncStub(SwarmStub):
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
     """A snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
     Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]  # type: ignore[assignment]
-    """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
-    It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+    """Has all gateways move their sessions off a server, which works on; tells how it goes, and ends when the server is
+    empty. It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
     """
     Routes: _aio.UnaryUnaryMultiCallable[_api_pb2.RoutesRequest, _api_pb2.RoutesReply]  # type: ignore[assignment]
     """What a hop on every server costs a new session now, and what each session's route was chosen against.
@@ -117,8 +117,8 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.DrainState], _abc.AsyncIterator[_api_pb2.DrainState]]:
-        """Moves this gateway's sessions off a server, which works on; tells how it goes, and ends when the server is empty.
-        It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """Has all gateways move their sessions off a server, which works on; tells how it goes, and ends when the server is
+        empty. It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
         """
 
     @_abc_1.abstractmethod

@@ -345,6 +345,13 @@ class LogChunk:
     turn: Turn | None = None
 
 
+class Wish(enum.Enum):
+    """Whether sessions are to be on a server (`modelswarm drain`)."""
+
+    LEAVE = "leave"
+    STAY = "stay"
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """Status of a process (R21); from a gateway it renews the leases of its sessions (R19), or gives them up."""
@@ -363,6 +370,9 @@ class Beat:
     step_p99_ms: float = 0.0  # of the last hundred steps or so
     busy_ms: float = 0.0  # in steps so far, stretched by stalls: with `steps` and `rows`, its pace
     running: int = 0  # of its sessions, in a turn now: what a router takes as load
+    wish: Wish | None = (
+        None  # from a gateway: a new one; from a server: the last one of all gateways
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,5 +490,6 @@ __all__ = [
     "Trouble",
     "Turn",
     "Window",
+    "Wish",
     "reply_address",
 ]

@@ -108,6 +108,23 @@ TROUBLE_UNKNOWN_HANDLE: Trouble.ValueType  # 5
 TROUBLE_FAILED: Trouble.ValueType  # 6
 Global___Trouble: _TypeAlias = Trouble  # noqa: Y015
 
+class _Wish:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wish.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WISH_UNSPECIFIED: _Wish.ValueType  # 0
+    WISH_LEAVE: _Wish.ValueType  # 1
+    WISH_STAY: _Wish.ValueType  # 2
+
+class Wish(_Wish, metaclass=_WishEnumTypeWrapper): ...
+
+WISH_UNSPECIFIED: Wish.ValueType  # 0
+WISH_LEAVE: Wish.ValueType  # 1
+WISH_STAY: Wish.ValueType  # 2
+Global___Wish: _TypeAlias = Wish  # noqa: Y015
+
 @_typing.final
 class Envelope(_message.Message):
     """Two long-lived streams between two processes, each on a connection of its own. Messages are frames (frames.py), not
@@ -858,6 +875,7 @@ class Beat(_message.Message):
     STEP_P99_MS_FIELD_NUMBER: _builtins.int
     BUSY_MS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    WISH_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     oldest_ready_ms: _builtins.float
     step_ms: _builtins.float
@@ -870,6 +888,7 @@ class Beat(_message.Message):
     step_p99_ms: _builtins.float
     busy_ms: _builtins.float
     running: _builtins.int
+    wish: Global___Wish.ValueType
     def __init__(
         self,
         *,
@@ -885,10 +904,11 @@ class Beat(_message.Message):
         step_p99_ms: _builtins.float = ...,
         busy_ms: _builtins.float = ...,
         running: _builtins.int = ...,
+        wish: Global___Wish.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

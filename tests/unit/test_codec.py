@@ -41,6 +41,7 @@ from modelswarm.protocol.messages import (
     Trouble,
     Turn,
     Window,
+    Wish,
 )
 
 HANDLE = (1 << 64) - 3
@@ -69,6 +70,7 @@ MESSAGES: list[Message] = [
     Live(()),
     Close(HANDLE),
     Beat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, running=8),
+    Beat(wish=Wish.LEAVE),
     Beat(),
     ModelFileRequest("tokenizer.json"),
     ModelFileChunk("tokenizer.json", 256, 1000, bytes(range(256)), False),

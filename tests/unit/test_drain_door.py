@@ -8,6 +8,7 @@ import pytest
 from protocol.scripted_servers import Script
 
 from modelswarm.protocol import api_pb2
+from modelswarm.protocol.messages import Beat, Wish
 from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.errors import ApiError, Code
@@ -52,3 +53,39 @@ async def test_a_drain_that_would_uncover_blocks_says_which() -> None:
     with pytest.raises(ApiError) as told:
         await anext(drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
     assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0, 1" in str(told.value)
+
+
+async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions_there() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    script.says(c, Beat(wish=Wish.STAY))
+    assert not (await anext(states)).done, "what it says is older than the drain"
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
+    script.says(c, Beat(wish=Wish.STAY))
+    assert drains.look(c).leaving and not drains.is_empty(c)  # type: ignore[union-attr]
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=2))
+    second = await anext(states)
+    assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert [state.done for state in [s async for s in states]] == [True]
+
+
+async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:
+    script, drains = two_tails()
+    states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
+    await anext(states)
+    script.says("b/1/0", Beat(wish=Wish.LEAVE, sessions=1))
+    script.says("b/1/0", Beat(wish=Wish.STAY, sessions=1))
+    with pytest.raises(ApiError) as told:
+        async with asyncio.timeout(5):
+            async for _ in states:
+                pass
+    assert told.value.code is Code.DRAIN_UNDONE
+
+
+async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway() -> None:
+    script, _ = two_tails()
+    for wish, leaving in ((Wish.LEAVE, "drain"), (None, "drain"), (Wish.STAY, "")):
+        script.says("b/1/0", Beat(wish=wish, sessions=1))
+        assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving

@@ -125,6 +125,7 @@ class Fleet:
         if server := self._servers.get(peer):
             beat = plausible(beat)
             server.heard(beat, now)
+            server.others = max(0, beat.sessions - self.hops[peer])
             self._pricing.mark(peer)
             self._health.beat(peer, beat, now)
             if beat.draining:

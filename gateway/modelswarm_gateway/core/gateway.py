@@ -59,6 +59,7 @@ from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Session, State
 from modelswarm_gateway.core.views import server_view, session_view
 from modelswarm_gateway.core.waiting import detail
+from modelswarm_gateway.core.wishes import Wishes
 
 
 class GatewayCore:
@@ -80,6 +81,7 @@ class GatewayCore:
         self.moves = Moves(
             settings, self._fleet, self._recovery, self._sessions, self._effects.append
         )
+        self.wishes = Wishes(self.moves, self._effects.append)
         self._absence = Absence(peer, self._fleet, self._effects.append)
         self._balancer = Balancer(
             settings.rebalance_seconds, self._fleet, self._sessions, self.moves
@@ -121,6 +123,7 @@ class GatewayCore:
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._wake(now)
         self._fleet.leave(peer)
+        self.wishes.lost_link(peer)
         self._recovery.hops.lost_link(peer)
         self._searches.lost_link(peer, now)
         for session in list(self._sessions.values()):
@@ -143,6 +146,7 @@ class GatewayCore:
             self._report(peer, item, now)
         elif isinstance(item, Beat):
             self._fleet.beat(peer, item, now)
+            self.wishes.heard(peer, item.wish, now)
         elif isinstance(item, Window):
             self.moves.window(peer, item, now)
         elif isinstance(item, Found):

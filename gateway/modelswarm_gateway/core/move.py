@@ -77,7 +77,9 @@ class MovesView:
     """How far a server has been left."""
 
     leaving: bool
-    hops: int  # that are still there
+    hops: int  # of this gateway, that are still there
+    others: int  # of other gateways
+    empty: bool  # the server itself says that there are none
     moving: int
     only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
 

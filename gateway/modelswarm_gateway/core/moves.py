@@ -89,11 +89,14 @@ class Moves:
 
     def view(self, peer: PeerId) -> MovesView | None:
         """How far it is with a server; None: it is not linked."""
-        if not self._fleet.linked(peer):
+        server = self._fleet.get(peer)
+        if server is None:
             return None
         return MovesView(
             leaving=peer in self._fleet.left,
             hops=self._fleet.hops[peer],
+            others=server.others,
+            empty=server.beat is not None and server.beat.sessions == 0,
             moving=sum(move.old.peer == peer for move in self._moves.values()),
             only_there=tuple(self._fleet.only_there(peer)),
         )

@@ -35,6 +35,7 @@ MOST_RUNNING = 1_000_000  # sessions
 class Server:
     hello: Hello
     beat: Beat | None = None
+    others: int = 0  # sessions of other gateways, when it beat last
     draining: bool = False  # to be left: only if nobody else holds a block
     stepped_at: float = -math.inf  # when a beat last told of steps
     placed: float = 0.0  # load that this gateway has put there since the last beat

@@ -65,7 +65,8 @@ def _state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
     return api_pb2.DrainState(
         peer=peer,
         own_sessions=view.hops,
+        other_sessions=view.others,
         moving=view.moving,
         uncovered_blocks=view.only_there,
-        done=view.leaving and view.hops == 0,
+        done=drains.is_empty(peer),
     )

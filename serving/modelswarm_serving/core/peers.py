@@ -51,6 +51,11 @@ class Peers:
     def is_server(self, peer: PeerId) -> bool:
         return self._up.get(peer) is Role.SERVER
 
+    @property
+    def gateways(self) -> list[PeerId]:
+        """Those that are linked."""
+        return [peer for peer, role in self._up.items() if role is Role.GATEWAY]
+
     def count(self, role: Role) -> int:
         return Counter(self._up.values())[role]
 

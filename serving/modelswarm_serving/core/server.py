@@ -28,6 +28,7 @@ from modelswarm.protocol.messages import (
     Token,
     Trouble,
     Window,
+    Wish,
 )
 from modelswarm_serving.core import intake, outflow
 from modelswarm_serving.core.copies import Copies
@@ -75,6 +76,7 @@ class ServerCore:
         self._shape = shape
         self._now = 0.0
         self._peers = Peers(settings.lease_seconds)
+        self._wish: Wish | None = None  # the last one of any gateway
         self._listed: set[PeerId] = set()  # gateways that have said on this link what they have
         self._out = Outbox(settings.address.peer, self._peers)
         self._schedule = Schedule(settings.token_budget)
@@ -155,6 +157,7 @@ class ServerCore:
                 self._on_live(peer, item)
             case Beat():
                 self._peers.beat(peer, item.draining, now)
+                self._on_wish(peer, item.wish)
             case Find() | LogRequest():
                 self._finding.asked(peer, item, now)
             case _:
@@ -165,6 +168,14 @@ class ServerCore:
         if peer not in self._listed:
             self._listed.add(peer)
             self._life.live(peer, live)
+
+    def _on_wish(self, peer: PeerId, wish: Wish | None) -> None:
+        """Whether sessions are to leave: said to one gateway, it goes for all of them."""
+        gateways = self._peers.gateways
+        if wish is not None and peer in gateways:
+            self._wish = wish
+            for gateway in gateways:
+                self._out.to_gateway(gateway, self.beat())
 
     def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
         hop = self._life.hops.get(go.handle)
@@ -349,6 +360,7 @@ class ServerCore:
             step_p99_ms=1000 * self._steps.p99_seconds,
             busy_ms=1000 * self._steps.busy_seconds,
             running=self._running(),
+            wish=self._wish,
         )
 
     @property
@@ -366,7 +378,9 @@ class ServerCore:
 
     @property
     def busy_gateways(self) -> set[PeerId]:
-        """Those with a session that runs here; they hear often (R21)."""
+        """Those with a session that runs here, and all while sessions are to leave; they hear often (R21)."""
+        if self._wish is Wish.LEAVE and self._life.hops:
+            return set(self._peers.gateways)
         return {hop.gateway for hop in self._life.hops if hop.phase is Phase.RUNNING}
 
     @property

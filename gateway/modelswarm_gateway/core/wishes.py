@@ -1,0 +1,52 @@
+"""`modelswarm drain` with several gateways: which servers are to be left is kept by the servers themselves.
+
+A gateway that is asked tells the server, and the server tells all gateways in its Beats, so each moves its own sessions
+away, whichever was asked; so does `--undo`, and a gateway that comes later hears of it from the first Beat. Used by
+`gateway.py` and, for the doors, `drains.py`. How sessions are moved is `moves.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Beat, Lane, Send, Wish, reply_address
+from modelswarm_gateway.core.effects import Effect
+from modelswarm_gateway.core.moves import Moves
+
+DRAIN = "drain"  # the cause
+
+
+class Wishes:
+    def __init__(self, moves: Moves, emit: Callable[[Effect], None]) -> None:
+        self._moves, self._emit = moves, emit
+        self._told: dict[PeerId, Wish] = {}  # what servers have not repeated yet
+
+    def tell(self, peer: PeerId, wish: Wish, now: float) -> None:
+        """Somebody asked this gateway. It counts here at once: its server may be silent."""
+        self._told[peer] = wish
+        self._emit(Send(reply_address(peer), Lane.LIVE, Beat(wish=wish)))
+        self._follow(peer, wish, now)
+
+    def heard(self, peer: PeerId, wish: Wish | None, now: float) -> None:
+        """What a server says was wished last. Until it repeats what it was told, it speaks of what was before."""
+        if wish is None or self._told.get(peer, wish) is not wish:
+            return
+        self._told.pop(peer, None)
+        self._follow(peer, wish, now)
+
+    def lost_link(self, peer: PeerId) -> None:
+        """What was on its way to it may be lost: its next word counts."""
+        self._told.pop(peer, None)
+
+    def known(self, peer: PeerId) -> bool:
+        """Whether the server has repeated what it was told: so its other gateways have been told, too."""
+        return peer not in self._told
+
+    def leaves(self, peer: PeerId) -> bool:
+        return self._moves.leaves(peer, DRAIN)
+
+    def _follow(self, peer: PeerId, wish: Wish, now: float) -> None:
+        leave = wish is Wish.LEAVE
+        if leave is not self.leaves(peer):
+            (self._moves.leave if leave else self._moves.stay)(peer, DRAIN, now)
