@@ -12,7 +12,7 @@ from modelswarm.protocol.messages import Hello
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of whoever dials
 _HEAD, _MESSAGE_HEAD = 9, 5
-_DATA = 0
+_DATA, _PING, _ACK = 0, 6, 1
 
 
 class FrameCutter:
@@ -50,6 +50,11 @@ def message_of(frame: bytes) -> bytes | None:
     whole = length == len(frame) - _HEAD - _MESSAGE_HEAD
     alone = kind == _DATA and not flags and not compressed and whole
     return frame[_HEAD + _MESSAGE_HEAD :] if alone else None
+
+
+def is_ping(frame: bytes) -> bool:
+    """Whether it asks for a sign of life; an answer to one does not."""
+    return not frame.startswith(PREFACE) and frame[3] == _PING and not frame[4] & _ACK
 
 
 def hello_of(frame: bytes) -> Hello | None:

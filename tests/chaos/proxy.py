@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.frames import FrameCutter, hello_of, message_of
+from chaos.frames import FrameCutter, hello_of, is_ping, message_of
 
 from modelswarm.protocol.identity import name_of
 
@@ -56,6 +56,7 @@ class Network:
         self._servers: list[asyncio.Server] = []
         self.doubled = self.truncated = 0  # frames
         self.felt: Counter[str] = Counter()  # frames that met a disturbance, by its cause
+        self.pings: Counter[str] = Counter()  # by who asked
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -246,6 +247,8 @@ class _Pipe:
     def _look(self, frame: bytes) -> None:
         if self.source == UNKNOWN and (hello := hello_of(frame)):
             self.connection.name_dialler(name_of(hello.peer))
+        if is_ping(frame):
+            self.connection.network.pings[self.source] += 1
 
     async def write(self) -> None:
         network, writer = self.connection.network, self.output.writer

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from swarm.hash_swarm import MODEL, two_spans
+from chaos.proxy import Network
+from swarm.hash_swarm import MODEL, Doors, two_spans, wait_for
 from swarm.streams import IDS, lines, tokens_of, whole
 
 from modelswarm.protocol import api_pb2, api_pb2_grpc
@@ -68,6 +69,32 @@ def test_a_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
                     time.sleep(5.0)  # three pings without data are two too many by gRPC's defaults
                     swarm.server("s2", "2:4")
             assert got == expected
+
+
+def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
+    """Its client says nothing, and the gateway has nothing to say: only pings tell proxies that it is needed."""
+    network = Network(seed=1)
+    try:
+        with two_spans(tmp_path) as swarm:
+            doors = swarm.gateway(*OFTEN)
+            target = network.proxy("gateway", int(doors.grpc.rpartition(":")[2]))
+            with grpc.insecure_channel(target) as channel:
+                call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
+                next(call)
+                swarm.kill("s1")
+                wait_for("it is held", lambda: held(doors))
+                before = network.pings["gateway"]
+                time.sleep(3.0)
+                pings = network.pings["gateway"] - before
+                assert held(doors)
+                call.cancel()
+    finally:
+        network.close()
+    assert pings >= 5
+
+
+def held(doors: Doors) -> bool:
+    return doors.metric("modelswarm_gateway_sessions", state="held") == 1
 
 
 def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) -> None:
