@@ -30,7 +30,9 @@ REFRESH_SECONDS = 0.5
 @click.option("--http", default="127.0.0.1:8000", show_default=True, help="Where clients connect.")
 @click.option("--grpc", default="127.0.0.1:8001", show_default=True, help="The gRPC door.")
 @click.option("--metrics", default="127.0.0.1:8002", show_default=True, help="Prometheus metrics.")
-@click.option("--memory", metavar="AMOUNT", help="Memory of one server, e.g. 2Gi: weights and KV.")
+@click.option(
+    "--memory", metavar="AMOUNT", help="Memory of one server, e.g. 2Gi: weights, KV and kept rows."
+)
 @click.option(
     "--threads",
     type=click.IntRange(1, 1024),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
+from modelswarm.placement.kept_rows import replay_bytes
 from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
 from modelswarm.resources import ModelSwarm, Spec, seconds_of
@@ -38,7 +39,7 @@ class ServerPlan:
     @property
     def replay_bytes(self) -> int:
         """Rows that are kept for a lost neighbour: one for every position that there is KV for."""
-        return self.pages * PAGE_SIZE * self.row_bytes
+        return replay_bytes(self.row_bytes, self.pages * PAGE_SIZE)
 
     @property
     def total_bytes(self) -> int:
@@ -153,8 +154,10 @@ def _spans(
     pages = _wanted_pages(spec.sessions.concurrent or 1, max_length)
 
     def needed(span: Span) -> int:
-        per_token = span.blocks * facts.kv_bytes(dtype) + facts.row_bytes(dtype)
-        return facts.weight_bytes(span.first, span.last, dtype) + pages * PAGE_SIZE * per_token
+        positions = pages * PAGE_SIZE
+        kv = span.blocks * facts.kv_bytes(dtype) * positions
+        kept = replay_bytes(facts.row_bytes(dtype), positions)
+        return facts.weight_bytes(span.first, span.last, dtype) + kv + kept
 
     return automatic_spans(facts.outline.n_blocks, needed, available)
 
@@ -164,11 +167,12 @@ def _server(
 ) -> ServerPlan:
     weights = facts.weight_bytes(span.first, span.last, dtype)
     per_token, row = span.blocks * facts.kv_bytes(dtype), facts.row_bytes(dtype)
-    room = None if available is None else (available - weights) // ((per_token + row) * PAGE_SIZE)
+    page = per_token * PAGE_SIZE + replay_bytes(row, PAGE_SIZE)
+    room = None if available is None else (available - weights) // page
     if room is not None and room < _wanted_pages(1, 1):
         raise UserError(
             "memory",
-            f"a server of blocks {span} needs {human_bytes(weights)} for weights and more for KV, "
+            f"a server of blocks {span} needs {human_bytes(weights)} for weights and more for KV and kept rows, "
             f"but has {human_bytes(available or 0)}; allowed: more memory, or more spans",
         )
     pages = _pages(spec, max_length, per_token, room)

@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Never
+from pathlib import Path
+from typing import TYPE_CHECKING, Never
 
 from modelswarm.checkpoint.facts import read_outline
 from modelswarm.checkpoint.sources import resolve, resolve_outline
@@ -32,6 +33,9 @@ from modelswarm_serving.model.hash import HashModel
 from modelswarm_serving.node import Node, why
 from modelswarm_serving.page import Page
 from modelswarm_serving.settings import Settings, parse
+
+if TYPE_CHECKING:
+    from modelswarm_serving.model.startup import SpanOptions
 
 PROGRAM = "modelswarm-server"
 NO_TORCH = "torch is not installed; images without it expect it mounted at /opt/torch"
@@ -107,19 +111,27 @@ def load(settings: Settings) -> Loaded:
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
     # After what can be refused without torch, which takes seconds to import.
-    from modelswarm_serving.model.startup import SpanOptions, load_span
+    from modelswarm_serving.model.startup import load_span
 
-    options = SpanOptions(
+    options = options_of(settings, files.words)
+    span = load_span(checkpoint.folder, settings.first, settings.last, options)
+    return Loaded(span, files, checkpoint.revision + files.mark)
+
+
+def options_of(settings: Settings, words: Path | None) -> SpanOptions:
+    """What the span is to be told; `words`: folder of another tokenizer than the model's."""
+    from modelswarm_serving.model.startup import SpanOptions
+
+    return SpanOptions(
         dtype=settings.dtype,
         threads=settings.threads,
         pages=settings.pages,
         memory=settings.memory,
+        replay_memory=settings.replay_memory,
         page_size=settings.page_size,
         max_length=settings.max_length,
-        tokenizer=files.words,
+        tokenizer=words,
     )
-    span = load_span(checkpoint.folder, settings.first, settings.last, options)
-    return Loaded(span, files, checkpoint.revision + files.mark)
 
 
 def _load_hash(settings: Settings) -> Loaded:

@@ -19,6 +19,7 @@ from dataclasses import asdict
 
 from modelswarm.errors import UserError
 from modelswarm.local.announcement import announce, withdraw
+from modelswarm.placement.kept_rows import replay_bytes
 from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.greeting import lease_fault
 from modelswarm.protocol.identity import Address, PeerId, peer_id
@@ -34,7 +35,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.core.settings import COPY_RATE, replay_bytes, row_window
+from modelswarm_serving.core.settings import COPY_RATE, row_window
 from modelswarm_serving.core.stalls import PULSE_SECONDS
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks
@@ -71,7 +72,7 @@ class Node:
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
             row_window=row_window(model.shape.row_bytes),
-            replay_bytes=_replay_bytes(settings, model.shape),
+            replay_bytes=replay_limit(settings, model.shape),
             copy_rate=COPY_RATE,
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
@@ -290,7 +291,8 @@ class Node:
             raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
 
 
-def _replay_bytes(settings: Settings, shape: ModelShape) -> int:
+def replay_limit(settings: Settings, shape: ModelShape) -> int:
+    """Bytes of host memory that kept rows may take."""
     if settings.replay_memory is not None:
         return settings.replay_memory
     return replay_bytes(shape.row_bytes, shape.total_pages * shape.page_size)

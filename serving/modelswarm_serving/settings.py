@@ -81,14 +81,15 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True),
     click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True),
     click.Option(["--pages"], type=_POSITIVE, help="Pages of KV to hold."),
-    click.Option(["--memory"], help="Instead of --pages: for weights and pages, like 512Mi."),
+    click.Option(["--memory"], help="Instead of --pages: for weights, pages and, on a CPU, where they are in the same "
+                 "memory, kept rows, like 512Mi. Of an accelerator: its own memory, without kept rows."),
     click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True),
     click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
     click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
                  help="Most rows of one step: prompts are read in parts of this size."),
     click.Option(["--replay-memory"], help="For rows that are kept until their session ends, so that a lost neighbour "
-                 "can be rebuilt; beside --memory. 0: none are kept. Default: enough for a row of every position that "
-                 "the pages hold."),
+                 "can be rebuilt; in the host's memory. 0: none are kept. Default: enough for a row of every position "
+                 "that the pages hold."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=LEAST_LEASE, max=86400),
                  default=30.0, show_default=True,

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from modelswarm_serving.core.replay_log import GROUP_OVERHEAD, ReplayLog
+from modelswarm.placement.kept_rows import GROUP_OVERHEAD
+from modelswarm_serving.core.replay_log import ReplayLog
 
 SIZE = 8
 

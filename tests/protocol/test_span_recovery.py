@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from protocol.server_pump import Client, Pump, opened, prompt
 
+from modelswarm.placement.kept_rows import GROUP_OVERHEAD
 from modelswarm.protocol.messages import KeptRows, Lane, Rows, Trouble
-from modelswarm_serving.core.replay_log import GROUP_OVERHEAD
 
 CONTEXT, NEW, READ = 60, 30, 20
 

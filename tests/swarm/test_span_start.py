@@ -17,11 +17,20 @@ from swarm.models import VOCAB, make_model, write_tokenizer
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.names import Part
 from modelswarm.errors import ModelSourceError, UserError
+from modelswarm.local.commands import LocalSettings, server_command
+from modelswarm.local.planning import plan_document
+from modelswarm.local.rundir import RunFolder
+from modelswarm.placement.kept_rows import replay_bytes
+from modelswarm.placement.slots import slots_of
+from modelswarm.resources import ModelSwarm
+from modelswarm_serving.main import options_of
 from modelswarm_serving.model import guards, loading
 from modelswarm_serving.model.attention import Call
 from modelswarm_serving.model.compact import Blocks
 from modelswarm_serving.model.pool import PagePool, PoolShape
-from modelswarm_serving.model.startup import SpanOptions, load_span
+from modelswarm_serving.model.startup import SpanOptions, load_span, plan_shape
+from modelswarm_serving.node import replay_limit
+from modelswarm_serving.settings import parse
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +174,56 @@ def nest_as_gemma_3(text: Path, whole: Path) -> None:
 
 
 def test_a_memory_budget_is_spent_on_weights_first(folder: Path) -> None:
-    weights = read_facts(folder).weight_bytes(0, 2, "float32")
+    """What is left goes to pages and, as they are in the same memory, to the rows that are kept."""
+    facts = read_facts(folder)
+    weights = facts.weight_bytes(0, 2, "float32")
     page = 2 * 2 * 2 * 16 * 4 * 4  # blocks x (keys, values) x heads x size x positions x bytes
-    options = SpanOptions(threads=1, memory=weights + 10 * page + 5, page_size=4)
+    kept = replay_bytes(facts.row_bytes("float32"), 4)
+    options = SpanOptions(threads=1, memory=weights + 10 * (page + kept) + 5, page_size=4)
     assert load_span(folder, 0, 2, options).shape.total_pages == 10
+    for replay_memory, pages in ((0, 10), (3 * page, 7)):
+        memory = weights + 10 * page + 5
+        given = replace(options, memory=memory, replay_memory=replay_memory)
+        assert plan_shape(folder, 0, 2, given)[0].total_pages == pages
+    gpu = replace(options, memory=weights + 10 * page + 5, device="cuda")
+    assert plan_shape(folder, 0, 2, gpu)[0].total_pages == 10
     with pytest.raises(UserError, match=r"memory: \d+ bytes leave no room for KV"):
-        load_span(folder, 0, 2, replace(options, memory=weights))
+        load_span(folder, 0, 2, replace(options, memory=weights + page))
+
+
+@pytest.mark.parametrize("flags", [(), ("--replay-memory", "64Ki")])
+@pytest.mark.parametrize("memory", ["512Ki", "3Mi", "1Gi"])
+def test_weights_kv_and_kept_rows_fit_into_the_memory_of_a_server(
+    folder: Path, memory: str, flags: tuple[str, ...]
+) -> None:
+    settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
+                      "--memory", memory, *flags])  # fmt: skip
+    shape, facts = plan_shape(folder, 0, 2, options_of(settings, None))
+    kv = shape.total_pages * shape.page_size * 2 * facts.kv_bytes("float32")
+    taken = facts.weight_bytes(0, 2, "float32") + kv + replay_limit(settings, shape)
+    assert settings.memory is not None
+    page = shape.page_size * (2 * facts.kv_bytes("float32") + facts.row_bytes("float32") + 1024)
+    assert settings.memory - page < taken <= settings.memory
+
+
+def test_a_server_takes_what_its_plan_counted(folder: Path, tmp_path: Path) -> None:
+    document = ModelSwarm.parse(
+        {
+            "apiVersion": "modelswarm.io/v1alpha1",
+            "kind": "ModelSwarm",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"source": f"file://{folder}"}, "spans": {"count": 2}},
+        }
+    )
+    plan = plan_document(document, "2Mi")
+    for slot in slots_of(plan.name, plan.spans, 1):
+        command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
+        settings = parse(command[command.index("modelswarm_serving.main") + 1 :])
+        shape, facts = plan_shape(folder, settings.first, settings.last, options_of(settings, None))
+        server = plan.servers[slot.span_index]
+        kv = shape.total_pages * shape.page_size * slot.span.blocks * facts.kv_bytes(plan.dtype)
+        assert (kv, replay_limit(settings, shape)) == (server.kv_bytes, server.replay_bytes)
+        assert server.total_bytes <= 2 << 20
 
 
 @pytest.mark.parametrize(

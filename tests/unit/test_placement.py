@@ -8,6 +8,7 @@ import pytest
 
 from modelswarm.checkpoint.facts import ModelFacts, Outline
 from modelswarm.errors import UserError
+from modelswarm.placement.kept_rows import GROUP_OVERHEAD
 from modelswarm.placement.plan import PAGE_SIZE, plan_swarm
 from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.placement.slots import coverage, slots_of
@@ -24,7 +25,7 @@ FACTS = ModelFacts(
 BLOCK = 40_000  # bytes in float32
 TABLE = 64 * 320 * 4
 KV = 256  # bytes per position and block
-ROW = 64 * 4  # bytes of a row at a boundary
+ROW = 64 * 4 + GROUP_OVERHEAD  # bytes of a row that is kept
 
 
 def swarm(**spec: Any) -> ModelSwarm:

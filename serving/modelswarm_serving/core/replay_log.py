@@ -10,11 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
+from modelswarm.placement.kept_rows import GROUP_OVERHEAD
 from modelswarm.protocol.identity import Handle
 
 Rows = bytes | memoryview
-GROUP_OVERHEAD = 160
-"""Bytes that one group takes beside its rows: the head of the buffer, its places in the lists, two numbers."""
 
 
 @dataclass(slots=True, eq=False)

@@ -31,15 +31,6 @@ written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice."
 COPY_WINDOW_BYTES = 4 << 20
 """Of KV that may wait at a copy, or be on its way there."""
 
-LEAST_REPLAY = 4 << 20
-
-
-def replay_bytes(row_bytes: int, positions: int) -> int:
-    """Memory for a row of every position that there is KV for; placement counts the same for a server. Tiny models get
-    a little more, since what Python takes for a row is then more than the row."""
-    return max(row_bytes * positions, LEAST_REPLAY)
-
-
 WINDOW_BYTES = 2 << 20
 LEAST_WINDOW, MOST_WINDOW = 32, 1024
 

@@ -13,6 +13,7 @@ import torch
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
+from modelswarm.placement.kept_rows import replay_bytes
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.compact import Blocks
 from modelswarm_serving.model.guards import try_compact, try_own_forward
@@ -31,7 +32,12 @@ class SpanOptions:
     dtype: str = "float32"
     threads: int | None = None
     pages: int | None = None  # excludes `memory`
-    memory: int | None = None  # bytes, for weights and pages together
+    memory: int | None = (
+        None  # bytes of the device, for weights and pages; on a CPU for kept rows, too
+    )
+    replay_memory: int | None = (
+        None  # bytes of the host for kept rows; None: a row of every position
+    )
     page_size: int = 16
     max_length: int | None = None
     device: str = "cpu"
@@ -106,11 +112,18 @@ def _pages(facts: ModelFacts, first: int, last: int, length: int, options: SpanO
     if options.memory is None:
         wanted = _DEFAULT_SESSIONS * -(-length // options.page_size)
         return max(1, min(wanted, _DEFAULT_LIMIT // page))
-    weights = facts.weight_bytes(first, last, options.dtype)
-    if options.memory < weights + page:
+    taken = weights = facts.weight_bytes(first, last, options.dtype)
+    beside = ""
+    if torch.device(options.device).type == "cpu":  # kept rows are in the same memory
+        if options.replay_memory is None:
+            page += replay_bytes(facts.row_bytes(options.dtype), options.page_size)
+        elif options.replay_memory:
+            taken += options.replay_memory
+            beside = f", kept rows {options.replay_memory}"
+    if options.memory < taken + page:
         raise UserError(
             "memory",
             f"{options.memory} bytes leave no room for KV: the weights of blocks {first}:{last} "
-            f"take {weights} and one page takes {page}",
+            f"take {weights}{beside} and one page takes {page}",
         )
-    return (options.memory - weights) // page
+    return (options.memory - taken) // page
