@@ -29,8 +29,9 @@ def judge(session: Session, fleet: Fleet, now: float) -> set[PeerId]:
     if found is None:
         return set()
     if len(found.peers) == 2:
-        reporter, peer = found.peers
-        fleet.pair_failed(reporter, peer, -1 - int(now / APART), now)
+        # failures count as seen from one end: first a lost token, then a lost window is the same link seen by us
+        one, other = sorted(found.peers)
+        fleet.pair_failed(one, other, -1 - int(now / APART), now)
         return set()
     fleet.blame(found.peers[0], "overdue", now)
     return set(found.peers)

@@ -16,6 +16,8 @@ from protocol.simulator.processes import ServerProcess, Tools
 from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.identity import PeerId
 
+KEEPALIVE_SECONDS = 12.0  # gRPC's, as `modelswarm.protocol.transport` sets it: time and timeout
+
 
 class Faults:
     def __init__(
@@ -55,6 +57,7 @@ class Faults:
             "hush": self._hush,
             "partition": self._partition,
             "cut_off": self._cut_off,
+            "mute": self._mute,
             "drain": self._drain,
             "order": self._order,
             "evict": self._evict,
@@ -309,15 +312,27 @@ class Faults:
         gateway = self._rng.choice(list(self._gateways))
         return self._part(gateway, self._rng.choice(list(self._servers)))
 
+    def _mute(self) -> bool:
+        """Two that talk to each other."""
+        pairs = self._tools.network.pairs()
+        return bool(pairs) and self._part(*self._rng.choice(pairs))
+
     def _part(self, one: str, other: str) -> bool:
         """For good: no link of the two will ever be up again."""
         pair = frozenset((one, other))
         if not self._coverage.part(pair):
             return False
         deaf, mute = self._rng.sample(sorted(pair), 2)
-        self._note("parts", f"{deaf} hears nothing of {mute}")
-        self._tools.network.part(deaf, mute, self._rng.choice((0.0, 0.05, 0.5)))
+        silence = self._silence()
+        self._note("parts", f"{deaf} hears nothing of {mute}, and is told after {silence:.3f}")
+        self._tools.network.part(deaf, mute, silence)
         return True
+
+    def _silence(self) -> float:
+        """Until links that swallow everything one way break, too: soon, or when the deaf side misses its keepalive."""
+        if self._plan.lasting_chance and self._rng.random() < self._plan.lasting_chance:
+            return self._rng.uniform(0.7, 1.0) * KEEPALIVE_SECONDS
+        return self._rng.choice((0.0, 0.05, 0.5))
 
     def _note(self, what: str, text: str) -> None:
         self._tools.trace.note(self._tools.clock.now, "fault", what, text)

@@ -94,6 +94,7 @@ class Network:
         self.lost = 0
         self.repeated = 0
         self.hushed_until = 0.0
+        self.silent_until = 0.0  # links of parted pairs break then at the latest
         self._rng = rng
         self._ports: dict[PeerId, Port] = {}
         self._listening: dict[str, Port] = {}
@@ -135,6 +136,7 @@ class Network:
     def part(self, deaf: str, mute: str, silence: float) -> None:
         """From now on these two can't talk, for good: first `deaf` hears nothing, later the links break."""
         self._parted.add(frozenset((deaf, mute)))
+        self.silent_until = max(self.silent_until, self.clock.now + silence)
         for link in self._links:
             for channel in link.channels.values():
                 if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):

@@ -23,6 +23,7 @@ from protocol.simulator.planted_recovery import (
     ForgetsKeptRows,
     MixesBoundaries,
     MovesWhatRests,
+    NeverOverdue,
     NeverSuspects,
     TrustsTheNewestOnly,
 )
@@ -339,6 +340,7 @@ PLANTS: dict[str, Plant] = {
     "R20 leases come back": in_server(LeasesComeBack, "asleep", 40),
     "R20 trusts the newest only": in_gateway(TrustsTheNewestOnly, "doomed"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
+    "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
     "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),
     "R10 forgets early windows": in_server(ForgetsEarlyWindows, "mixed"),

@@ -111,6 +111,15 @@ class NeverSuspects(GatewayCore):
         super().__init__(never, peer, incarnation, draw)
 
 
+class NeverOverdue(GatewayCore):
+    """R21: a token may take for ever; a link that swallows rows one way is found when it breaks."""
+
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(replace(settings, overdue_seconds=math.inf), peer, incarnation, draw)
+
+
 class TrustsTheNewestOnly(GatewayCore):
     """R20: only hops of the highest epoch count, also if it was fenced in part and never ran."""
 

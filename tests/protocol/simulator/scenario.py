@@ -64,6 +64,7 @@ class Faults:
     restart: float = 0.05  # mean seconds until a killed server is back
     never_back_chance: float = 0.0  # of a killed server with a living twin staying dead
     reshape_chance: float = 0.0  # of a killed server coming back with other blocks
+    lasting_chance: float = 0.0  # of a parted pair keeping its links, on which one hears nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class Scenario:
     @property
     def silent_faults(self) -> bool:
         """Whether there are troubles that nobody is told of: only a deadline ends what they hold up."""
-        quiet = {"freeze", "stop", "stop_gateway", "wedge", "hush", "partition", "cut_off"}
+        quiet = {"freeze", "stop", "stop_gateway", "wedge", "hush", "partition", "cut_off", "mute"}
         weather = self.weather
         return bool(
             quiet & set(self.faults.weights) or weather.slow_step_chance or weather.spike_chance

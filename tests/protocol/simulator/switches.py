@@ -299,6 +299,31 @@ def _cut_off(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def _one_way(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Pairs of which one hears nothing of the other, and no link breaks for long: nobody is told. Of a single one
+    deadlines tell long before the link does; each further one in a session's way doubles them."""
+    scenario = _cut_off(scenario, rng)
+    quiet = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
+    single = rng.random() < 0.5
+    faults = replace(
+        scenario.faults,
+        weights={"mute": 1.0},
+        lasting_chance=1.0,
+        gap=0.3,
+        until=1.5,
+        most=1 if single else 6,
+    )
+    load = replace(scenario.load, turns=rng.randint(2, 5), max_tokens=(20, 80))
+    return replace(
+        scenario,
+        weather=quiet if single else scenario.weather,
+        faults=faults,
+        load=load,
+        patience=5.0 if single else 30.0,
+        fenced_seconds=GatewaySettings().fenced_seconds,
+    )
+
+
 def _stops(scenario: Scenario, rng: random.Random) -> Scenario:
     """SIGSTOP of servers and of the gateway, and links that hold everything back for a while."""
     weights = {"stop": 1.0, "stop_gateway": 0.3, "hush": 1.0, "drop": 0.3, "kill": 0.2}
@@ -405,6 +430,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": _cut_off,
+    "one_way": _one_way,
     "stops": _stops,
     "silence": _silence,
     "frozen": _frozen,

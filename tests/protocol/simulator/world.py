@@ -129,10 +129,11 @@ class World:
         return self._summary()
 
     def _all_awake(self) -> float:
-        """When no process is stopped any more, and no link holds anything back."""
+        """When no process is stopped any more, and no link holds anything back or swallows it."""
         servers = max(server.wakes_at for server in self.servers.values())
         gateways = max(gateway.wakes_at for gateway in self.gateways.values())
-        return max(self.network.hushed_until, servers, gateways)
+        held = max(self.network.hushed_until, self.network.silent_until)
+        return max(held, servers, gateways)
 
     def _bereave(self, client: Client) -> None:
         """Its gateway is gone, or as good as gone: it has to find another one."""
