@@ -48,11 +48,13 @@ soak: check cluster-ready ## what takes too long for every day: long outages, ma
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
 
-# STREAMS, SPANS, GATEWAYS and EVERY (seconds between two faults) change the swarm, FAULTS="kill one-way" what is done to it.
+# STREAMS, NEW (tokens of an answer), SPANS, REPLICAS, GATEWAYS and EVERY (seconds between two faults) change the swarm and its
+# load, FAULTS="kill one-way" and EACH=1 (each of them comes before any comes again) what is done to it.
 chaos: $(STAMP) ## disturb a real local swarm and judge its answers: make chaos SECONDS=60 SEED=7 (MODEL=hash, torch)
-	@PYTHONPATH=tests $(BIN)/python -m chaos --seconds $(or $(SECONDS),60) --seed $(or $(SEED),1) \
-	  --model $(or $(MODEL),both) --streams $(or $(STREAMS),8) --spans $(or $(SPANS),2) --gateways $(or $(GATEWAYS),1) \
-	  --every $(or $(EVERY),1.5) $(if $(FAULTS),--faults $(FAULTS))
+	@PYTHONPATH=tests $(BIN)/python -m chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(STREAMS),--streams $(STREAMS)) $(if $(NEW),--new $(NEW)) \
+	  $(if $(SPANS),--spans $(SPANS)) $(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(GATEWAYS),--gateways $(GATEWAYS)) \
+	  $(if $(EVERY),--every $(EVERY)) $(if $(EACH),--each) $(if $(FAULTS),--faults $(FAULTS))
 
 # REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
 images: ## build the container images with docker, podman or buildah, whatever is there

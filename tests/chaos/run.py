@@ -10,11 +10,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 
 from chaos.asks import scripts_of
+from chaos.bounds import longest_wait
 from chaos.faults import Injector
 from chaos.judge import Judge, Tally
 from chaos.picture import held, look, loops
@@ -25,9 +26,7 @@ from chaos.world import Plan, World, world
 from swarm.pids import gone_within, group_alive
 from swarm.running import Answer, Ask, wait_until
 
-LONGEST_WAIT = (
-    120.0  # seconds for a token: the hold limit, and the start of processes on a busy machine
-)
+LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
 CALM_SECONDS = 60.0  # until everything is answered again, when all is over
@@ -47,16 +46,18 @@ class Options:
     every: float = 1.5  # seconds between two faults, on average
     new: int = 80  # tokens of an answer, about
     faults: frozenset[Fault] = frozenset(Fault)
+    each: bool = False  # of them comes before any comes again
 
     def command(self) -> str:
-        """Runs the same schedule again."""
-        only = ""
+        """Runs the same schedule again, on the same swarm with the same load: it says every option."""
+        said = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("faults", "each")
+        }
+        words = [f"{name.upper()}={value}" for name, value in said.items()]
+        words += ["EACH=1"] if self.each else []
         if self.faults != frozenset(Fault):
-            only = f' FAULTS="{" ".join(sorted(self.faults))}"'
-        return (
-            f"make chaos SECONDS={self.seconds:g} SEED={self.seed} MODEL={self.model} "
-            f"STREAMS={self.streams} SPANS={self.spans} GATEWAYS={self.gateways} EVERY={self.every:g}{only}"
-        )
+            words.append(f'FAULTS="{" ".join(sorted(self.faults))}"')
+        return " ".join(["make chaos", *words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,11 @@ class _Run:
             gateways=scene.gateway_names,
             every=options.every,
             faults=options.faults,
+            each=options.each,
         )
         self._injector = Injector(scene, events, tell=say)
         self.judge = Judge(
-            LONGEST_WAIT,
+            longest_wait(events, scene.spans, scene.gateway_names, scene.plan.hold_seconds),
             self._injector.outages,
             right.settle,
             options.gateways,
@@ -181,7 +183,7 @@ class _Run:
 
     def calm_down(self) -> None:
         """Everybody gets an answer, all servers are back, and nobody holds anything for anybody."""
-        until = time.monotonic() + LONGEST_WAIT
+        until = time.monotonic() + LAST_ANSWERS
         for client in self._clients:
             if not client.join(max(0.0, until - time.monotonic())):
                 self.judge.blame(f"{client.name} still waits: {client.doing}")
@@ -221,10 +223,15 @@ class _Run:
             self.judge.blame(f"processes that nobody stopped: groups {left}")
 
     def everything_was_felt(self) -> None:
-        """What is injected again and again and never changes anything tests nothing."""
-        for fault, count in self._injector.counts.items():
-            if count >= RARE and not self._felt()[fault]:
+        """What is injected again and again and never changes anything tests nothing; nor does what never comes, or
+        comes once and is not felt, where each is wanted."""
+        counts, felt, each = self._injector.counts, self._felt(), self._options.each
+        for fault, count in counts.items():
+            if (each or count >= RARE) and not felt[fault]:
                 self.judge.blame(f"{count} times {fault}, and nobody felt it")
+        missing = self._options.faults - counts.keys()
+        if each and missing and not self.judge.wrong:  # which else had ended it before
+            self.judge.blame(f"never injected: {sorted(missing)}")
 
     def _felt(self) -> Counter[Fault]:
         network = self._scene.network

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 GATEWAY = "gateway"
@@ -102,19 +103,35 @@ def schedule(
     gateways: tuple[str, ...] = (GATEWAY,),
     every: float = 1.5,
     faults: frozenset[Fault] = frozenset(Fault),
+    each: bool = False,
 ) -> tuple[Event, ...]:
-    """Events in order. `spans`: the servers of each span, head first; `every`: seconds between two, on average."""
+    """Events in order. `spans`: the servers of each span, head first; `every`: seconds between two, on average.
+
+    `each`: exactly so many seconds, and each kind comes before any comes again, so that a short run can have them all.
+    """
     rng = random.Random(f"{seed}/{seconds:g}/{spans}")
     last = seconds - min(LONGEST_QUIET, QUIET * seconds)
     kinds = [fault for fault in Fault if fault in faults]
-    weights = [_WEIGHTS[fault] for fault in kinds]
     made: list[Event] = []
+    dealt = _deal(rng, kinds) if each else _draw(rng, kinds)
     at = FIRST_AT
     while at < last:
-        fault = rng.choices(kinds, weights)[0]
-        made.append(_event(rng, at, fault, _Names(spans, gateways), last - at))
-        at += rng.expovariate(1 / every)
+        made.append(_event(rng, at, next(dealt), _Names(spans, gateways), last - at))
+        at += every if each else rng.expovariate(1 / every)
     return tuple(made)
+
+
+def _draw(rng: random.Random, kinds: Sequence[Fault]) -> Iterator[Fault]:
+    """By weight."""
+    weights = [_WEIGHTS[fault] for fault in kinds]
+    while True:
+        yield rng.choices(kinds, weights)[0]
+
+
+def _deal(rng: random.Random, kinds: Sequence[Fault]) -> Iterator[Fault]:
+    """As cards: all of them in some order, then all of them again."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
 
 
 @dataclass(frozen=True, slots=True)

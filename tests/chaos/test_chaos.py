@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from chaos.__main__ import options_of
 from chaos.run import Options, Outcome, chaos
+from chaos.schedule import Fault
 from swarm.toy import make_toy
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = Options(
+    seconds=20,
+    seed=8613,
+    streams=8,
+    gateways=2,
+    every=2.0,
+    new=200,
+    faults=frozenset(
+        (
+            *(Fault.KILL, Fault.LEAVE, Fault.DRAIN, Fault.FREEZE, Fault.ONE_WAY, Fault.CUT_OFF),
+            *(Fault.TRUNCATE, Fault.GATEWAY_KILL),
+        )
+    ),
+    each=True,
+)
+"""By this seed none of them takes away all that others leave, so that nobody may wait for long (`bounds.py`)."""
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +45,30 @@ def check(outcome: Outcome) -> None:
 
 
 def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> None:
-    options = Options(model="hash", seconds=8, seed=21, streams=5, every=0.7, new=40)
-    check(chaos(options, folder))
+    outcome = chaos(SAMPLE, folder)
+    check(outcome)
+    assert outcome.faults == Counter(SAMPLE.faults)
+    assert all(outcome.felt[fault] for fault in SAMPLE.faults), outcome.summary()
+    cut = outcome.tally.resumed + outcome.tally.codes["UNAVAILABLE"]
+    assert cut, f"nobody was at the gateway that was killed: {outcome.summary()}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    (
+        SAMPLE,
+        Options(),
+        Options(model="torch", seconds=100 / 3, seed=0, streams=3, spans=4, replicas=3),
+        Options(every=0.7, new=7, each=True, faults=frozenset((Fault.SLOW_DISK,))),
+    ),
+)
+def test_the_command_that_a_failure_prints_runs_the_same_again(options: Options) -> None:
+    """All of it: through `make`, the shell and the command line."""
+    make = ["make", "--no-print-directory", "-n", *shlex.split(options.command())[1:]]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    said = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    words = shlex.split(said.stdout.partition("PYTHONPATH=tests")[2].replace("\\\n", ""))
+    assert options_of(words[words.index("chaos") + 1 :]) == [options]
 
 
 @pytest.mark.soak

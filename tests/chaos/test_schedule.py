@@ -50,6 +50,15 @@ def test_only_the_faults_that_are_wanted_come() -> None:
     assert {event.fault for event in schedule(1, 120, SPANS, faults=wanted)} == wanted
 
 
+def test_each_kind_comes_before_any_comes_again() -> None:
+    wanted = frozenset((Fault.FREEZE, Fault.KILL, Fault.FULL, Fault.DRAIN))
+    for seed in range(20):
+        events = schedule(seed, 20, SPANS, every=2.0, faults=wanted, each=True)
+        assert [event.at for event in events] == [1, 3, 5, 7, 9, 11, 13, 15]
+        assert {event.fault for event in events[:4]} == wanted
+        assert {event.fault for event in events[4:]} == wanted
+
+
 def test_a_frozen_gateway_stands_still_for_longer_than_its_lease() -> None:
     wanted = frozenset((Fault.GATEWAY_FREEZE,))
     events = schedule(1, 300, SPANS, gateways=(GATEWAY, "gateway-2"), faults=wanted)
