@@ -61,7 +61,6 @@ def takes_part_again(swarm: Running, peer: str) -> None:
     wait_until(worked, SIGHT, "it gets no session")
 
 
-@pytest.mark.soak
 def test_a_server_that_gets_little_done_is_ejected_and_its_streams_go_on(
     hash_spans: Running,
 ) -> None:
