@@ -10,6 +10,9 @@ from __future__ import annotations
 
 PULSE_SECONDS = 0.025  # between two looks while sessions run
 LEAST_STALL = 0.02  # seconds; shorter ones are the loop's, or of neighbours on a full machine
+LONGEST_STALL = (
+    0.25  # seconds; more at a time is an outage, which shows as silence and says nothing of pace
+)
 HALF_LIFE = 1.0  # seconds, after which a stall counts half
 MOST_STRETCH = 100.0
 
@@ -25,12 +28,12 @@ class Stalls:
         """After a sleep that should have taken `slept` seconds. `worked`: seconds so far in which the model ran, those
         of the step that runs too."""
         if self._looked is not None:
-            passed = now - self._looked
-            between = max(0.0, passed - (worked - self._worked))
+            between = max(0.0, now - self._looked - (worked - self._worked))
+            between = min(between, slept + LONGEST_STALL)
             late = between - slept
             # on average it fell asleep in the middle of what it was to sleep
             stalled = late + slept / 2 if late >= LEAST_STALL else 0.0
-            kept = 0.5 ** (passed / HALF_LIFE)
+            kept = 0.5 ** (between / HALF_LIFE)
             self._between = kept * self._between + between
             self._stalled = kept * self._stalled + stalled
         self._looked, self._worked = now, worked
