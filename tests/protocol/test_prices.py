@@ -68,6 +68,19 @@ def test_a_server_without_a_fault_is_as_dear_as_its_equal_and_gets_as_much() -> 
     assert set(taken(fleet, 1.0).values()) == {CHOICES // 2}
 
 
+def test_a_canary_costs_what_is_usual_whatever_its_last_steps_were() -> None:
+    """It was frozen in one of them."""
+    fleet = pair()
+    fleet.blame(B.peer, "silent", 0.0)
+    frozen = replace(IDLE, steps=IDLE.steps + 1, step_ms=50 * IDLE.step_ms)
+    now = 2 * EJECTION
+    fleet.beat(B.peer, frozen, now)
+    well, canary = prices(fleet, now)
+    assert canary.standing.canary
+    assert canary.block_ms <= well.block_ms
+    assert taken(fleet, now)[B.peer] == 1, "and then none until that one has a token"
+
+
 @pytest.mark.parametrize("what", ["far", "queue"])
 def test_a_server_that_is_far_or_has_a_queue_is_dearer_and_gets_clearly_less(what: str) -> None:
     """By half of the round trip that it is farther; by what its rows wait beyond the step that they cannot join."""

@@ -108,13 +108,15 @@ class Pricing:
     def price(self, server: Server, usual_ms: float, now: float) -> Price:
         peer = server.hello.peer
         standing = self._standing(peer, now)
-        score = 1.0 if standing.canary else standing.score
+        score, block_ms = standing.score, server.block_ms(usual_ms, now)
+        if standing.canary:  # its last step may be the one that it was frozen in
+            score, block_ms = 1.0, min(block_ms, usual_ms)
         failing = now - server.failed_at <= self._failing_seconds
         near = self.zones.near_ms(server.hello.zone)
         far = max(0.0, (server.rtt_ms or 0.0) - near - NOISE_MS) / 2
         hop_ms = server.queue_ms + far + HANDLING_MS * server.slowdown
         return Price(
-            block_ms=min(DEAREST_MS, server.block_ms(usual_ms, now) / score),
+            block_ms=min(DEAREST_MS, block_ms / score),
             hop_ms=min(DEAREST_MS, hop_ms / score),
             queue_ms=server.queue_ms,
             far_ms=far,
