@@ -201,3 +201,19 @@ def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> N
     busy.lazy = False
     swarm.run()
     assert swarm.answer("a") == expected([5, 6, 7], 40)
+
+
+def test_loops_for_other_causes_make_nobody_wait_longer_for_a_token() -> None:
+    swarm = swarm_of_two()
+    started(swarm)
+    lazy = route(swarm)[1]
+    lazy.lazy = True
+    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.run()
+    for _ in range(3):
+        swarm.core._recovery.fault(swarm.core._sessions["a"], "link_down", "x/1/y", swarm.now)
+        swarm.run()
+    swarm.wait(4.0)
+    assert causes(swarm) == {"link_down", "overdue"}
+    assert ejected(swarm) == {lazy.peer}
+    assert swarm.answer("a") == expected([5, 6, 7], 40)

@@ -41,9 +41,10 @@ def owed(session: Session) -> bool:
     return session.state is State.RUNNING and session.length <= session.credit
 
 
-def patience(expected: float, loops: int) -> float:
-    """Seconds in which a token must come that is expected in so many; longer after each loop that brought none."""
-    return min(LONGEST, expected * float(1 << min(max(0, loops - 1), MOST_DOUBLINGS)))
+def patience(expected: float, overdues: int) -> float:
+    """Seconds in which a token must come that is expected in so many; twice as long each time that it did not. Loops
+    for other causes say nothing against what is expected."""
+    return min(LONGEST, expected * float(1 << min(overdues, MOST_DOUBLINGS)))
 
 
 def expected(least: float, gap: float, paces: Sequence[Pace], rows: int, now: float) -> float:

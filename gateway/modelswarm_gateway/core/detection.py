@@ -177,8 +177,9 @@ class Detection:
             waited = time - self._progress[session.name].since
             if waited < self._settings.overdue_seconds:
                 continue
-            if waited >= patience(self._expected(session, reading, now), session.loops):
+            if waited >= patience(self._expected(session, reading, now), session.overdues):
                 session.overdue = session.epoch
+                session.overdues += 1
                 self._recovery.fault(session, "overdue", session.hops[-1].peer, now)
 
     def _expected(self, session: Session, reading: Counter[PeerId], now: float) -> float:

@@ -104,6 +104,7 @@ class Session:
     )
     reading: int = 0  # rows that its hops had to read at Go, until the first token
     loops: int = 0  # since the last new token
+    overdues: int = 0  # of these, how many were for want of it
     moved: bool = False  # went over to a copy since the last new token
     resumed: bool = (
         False  # the turn goes on where another gateway left it, without a new token so far
@@ -150,7 +151,7 @@ class Session:
         """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
         self.contended = None
-        self.loops = self.failures = self.tries = self.reading = 0
+        self.loops = self.overdues = self.failures = self.tries = self.reading = 0
         self.moved = self.resumed = False
         return since
 
