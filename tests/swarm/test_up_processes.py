@@ -183,11 +183,12 @@ def test_a_process_that_never_gets_ready_ends_the_start_in_time(tmp_path: Path) 
 
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from swarm.test_up_processes import stand_in
 from modelswarm.local.supervisor import Supervisor
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
 folder = Path(sys.argv[1])
 jobs = [stand_in(folder, f"child{i}", "--deaf") for i in range(3)]
 supervisor = Supervisor(jobs, dict(os.environ), folder)

@@ -24,7 +24,7 @@ class ServerSettings:
     copy_rate: int = 0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
 
 
-COPY_RATE = 64 << 20
+COPY_RATE = 32 << 20
 """Bytes per second of copies where sessions decode. What that costs two processes (read, packed, sent, unpacked and
 written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice."""
 
