@@ -65,7 +65,7 @@ def run() -> Result:
                 or "0",
             )
         ],
-        shape=f"Llama 27M fp32, 2 spans x 2 servers with room for {ROOM} sessions, {CLIENTS} clients, prompt {PROMPT}",
+        shape=f"Llama 27M fp32, 2 spans x 2 servers, room for {2 * ROOM} sessions, {CLIENTS} clients, prompt {PROMPT}",
         threads=1,
         bars=[
             Bar("count", "<=", 0),

@@ -370,9 +370,7 @@ class Beat:
     step_p99_ms: float = 0.0  # of the last hundred steps or so
     busy_ms: float = 0.0  # in steps so far, stretched by stalls: with `steps` and `rows`, its pace
     running: int = 0  # of its sessions, in a turn now: what a router takes as load
-    wish: Wish | None = (
-        None  # from a gateway: a new one; from a server: the last one of all gateways
-    )
+    wish: Wish | None = None  # a gateway's: a new one; a server's: the last one of all gateways
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId, name_of
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Beat,
@@ -195,7 +195,7 @@ class Script:
 
     def route(self, session: str) -> list[str]:
         """Names of its servers."""
-        return [peer.split("/")[0] for peer, _, _ in self.view(session)]
+        return [name_of(peer) for peer, _, _ in self.view(session)]
 
     def told(self, peer: PeerId, kind: type[T]) -> list[T]:
         """What that server was sent."""

@@ -33,10 +33,7 @@ REGRESSIONS = [
     ("asleep", 10014),  # who had taken a session over was on its way to a server as that was asked
     ("asleep", 10231),  # ... or on a server that could not be asked for want of a link
     ("asleep", 100_027),  # the only hop was another's, and its old owner asked for it again
-    (
-        "one_way",
-        52,
-    ),  # a link lost a token, and then a window: two ends, so neither had failed twice
+    ("one_way", 52),  # a link lost a token, then a window: two ends, neither had failed twice
     ("asleep", 100_179),  # a Go for a hop that another gateway took and closed was not answered
 ]
 

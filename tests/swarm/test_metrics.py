@@ -11,7 +11,7 @@ from cluster.prometheus import lint
 from swarm.hash_swarm import MODEL, Doors, HashSwarm, two_spans, wait_for
 
 from modelswarm.local.swarm_door import SwarmDoor
-from modelswarm.protocol.identity import pod_of
+from modelswarm.protocol.identity import name_of
 
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
 LONG = {**BODY, "max_tokens": 490}
@@ -44,7 +44,7 @@ def tail(doors: Doors) -> str:
     """The server that ends the route of the only session."""
     with SwarmDoor(doors.grpc) as door:
         [session] = [session for session in door.snapshot().sessions if session.route]
-    return pod_of(session.route[-1].peer).split("/")[0]
+    return name_of(session.route[-1].peer)
 
 
 def page(target: str) -> bytes:

@@ -16,16 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import (
-    Copy,
-    Fenced,
-    Lane,
-    Message,
-    Report,
-    Send,
-    Trouble,
-    Window,
-)
+from modelswarm.protocol.messages import Fenced, Report, Trouble, Window
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
 from modelswarm_gateway.core.fleet import STOPPING, Fleet
 from modelswarm_gateway.core.move import (
@@ -355,7 +346,7 @@ class Moves:
         if self._sessions.get(session.name) is session:
             self._recovery.orders.credit(session)
         if move.warm and move.copying and session.epoch == move.epoch:
-            self._send(move.old, Copy(move.old.own, session.epoch, None))
+            self._recovery.orders.end_copies(session, move.old)
         for hop in move.new:
             if hop in session.spare:
                 session.spare.remove(hop)
@@ -375,6 +366,3 @@ class Moves:
     def _tell(self, move: Move, how: Ended, now: float) -> None:
         seconds = now - move.began
         self._emit(Moved(move.session.name, move.old.peer, move.why, how.value, seconds))
-
-    def _send(self, hop: Hop, message: Message) -> None:
-        self._emit(Send(hop.server, Lane.LIVE, message))

@@ -56,8 +56,40 @@ class Orders:
         )
 
     def go(self, session: Session, index: int, point: Restart) -> None:
+        """The hop at that place of the route runs."""
         hops = session.hops
         hop, tail = hops[index], index == len(hops) - 1
+        self._go(
+            session,
+            hop,
+            point,
+            hops[index - 1] if index else None,
+            successor=None if tail else _neighbour(hops[index + 1]),
+            ring=_neighbour(hops[0]) if tail and len(hops) > 1 else None,
+            credit=session.credit if tail else 0,
+        )
+
+    def copy(self, session: Session, old: Hop, hop: Hop) -> None:
+        """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
+        self._go(session, hop, Restart(hop.kv, max(hop.kv, session.turn.reserve)), old, warm=True)
+        to = _neighbour(hop)
+        self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
+
+    def end_copies(self, session: Session, old: Hop) -> None:
+        self._send(old, Copy(old.own, session.epoch, None))
+
+    def _go(
+        self,
+        session: Session,
+        hop: Hop,
+        point: Restart,
+        predecessor: Hop | None,
+        *,
+        successor: Neighbour | None = None,
+        ring: Neighbour | None = None,
+        credit: int = 0,
+        warm: bool = False,
+    ) -> None:
         self._send(
             hop,
             Go(
@@ -66,36 +98,15 @@ class Orders:
                 length=session.length,
                 start=point.start,
                 send_from=point.send_from,
-                predecessor=_neighbour(hops[index - 1]) if index else None,
-                successor=None if tail else _neighbour(hops[index + 1]),
-                ring=_neighbour(hops[0]) if tail and len(hops) > 1 else None,
-                credit=session.credit if tail else 0,
-                hops=len(hops),
-                sample=not session.read_only,
-            ),
-        )
-
-    def copy(self, session: Session, old: Hop, hop: Hop) -> None:
-        """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
-        self._send(
-            hop,
-            Go(
-                handle=hop.own,
-                epoch=session.epoch,
-                length=session.length,
-                start=hop.kv,
-                send_from=max(hop.kv, session.turn.reserve),
-                predecessor=_neighbour(old),
-                successor=None,
-                ring=None,
-                credit=0,
+                predecessor=None if predecessor is None else _neighbour(predecessor),
+                successor=successor,
+                ring=ring,
+                credit=credit,
                 hops=len(session.hops),
                 sample=not session.read_only,
-                warm=True,
+                warm=warm,
             ),
         )
-        to = _neighbour(hop)
-        self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
 
     def log(self, session: Session, hop: Hop, start: int, *, warm: bool = False) -> None:
         """The log's entries from `start` on, for a head or a tail. A warm one is sent more later: all on one lane, or

@@ -63,9 +63,6 @@ class _Looks:
         return self if rows == self.rows else _Looks(self.count + 1, rows)
 
 
-NO_LOOKS = _Looks()
-
-
 class Slowness:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -83,7 +80,7 @@ class Slowness:
                 self._fleet.compared(peer, 1.0 if compared is None else compared.ratio)
                 if compared is None or not compared.slow:
                     continue
-                looks = before.get(peer, NO_LOOKS).next(self._fleet.pace(peer).rows)
+                looks = before.get(peer, _Looks()).next(self._fleet.pace(peer).rows)
                 self._looks[peer] = looks
                 if looks.count >= LOOKS and self._fleet.spare(peer, now, found):
                     found.append(peer)

@@ -366,7 +366,7 @@ class ServerCore:
     @property
     def runs(self) -> bool:
         """Whether a session runs here."""
-        return any(hop.phase is Phase.RUNNING for hop in self._life.hops)
+        return self._running() > 0
 
     def _running(self) -> int:
         return sum(hop.phase is Phase.RUNNING for hop in self._life.hops)

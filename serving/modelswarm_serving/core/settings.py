@@ -26,7 +26,7 @@ class ServerSettings:
 
 COPY_RATE = 32 << 20
 """Bytes per second of copies where sessions decode. What that costs two processes (read, packed, sent, unpacked and
-written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice."""
+written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice; of twice as much they do."""
 
 COPY_WINDOW_BYTES = 4 << 20
 """Of KV that may wait at a copy, or be on its way there."""

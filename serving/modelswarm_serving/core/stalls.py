@@ -10,9 +10,7 @@ from __future__ import annotations
 
 PULSE_SECONDS = 0.025  # between two looks while sessions run
 LEAST_STALL = 0.02  # seconds; shorter ones are the loop's, or of neighbours on a full machine
-LONGEST_STALL = (
-    0.25  # seconds; more at a time is an outage, which shows as silence and says nothing of pace
-)
+LONGEST_STALL = 0.25  # seconds; more at a time is an outage, which shows as silence
 HALF_LIFE = 1.0  # seconds, after which a stall counts half
 MOST_STRETCH = 100.0
 

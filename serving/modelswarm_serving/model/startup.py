@@ -32,12 +32,8 @@ class SpanOptions:
     dtype: str = "float32"
     threads: int | None = None
     pages: int | None = None  # excludes `memory`
-    memory: int | None = (
-        None  # bytes of the device, for weights and pages; on a CPU for kept rows, too
-    )
-    replay_memory: int | None = (
-        None  # bytes of the host for kept rows; None: a row of every position
-    )
+    memory: int | None = None  # bytes, for weights and pages; on a CPU for kept rows, too
+    replay_memory: int | None = None  # bytes of the host; None: a row of every position is kept
     page_size: int = 16
     max_length: int | None = None
     device: str = "cpu"

@@ -15,7 +15,7 @@ from protocol.simulator.clock import Clock
 from protocol.simulator.scenario import Weather
 from protocol.simulator.trace import Trace
 
-from modelswarm.protocol.identity import Address, PeerId, pod_of
+from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
 from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Send
 
 _UNLIMITED = 1 << 60
@@ -328,7 +328,7 @@ class Network:
         return self._ports.get(port.peer) is port
 
     def _name(self, to: Address) -> str:
-        return pod_of(to.peer).split("/")[0]
+        return name_of(to.peer)
 
     def _note_arrival(self, receiver: Port, sender: Port, what: str, item: Item) -> None:
         self.trace.note(
