@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect
+
 import pytest
 from protocol.server_pump import Client, Pump, prompt, route, start_all
 
@@ -180,19 +183,54 @@ def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
     assert stalls.stretch == 1.0
 
 
-@pytest.mark.parametrize("alive", [0.2, 0.5, 0.8])
-@pytest.mark.parametrize("rate", [2.0, 200.0], ids=["few steps", "many steps"])
-def test_the_stretch_is_that_of_the_clock_however_many_steps_there_are(
-    alive: float, rate: float
+class Throttled:
+    """The time of a process that stands still for a part of every 0.1 s or so."""
+
+    def __init__(self, alive: float, seconds: float) -> None:
+        rng, at = random.Random(1), 0.0
+        self._stops: list[tuple[float, float]] = []
+        while at < seconds + 10:
+            stop = at + 0.1 * alive * rng.expovariate(1.0)
+            at = stop + 0.1 * (1 - alive) * rng.uniform(0.5, 1.5)
+            self._stops.append((stop, at))
+
+    def done(self, at: float, work: float = 0.0) -> float:
+        """When so many seconds of work are done that are begun at `at`, or as soon after as it runs."""
+        for stop, end in self._stops[max(0, bisect(self._stops, (at, at)) - 1) :]:
+            at = end if stop <= at < end else at
+            if at + work < stop:
+                break
+            if at < stop:
+                work, at = work - (stop - at), end
+        return at + work
+
+
+def told(alive: float, work: float, pause: float) -> float:
+    """How many times longer steps are told to take there, than where it never stands still."""
+    seconds, process, stalls = 60.0, Throttled(alive, 60.0), Stalls()
+    began = ready = sum_told = 0.0
+    ends, pulse, steps = process.done(0.0, work), PULSE_SECONDS, 0
+    while ready < seconds:
+        if pulse < ends:
+            stalls.look(pulse, max(0.0, pulse - began), PULSE_SECONDS)
+            pulse = process.done(pulse + PULSE_SECONDS)
+        else:
+            sum_told, steps = sum_told + stalls.stretched(ends - began), steps + 1
+            ready = ends + pause
+            began = process.done(ready)
+            ends = process.done(began, work)
+    return sum_told / steps / work
+
+
+@pytest.mark.parametrize("alive", [0.05, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize(
+    ("work", "pause"), [(0.001, 0.02), (0.01, 0.01), (0.02, 0.001), (0.05, 0.05)]
+)
+def test_a_step_is_told_to_take_as_long_as_it_takes_there(
+    alive: float, work: float, pause: float
 ) -> None:
-    """Standing still for a part of every 0.2 s, with steps that take no time."""
-    stalls, now = Stalls(), 0.0
-    for _ in range(1000):
-        due = now + PULSE_SECONDS
-        start = due - due % 0.2
-        now = due if due - start < 0.2 * alive else start + 0.2
-        stalls.look(now, 1e-6 * rate * now, PULSE_SECONDS)
-    assert stalls.stretch == pytest.approx(1 / alive, rel=0.5)
+    """However many there are, and whether stalls mostly hit them or the time between: never both at once."""
+    assert 0.5 < alive * told(alive, work, pause) < 1.7
 
 
 def test_a_long_outage_says_little_of_the_pace_after_it() -> None:

@@ -1,9 +1,10 @@
-"""How much of the time between steps this process gets at all: it may be throttled, stopped or starved of a core.
+"""How much of the time this process gets at all: it may be throttled, stopped or starved of a core.
 
 Pure; used by `steps.py`. The steps do not show it: whoever gets 5 of every 100 ms mostly stands still between two of
 them, and each is as short as ever. Short sleeps that end late do show it, as in Gil Tene's jHiccup. Told is a share of
-the last seconds, not a sum: what a step costs must not depend on how many there are. Stalls that are shorter than the
-sleeps between two looks are not seen.
+the last seconds, not a sum: what a step costs must not depend on how many there are. A step that was hit by a stall
+shows that by itself: its share on top of it would count twice. Stalls that are shorter than the sleeps between two
+looks are not seen.
 """
 
 from __future__ import annotations
@@ -18,28 +19,38 @@ MOST_STRETCH = 100.0
 class Stalls:
     def __init__(self) -> None:
         self._looked: float | None = None
-        self._worked = 0.0
-        self._between = 0.0  # seconds outside steps, each half forgotten after a while ...
+        self._passed = 0.0  # seconds, each half forgotten after a while ...
         self._stalled = 0.0  # ... and those of them in which it stood still
+        self._inside = 0.0  # seconds for which it stood still in the step that runs
+        self._longest = 0.0  # seconds; of the steps that have ended since the last look
 
-    def look(self, now: float, worked: float, slept: float) -> None:
-        """After a sleep that should have taken `slept` seconds. `worked`: seconds so far in which the model ran, those
-        of the step that runs too."""
+    def look(self, now: float, running: float, slept: float) -> None:
+        """After a sleep that should have taken `slept` seconds. `running`: so long has a step run; 0: none does."""
         if self._looked is not None:
-            between = max(0.0, now - self._looked - (worked - self._worked))
-            between = min(between, slept + LONGEST_STALL)
-            late = between - slept
+            passed = min(max(0.0, now - self._looked), slept + LONGEST_STALL)
+            late = passed - slept
             # on average it fell asleep in the middle of what it was to sleep
             stalled = late + slept / 2 if late >= LEAST_STALL else 0.0
-            kept = 0.5 ** (between / HALF_LIFE)
-            self._between = kept * self._between + between
+            if self._longest >= late:
+                stalled = 0.0  # it may have been that step that kept the loop from looking
+            elif running >= late:
+                self._inside += stalled
+            kept = 0.5 ** (passed / HALF_LIFE)
+            self._passed = kept * self._passed + passed
             self._stalled = kept * self._stalled + stalled
-        self._looked, self._worked = now, worked
+        self._looked, self._longest = now, 0.0
+
+    def stretched(self, took: float) -> float:
+        """A step is over that took so many seconds. Those that it takes here with its share of all stalls: more, if it
+        was spared."""
+        worked, self._inside = max(0.0, took - self._inside), 0.0
+        self._longest = max(self._longest, took)
+        return max(took, worked * self.stretch)
 
     @property
     def stretch(self) -> float:
         """How many times longer things take here than they would if it never stood still; at least 1."""
         if not self._stalled:
             return 1.0
-        alive = max(self._between - self._stalled, self._between / MOST_STRETCH)
-        return self._between / alive
+        alive = max(self._passed - self._stalled, self._passed / MOST_STRETCH)
+        return self._passed / alive

@@ -46,8 +46,7 @@ class Steps:
         self._began = 0.0
         self.rows = 0
         self.mean_seconds = 0.0
-        self.busy_seconds = 0.0  # in steps that ran rows, stretched by the stalls between them
-        self._worked_seconds = 0.0  # in steps of any kind
+        self.busy_seconds = 0.0  # in steps that ran rows, each with its share of stalls
         self._stalls = Stalls()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -56,7 +55,7 @@ class Steps:
         return max(0.0, now - self._began) if self._running or self._copies.running else 0.0
 
     def pulse(self, now: float, slept: float) -> None:
-        self._stalls.look(now, self._worked_seconds + self.running_for(now), slept)
+        self._stalls.look(now, self.running_for(now), slept)
 
     @property
     def p99_seconds(self) -> float:
@@ -111,23 +110,18 @@ class Steps:
         if len(results) != tasks:
             wrong = Result(error=f"{len(results)} results for {tasks} tasks")
             results = [wrong] * tasks
-        took = self._ended(now)
+        took = now - self._began
+        told = self._stalls.stretched(took)
         if running:  # a step that only copies says nothing of the pace
-            self._count(took)
+            self._count(took, told)
         self._life.steps += 1
         for (hop, work), result in zip(running, results, strict=False):
             self._retire(hop, work, result, now)
         self._end_copies(results[len(running) :], now)
 
-    def _ended(self, now: float) -> float:
-        """Seconds that the step took."""
-        took = now - self._began
-        self._worked_seconds += took
-        return took
-
-    def _count(self, took: float) -> None:
+    def _count(self, took: float, told: float) -> None:
         self._recent.append(took)
-        self.busy_seconds += took * self._stalls.stretch
+        self.busy_seconds += told
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
 
@@ -144,7 +138,7 @@ class Steps:
             self.finish([Result(error=error)] * tasks, now)
             return
         running, self._running = self._running, []
-        self._ended(now)
+        self._stalls.stretched(now - self._began)
         self._life.steps += 1
         self._end_copies([Result(error=error)] * self._copies.running, now)  # begun again elsewhere
         for hop, work in running:
