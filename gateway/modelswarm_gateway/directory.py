@@ -85,12 +85,19 @@ class Directory:
         """Places whose server may live and serve the model, and has no link: it broke not long ago, or the first dial
         is still under way. Where nobody listens nobody lives, and who never could be dialled is starting.
         """
-        lately = self._clock() - GONE
         return [
             peer
             for peer, dial in self._dials.items()
-            if not dial.tried or (not dial.up and dial.model == model and dial.broke > lately)
+            if not dial.tried or (dial.model == model and self._broke_lately(dial))
         ]
+
+    def may_live(self, peer: PeerId) -> bool:
+        """Whether a server that has lost its link is perhaps still there."""
+        dial = self._of(peer)
+        return dial is not None and dial.model != "" and self._broke_lately(dial)
+
+    def _broke_lately(self, dial: _Dial) -> bool:
+        return not dial.up and dial.broke > self._clock() - GONE
 
     def linked(self, peer: PeerId, model: str) -> None:
         dial = self._of(peer)

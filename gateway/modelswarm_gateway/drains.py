@@ -18,9 +18,15 @@ from modelswarm_gateway.errors import ApiError, Code
 
 class Drains:
     def __init__(
-        self, core: GatewayCore, clock: Callable[[], float], flush: Callable[[], None]
+        self,
+        core: GatewayCore,
+        clock: Callable[[], float],
+        flush: Callable[[], None],
+        may_live: Callable[[PeerId], bool],
     ) -> None:
+        """`may_live`: whether a server without a link is perhaps still there."""
         self._core, self._clock, self._flush = core, clock, flush
+        self._may_live = may_live
 
     def find(self, name: str) -> PeerId:
         """The linked server of that name, as `modelswarm status` shows it, or of that peer id. Raises ApiError."""
@@ -49,8 +55,12 @@ class Drains:
         return view.empty and not view.hops
 
     def look(self, peer: PeerId) -> MovesView | None:
-        """None: the server is gone."""
+        """None: the server has no link."""
         return self._core.moves.view(peer)
+
+    def is_gone(self, peer: PeerId) -> bool:
+        """Others may have sessions on a server that only this gateway has lost."""
+        return self.look(peer) is None and not self._may_live(peer)
 
 
 def uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:

@@ -98,7 +98,7 @@ class Node:
         self._beats = BeatTimer(settings.lease_seconds)
         self._looked = self._knows = False
         self.faults = Faults()
-        self.drains = Drains(self._core, clock, self._flush)
+        self.drains = Drains(self._core, clock, self._flush, self._directory.may_live)
         self._questions = Questions(self._core, clock, self._flush, self._directory.cut_off)
 
     def reachable_at(self, target: str) -> None:

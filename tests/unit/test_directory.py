@@ -125,12 +125,15 @@ def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path:
     watched.directory.unlinked("s0/1/a", "no answer")
     assert watched.directory.cut_off("m") == ["s0/1/a"]
     assert watched.directory.cut_off("another") == []
+    assert watched.directory.may_live("s0/1/a") and not watched.directory.may_live("s1/1/a")
     watched.directory.linked("s0/1/a", "m")
     assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a"), "it has a link"
     watched.directory.unlinked("s0/1/a", "broke")
     (tmp_path / "s0.json").unlink()
     watched.poll()
     assert watched.directory.cut_off("m") == [], "it left the members"
+    assert not watched.directory.may_live("s0/1/a")
 
 
 def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_path: Path) -> None:
@@ -147,6 +150,7 @@ def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_p
         watched.directory.unlinked("s0/1/a", "no answer")
     watched.poll(after=LONGEST_PAUSE)
     assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a")
 
 
 def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
@@ -159,3 +163,4 @@ def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
     watched.poll(after=FIRST_PAUSE)
     watched.directory.unlinked("s0/1/a", "connect: Connection refused (111)")
     assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a")

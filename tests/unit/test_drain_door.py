@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from protocol.scripted_servers import Script
 
 from modelswarm.protocol import api_pb2
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Wish
 from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.drains import Drains
@@ -16,7 +18,7 @@ from modelswarm_gateway.errors import ApiError, Code
 PROMPT = tuple(range(1, 21))
 
 
-def two_tails() -> tuple[Script, Drains]:
+def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script, Drains]:
     """A session runs over `a` and `b`; `c` holds the same blocks as `b` and answers nothing."""
     script = Script()
     script.serve("a", 0, 2)
@@ -24,7 +26,7 @@ def two_tails() -> tuple[Script, Drains]:
     script.ask("s", PROMPT)
     script.token("s")
     script.silent.add(script.serve("c", 2, 4))
-    return script, Drains(script.core, lambda: script.now, script.run)
+    return script, Drains(script.core, lambda: script.now, script.run, lives)
 
 
 async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
@@ -89,3 +91,22 @@ async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway
     for wish, leaving in ((Wish.LEAVE, "drain"), (None, "drain"), (Wish.STAY, "")):
         script.says("b/1/0", Beat(wish=wish, sessions=1))
         assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving
+
+
+async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None:
+    lives = {"c/1/0"}
+    script, drains = two_tails(lives.__contains__)
+    c = "c/1/0"
+    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    assert (await anext(states)).other_sessions == 1
+    script.core.disconnected(c, script.now)
+    broken = await anext(states)
+    assert not broken.done and not broken.gone
+    script.serve("c", 2, 4)
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    again = await anext(states)
+    assert again.other_sessions == 1 and not again.done
+    script.core.disconnected(c, script.now)
+    lives.clear()
+    assert [state.gone for state in [s async for s in states]][-1]

@@ -45,7 +45,7 @@ async def drain(
 async def _until_covered(
     drains: Drains, peer: PeerId, seconds: float
 ) -> AsyncIterator[api_pb2.DrainState]:
-    """Until other servers hold all its blocks, or it is gone."""
+    """Until other servers hold all its blocks, or it has no link."""
     deadline = asyncio.get_running_loop().time() + seconds
     last: api_pb2.DrainState | None = None
     while (view := drains.look(peer)) is not None and view.only_there:
@@ -61,7 +61,8 @@ async def _until_covered(
 def _state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
     view = drains.look(peer)
     if view is None:
-        return api_pb2.DrainState(peer=peer, done=True, gone=True)
+        gone = drains.is_gone(peer)
+        return api_pb2.DrainState(peer=peer, done=gone, gone=gone)
     return api_pb2.DrainState(
         peer=peer,
         own_sessions=view.hops,
