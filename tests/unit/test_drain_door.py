@@ -9,7 +9,7 @@ import pytest
 from protocol.scripted_servers import Script
 
 from modelswarm.protocol import api_pb2
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Beat, Wish
 from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.drains import Drains
@@ -91,6 +91,38 @@ async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway
     for wish, leaving in ((Wish.LEAVE, "drain"), (None, "drain"), (Wish.STAY, "")):
         script.says("b/1/0", Beat(wish=wish, sessions=1))
         assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving
+
+
+def is_back(script: Script, peer: PeerId) -> None:
+    """Its link broke, and is there again."""
+    script.core.disconnected(peer, script.now)
+    script.serve(name_of(peer), 2, 4)
+
+
+async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    drains.begin(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat())
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
+    script.says(c, Beat())
+    assert not drains.is_empty(c), "its other gateways know nothing of it"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.is_empty(c)
+
+
+@pytest.mark.parametrize("wish", [Wish.STAY, Wish.LEAVE])
+async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: Wish) -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    drains.begin(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat(wish=wish))
+    assert drains.taken_back(c) is (wish is Wish.STAY)
+    assert not script.told(c, Beat)
 
 
 async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None:

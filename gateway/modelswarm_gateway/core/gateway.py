@@ -106,6 +106,7 @@ class GatewayCore:
         if not self._fleet.join(hello, now):
             return
         self._holds.learn(hello)
+        self.wishes.linked(hello.peer)
         self._detection.joined(hello.peer, hello.beat_ms / 1000, now)
         owned = tuple(
             LiveSession(session.name, hop.own, session.epoch)
@@ -123,7 +124,6 @@ class GatewayCore:
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._wake(now)
         self._fleet.leave(peer)
-        self.wishes.lost_link(peer)
         self._recovery.hops.lost_link(peer)
         self._searches.lost_link(peer, now)
         for session in list(self._sessions.values()):

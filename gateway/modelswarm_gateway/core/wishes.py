@@ -21,23 +21,36 @@ class Wishes:
     def __init__(self, moves: Moves, emit: Callable[[Effect], None]) -> None:
         self._moves, self._emit = moves, emit
         self._told: dict[PeerId, Wish] = {}  # what servers have not repeated yet
+        self._unsure: set[PeerId] = set()  # of these, those that were told on another link
 
     def tell(self, peer: PeerId, wish: Wish, now: float) -> None:
         """Somebody asked this gateway. It counts here at once: its server may be silent."""
         self._told[peer] = wish
-        self._emit(Send(reply_address(peer), Lane.LIVE, Beat(wish=wish)))
+        self._unsure.discard(peer)
+        self._say(peer, wish)
         self._follow(peer, wish, now)
 
     def heard(self, peer: PeerId, wish: Wish | None, now: float) -> None:
         """What a server says was wished last. Until it repeats what it was told, it speaks of what was before."""
-        if wish is None or self._told.get(peer, wish) is not wish:
+        told = self._told.get(peer, wish)
+        if peer in self._unsure:
+            self._unsure.discard(peer)
+            if wish is None and told is not None:  # nobody's wish has come there, nor has ours
+                self._say(peer, told)
+                return
+            told = wish
+        if wish is None or told is not wish:
             return
         self._told.pop(peer, None)
         self._follow(peer, wish, now)
 
-    def lost_link(self, peer: PeerId) -> None:
-        """What was on its way to it may be lost: its next word counts."""
-        self._told.pop(peer, None)
+    def linked(self, peer: PeerId) -> None:
+        """What was on its way to it before may be lost: what it says next counts, if somebody has told it anything."""
+        if peer in self._told:
+            self._unsure.add(peer)
+
+    def _say(self, peer: PeerId, wish: Wish) -> None:
+        self._emit(Send(reply_address(peer), Lane.LIVE, Beat(wish=wish)))
 
     def known(self, peer: PeerId) -> bool:
         """Whether the server has repeated what it was told: so its other gateways have been told, too."""
