@@ -18,7 +18,8 @@ from modelswarm_gateway.metrics import Metrics as GatewayMetrics
 from modelswarm_gateway.node import Node
 from modelswarm_gateway.pod_gauges import PodGauges
 from modelswarm_operator.metrics import Metrics as OperatorMetrics
-from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.metrics import Metrics as ServerMetrics
 from modelswarm_serving.model.base import ModelShape
 

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from modelswarm import __version__
 from modelswarm.protocol.messages import Trouble
-from modelswarm_serving.core.server import ServerStats
+from modelswarm_serving.core.stats import ServerStats
 from modelswarm_serving.model.base import ModelShape
 
 PREFIX = "modelswarm_server_"

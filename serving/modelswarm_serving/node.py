@@ -34,8 +34,8 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_serving.beats import BeatTimer
-from modelswarm_serving.core.server import ServerCore, ServerSettings
-from modelswarm_serving.core.settings import COPY_RATE, row_window
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import COPY_RATE, ServerSettings, row_window
 from modelswarm_serving.core.stalls import PULSE_SECONDS
 from modelswarm_serving.engine import Engine, StepDone
 from modelswarm_serving.files import ModelFiles, chunks

@@ -29,7 +29,8 @@ from modelswarm_gateway.core.effects import (
     TurnRequest,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result
 from modelswarm_serving.model.hash import HashModel, reference
 

@@ -32,7 +32,8 @@ from modelswarm.protocol.messages import (
     Window,
 )
 from modelswarm_gateway.core.restart import HopState, restart_points
-from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Task, Work
 from modelswarm_serving.model.hash import HashModel, reference
 

@@ -1,4 +1,4 @@
-"""The servers this gateway is linked to, and which pairs of them keep losing each other.
+"""The servers this gateway is linked to: what they hold, how they do, and who is to be left or kept apart.
 
 Used by the loop to cover blocks with servers of one kind (`kinds.py`), at prices that `pricing.py` keeps. Knows nothing
 of sessions beyond how many hops each server carries.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Hello
 from modelswarm_gateway.core.effects import Effect, Ejected, Unlink
 from modelswarm_gateway.core.health import EJECTION, SLOW_EJECTION, Health, Standing
 from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
+from modelswarm_gateway.core.leaving import STOPPING, Leaving
 from modelswarm_gateway.core.pace import Pace
+from modelswarm_gateway.core.pairs import Pairs
 from modelswarm_gateway.core.pricing import Needs, Price, Pricing
 from modelswarm_gateway.core.servers import Server, plausible
 from modelswarm_gateway.routing import Leg
@@ -23,32 +25,18 @@ from modelswarm_gateway.routing import Leg
 SLOW = "slow"  # cause of an ejection that lasts longer, while sessions are moved away
 
 
-@dataclass(slots=True)
-class Pair:
-    """Failures of the link between two living servers, each generation of it counted once (R5)."""
-
-    seen: set[tuple[PeerId, int]] = field(default_factory=set)
-    since: float = 0.0
-
-
-STOPPING = "stopping"  # why a server is left that says itself that it is about to end
-MOST_LEFT = 1024  # servers that are remembered as to be left, those that are gone included
-
-
 class Fleet:
     def __init__(
         self, pair_seconds: float, draw: Callable[[], int], emit: Callable[[Effect], None]
     ) -> None:
         self._emit = emit
-        self._pair_seconds = pair_seconds
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
         self._unsettled: set[str] = set()  # models whose servers have changed since that was seen
-        self._pairs: dict[frozenset[PeerId], Pair] = {}
+        self._pairs = Pairs(pair_seconds)
         self._health = Health()
-        self.left: dict[PeerId, str] = {}  # servers that sessions are moved away from, and why
-        self._causes: dict[PeerId, list[str]] = {}  # all of them, the one that came first at first
+        self._leaving = Leaving()
         self._pricing = Pricing(self.standing, pair_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
         self._resting: Mapping[PeerId, int] = {}  # of those, from which no token is expected now
@@ -133,33 +121,24 @@ class Fleet:
 
     def leave_alone(self, peer: PeerId, why: str) -> None:
         """Nothing new goes there. It is remembered while the server's link is down: it may come back."""
-        causes = self._causes.setdefault(peer, [])
-        if why not in causes:
-            causes.append(why)
-            self.left[peer] = causes[0]
-            if len(self.left) > MOST_LEFT:
-                oldest = next(iter(self.left))
-                del self.left[oldest], self._causes[oldest]
+        self._leaving.add(peer, why)
         if server := self._servers.get(peer):
             server.draining = True
             self._pricing.mark(peer)
 
     def use_again(self, peer: PeerId, why: str) -> None:
         """Takes a `leave_alone` of that cause back."""
-        causes = self._causes.get(peer, [])
-        if why not in causes:
-            return
-        causes.remove(why)
-        if causes:
-            self.left[peer] = causes[0]
-        else:
-            del self.left[peer], self._causes[peer]
-            if server := self._servers.get(peer):
-                server.draining = False
-                self._pricing.mark(peer)
+        if self._leaving.take_back(peer, why) and (server := self._servers.get(peer)):
+            server.draining = False
+            self._pricing.mark(peer)
 
     def is_left(self, peer: PeerId, why: str) -> bool:
-        return why in self._causes.get(peer, ())
+        return self._leaving.is_for(peer, why)
+
+    @property
+    def left(self) -> Mapping[PeerId, str]:
+        """Servers that sessions are moved away from, and why."""
+        return self._leaving.first
 
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
@@ -271,22 +250,11 @@ class Fleet:
     def pair_failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
         if not (self.linked(reporter) and self.linked(peer)):
             return  # one of them died: nothing is known against the link between them
-        pair = self._pairs.setdefault(frozenset((reporter, peer)), Pair(since=now))
-        if now - pair.since > self._pair_seconds:
-            pair.seen.clear()
-        pair.since = now
-        pair.seen.add((reporter, generation))
+        self._pairs.failed(reporter, peer, generation, now)
 
     def bad_pairs(self, now: float) -> dict[frozenset[PeerId], int]:
-        """Pairs to avoid, with how often each failed, as seen from one end: at least twice, and not long ago."""
-        expired = [pair for pair, p in self._pairs.items() if now - p.since > self._pair_seconds]
-        for pair in expired:
-            del self._pairs[pair]
-        failures = {
-            names: max(Counter(reporter for reporter, _ in pair.seen).values())
-            for names, pair in self._pairs.items()
-        }
-        return {names: count for names, count in failures.items() if count >= 2}
+        """Pairs to avoid, with how often each failed (`pairs.py`)."""
+        return self._pairs.bad(now)
 
     def cover(
         self,
@@ -338,7 +306,7 @@ class Fleet:
     @property
     def stopping(self) -> frozenset[PeerId]:
         """Servers that have said themselves that they are about to end: they take in nobody."""
-        return frozenset(peer for peer, causes in self._causes.items() if STOPPING in causes)
+        return self._leaving.all_for(STOPPING)
 
     def uncovered(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
         """Blocks of the model that no linked server of its leading kind holds but for those `without`."""

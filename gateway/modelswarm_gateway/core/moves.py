@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fenced, Report, Trouble, Window
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
-from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.fleet import Fleet
+from modelswarm_gateway.core.leaving import STOPPING
 from modelswarm_gateway.core.move import (
     BALANCE,
     Ended,

@@ -19,9 +19,10 @@ from modelswarm_gateway.core.effects import (
     Rerouted,
     Why,
 )
-from modelswarm_gateway.core.fleet import STOPPING, Fleet
+from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.holds import Holds
 from modelswarm_gateway.core.hops import Hops
+from modelswarm_gateway.core.leaving import STOPPING
 from modelswarm_gateway.core.orders import Orders
 from modelswarm_gateway.core.planning import Plan, Planner
 from modelswarm_gateway.core.restart import HopState, restart_points

@@ -6,8 +6,7 @@ clock and knows nothing of torch. Here messages find their hop; what they do to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import (
@@ -41,30 +40,9 @@ from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.core.stats import ServerStats
 from modelswarm_serving.core.steps import Steps
 from modelswarm_serving.model.base import ModelShape, Result, Task
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStats:
-    sessions: int
-    running: int  # of those, with a Go
-    ready: int  # of those, with rows or parts of copies that wait for a step
-    free_pages: int
-    total_pages: int
-    steps: int
-    rows: int
-    step_seconds: float  # running mean
-    filled_pages: int  # given to sessions, and KV lies in them
-    repair_pages: int  # that only repairs may take
-    oldest_seconds: float  # how long the rows that wait longest have waited
-    servers: int  # linked
-    gateways: int  # linked
-    reports: Mapping[Trouble, int]  # to gateways, of what was wrong with an epoch
-    draining: bool
-    replay_bytes: int  # of kept rows ...
-    replay_limit: int  # ... and how many there may be
-    replay_dropped: int  # sessions whose kept rows went because memory was short
 
 
 class ServerCore:
@@ -416,6 +394,3 @@ class ServerCore:
     def handles(self) -> tuple[Handle, ...]:
         """The hops there are, for tests and `status`."""
         return tuple(hop.handle for hop in self._life.hops)
-
-
-__all__ = ["ServerCore", "ServerSettings", "ServerStats"]

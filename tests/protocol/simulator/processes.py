@@ -31,7 +31,8 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_serving.beats import BeatTimer
-from modelswarm_serving.core.server import ServerCore, ServerSettings
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result, Task, Work
 from modelswarm_serving.model.hash import HashModel
 
