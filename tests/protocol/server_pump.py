@@ -93,6 +93,7 @@ class Pump:
         token_budget: int = 512,
         row_window: int = 1024,
         replay_bytes: int = 1 << 20,
+        copy_rate: int = 0,
     ) -> Server:
         name = f"s{len(self.servers)}/1/b"
         shape = ModelShape(
@@ -112,6 +113,7 @@ class Pump:
             token_budget=token_budget,
             row_window=row_window,
             replay_bytes=replay_bytes,
+            copy_rate=copy_rate,
         )
         draws = random.Random(name)
         core = ServerCore(settings, shape, lambda: draws.getrandbits(64))

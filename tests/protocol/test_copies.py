@@ -346,6 +346,13 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     assert [token.token for token in client.finish()] == rest
 
 
+def deliver_all(pump: Pump) -> None:
+    pump.collect()
+    for key in [key for key, items in pump.lanes.items() if items]:
+        while pump.lanes[key]:
+            pump.deliver(key)
+
+
 def run_without(pump: Pump, idle: Server) -> None:
     """Until nothing moves but the steps of one server."""
     for _ in range(50):
@@ -403,3 +410,27 @@ def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     pump.run()
     answers = [i for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
     assert answers[-1].kv == had + 1
+
+
+def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
+    """A large model on a fast device: in the time of a step half a position of KV may be read."""
+    row, step = 1 << 17, 0.02  # one position fills a group
+    pump = Pump()
+    client = opened(pump, hops=1, length=CONTEXT, new=120, row_bytes=row, copy_rate=25 * row)
+    client.go(credit=CONTEXT + READ)
+    client.finish()
+    spare = opened_beside(client, 0, row_bytes=row)
+    warm(spare)
+    order(spare)
+    client.raise_credit(1000)
+    lags = []
+    for _ in range(CONTEXT + READ):
+        pump.now += step
+        for server in pump.servers.values():
+            deliver_all(pump)
+            if server.plan(pump.now):
+                server.retire(pump.now)
+        deliver_all(pump)
+        client.listen()
+        lags.append(len(client.log) - 1 - spare.kv)
+    assert lags[-1] < 5 < CONTEXT < lags[0], lags

@@ -24,6 +24,8 @@ GROUP_BYTES = 128 << 10
 """Of one read or write, when a position is not larger; less than a frame, whatever its heads take."""
 STEP_BYTES = 1 << 20
 """Of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
+CATCH_UP = 2
+"""Times what becomes new is read at least, whatever the rate: or a copy of a large model would never get there."""
 TELL_SECONDS = 0.02  # a copy that is behind says no more often how far it is
 
 _Task = tuple[Hop, Cursor, KvRead] | tuple[Hop, Copied, KvWrite]
@@ -49,7 +51,7 @@ class Copies:
         if copy.to is None:
             hop.cursors.clear()
         elif hop.first <= copy.first < copy.last <= hop.last:
-            cursor = Cursor(copy.to, copy.start, (copy.first, copy.last))
+            cursor = Cursor(copy.to, copy.start, (copy.first, copy.last), hop.kv)
             hop.cursors[copy.to.handle] = cursor
             self.advance(hop)
 
@@ -169,9 +171,23 @@ class Copies:
     def _room(self, now: float, decoding: bool) -> float:
         """Bytes that may be read in this step."""
         earned, self._looked = self._rate * (now - self._looked), now
-        limited = decoding and self._rate > 0
-        self._may_read = min(STEP_BYTES, self._may_read + earned) if limited else STEP_BYTES
+        least = CATCH_UP * self._new_bytes()
+        if decoding and self._rate > 0:
+            room = self._may_read + max(earned, least)
+            self._may_read = min(room, max(STEP_BYTES, least))
+        else:
+            self._may_read = STEP_BYTES
         return self._may_read
+
+    def _new_bytes(self) -> int:
+        """Of the positions that hops have got since the last look, for each of their copies."""
+        new = 0
+        for hop in self._waiting:
+            for cursor in hop.cursors.values():
+                each = self._kv_bytes(*cursor.blocks) + self._shape.row_bytes
+                new += max(0, hop.kv - cursor.seen) * each
+                cursor.seen = hop.kv
+        return new
 
     def _read(self, hop: Hop) -> _Task | None:
         behind = [each for each in hop.cursors.values() if self._end(hop, each) > each.next]

@@ -50,6 +50,7 @@ class Cursor:
     to: Neighbour
     next: int  # to be read
     blocks: tuple[int, int]
+    seen: int = 0  # positions that the hop had at the last look
 
 
 @dataclass(frozen=True, slots=True, eq=False)
