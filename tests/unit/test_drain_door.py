@@ -113,6 +113,23 @@ async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
     assert drains.is_empty(c)
 
 
+async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    drains.undo(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.taken_back(c)
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.STAY]
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.taken_back(c), "what it says is older than what it was told"
+    script.says(c, Beat(wish=Wish.STAY))
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert not drains.taken_back(c)
+
+
 @pytest.mark.parametrize("wish", [Wish.STAY, Wish.LEAVE])
 async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: Wish) -> None:
     script, drains = two_tails()

@@ -32,20 +32,21 @@ class Wishes:
 
     def heard(self, peer: PeerId, wish: Wish | None, now: float) -> None:
         """What a server says was wished last. Until it repeats what it was told, it speaks of what was before."""
-        told = self._told.get(peer, wish)
-        if peer in self._unsure:
-            self._unsure.discard(peer)
-            if wish is None and told is not None:  # nobody's wish has come there, nor has ours
+        told, unsure = self._told.get(peer), peer in self._unsure
+        self._unsure.discard(peer)
+        if told is not None and wish is not told:
+            if not unsure:
+                return
+            if wish is not Wish.STAY:
                 self._say(peer, told)
                 return
-            told = wish
-        if wish is None or told is not wish:
+        if wish is None:
             return
         self._told.pop(peer, None)
         self._follow(peer, wish, now)
 
     def linked(self, peer: PeerId) -> None:
-        """What was on its way to it before may be lost: what it says next counts, if somebody has told it anything."""
+        """What was on its way to it before may be lost, or older than what others told it: in doubt it is to be used."""
         if peer in self._told:
             self._unsure.add(peer)
 
