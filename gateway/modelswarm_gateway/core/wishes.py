@@ -46,7 +46,7 @@ class Wishes:
         self._follow(peer, wish, now)
 
     def linked(self, peer: PeerId) -> None:
-        """What was on its way to it before may be lost, or older than what others told it: in doubt it is to be used."""
+        """What was on its way to it may be lost, or older than what others told it: in doubt it is to be used."""
         if peer in self._told:
             self._unsure.add(peer)
 
