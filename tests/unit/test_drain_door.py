@@ -70,7 +70,12 @@ async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions
     second = await anext(states)
     assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
     script.says(c, Beat(wish=Wish.LEAVE))
-    assert [state.done for state in [s async for s in states]] == [True]
+    assert not (await anext(states)).done
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    late = await anext(states)
+    assert (late.other_sessions, late.done) == (1, False), "it was on its way when the wish was"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert [state.done for state in [s async for s in states]] == [False, True]
 
 
 async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:

@@ -14,6 +14,9 @@ from modelswarm_gateway.drains import Drains, uncovered, undone
 from modelswarm_gateway.errors import stopping
 
 LOOK_SECONDS = 0.1
+SETTLED_LOOKS = (
+    3  # that find it empty: what others sent there before they heard of it may come between
+)
 
 
 async def drain(
@@ -29,10 +32,13 @@ async def drain(
         yield state
     drains.begin(peer)
     last: api_pb2.DrainState | None = None
+    empty = 0
     while last is None or not last.done:
         if not accepting():
             raise stopping()
         now = _state(drains, peer)
+        empty = empty + 1 if now.done else 0
+        now.done = now.gone or empty > SETTLED_LOOKS
         if not now.gone and drains.taken_back(peer):
             raise undone(peer)
         if now != last:
