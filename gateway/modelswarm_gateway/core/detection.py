@@ -71,6 +71,8 @@ class Detection:
         stood_still = self._clock.tick(now)
         for session in sessions if stood_still else ():
             session.fenced_at = min(now, session.fenced_at + stood_still)
+            if session.held_at is not None:
+                session.held_at = min(now, session.held_at + stood_still)
         self.live = {hop.peer for s in sessions if s.state is State.RUNNING for hop in s.hops}
         self._fleet.rests(self._resting(sessions))
         time = self._clock.read(now)
