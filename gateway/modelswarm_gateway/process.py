@@ -133,18 +133,22 @@ class Process:
         self._stopping.set()
 
     async def _leave(self, service: Service, grpc_door: GrpcDoor, http_door: WebServer) -> None:
-        """Sends clients elsewhere, then takes nothing new and waits for what runs; what does not end is told so."""
-        settings = self._settings
+        """Sends clients elsewhere, until they have gone; then takes nothing new and waits for what runs; what does not
+        end is told so. Whoever must reach this process hears late that it leaves, on a full machine seconds late."""
+        quiet, drain = self._settings.leave_seconds, self._settings.drain_seconds
+        ends = service.clock() + quiet + drain
         service.leaving = True
         await grpc_door.leave()
-        if settings.leave_seconds:
-            log.info("leaving: for %g s, new requests are still taken", settings.leave_seconds)
-            await asyncio.sleep(settings.leave_seconds)
+        if quiet:
+            log.info("leaving: new requests are taken until none has come for %g s", quiet)
+            if not await service.unasked(quiet, until=ends - drain / 2):
+                log.warning("requests still come: clients do not heed /ready, or hear late of it")
         service.accepting = False
         log.info("stopping: %d answers are running", service.running)
         http_door.close_idle()
-        refusing = asyncio.create_task(grpc_door.stop(settings.drain_seconds))
-        await service.quiet(settings.drain_seconds)
+        left = ends - service.clock()
+        refusing = asyncio.create_task(grpc_door.stop(left))
+        await service.quiet(left)
         service.abort_all()
         refusing.cancel()
 

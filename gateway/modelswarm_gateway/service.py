@@ -55,6 +55,7 @@ class Service:
         self._place = Place(engine, self.book, metrics, clock, self._retire)
         self.accepting = True
         self.leaving = False  # clients are to go elsewhere; those that still come are served
+        self._asked_at = clock()
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()
 
@@ -74,7 +75,7 @@ class Service:
 
     async def start(self, ask: Ask) -> Generation:
         """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
-        asked_at = self.clock()
+        self._asked_at = asked_at = self.clock()
         if not self.accepting:
             raise stopping()
         if len(self._running) >= self.settings.generations:
@@ -127,6 +128,16 @@ class Service:
     def _retire(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._ended.set()
+
+    async def unasked(self, seconds: float, until: float) -> bool:
+        """True once no request has come for so long since now; False if they still come at `until`."""
+        since = self.clock()
+        while (now := self.clock()) < until:
+            quiet_at = max(since, self._asked_at) + seconds
+            if quiet_at <= now:
+                return True
+            await asyncio.sleep(min(until, quiet_at) - now)
+        return False
 
     async def quiet(self, seconds: float) -> bool:
         """True once nothing runs any more; False if something still does after `seconds`."""

@@ -75,10 +75,10 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
     click.Option(["--leave-delay", "leave_seconds"], type=_SECONDS, default=0.0,
-                 show_default=True, help="Seconds in which new requests are still taken when the "
-                 "process is asked to stop: until nobody sends it any more."),
+                 show_default=True, help="When the process is asked to stop, new requests are "
+                 "taken until none has come for so many seconds; half of --drain longer at most."),
     click.Option(["--drain", "drain_seconds"], type=_SECONDS, default=30.0, show_default=True,
-                 help="Seconds that running answers get when the process is asked to stop."),
+                 help="Seconds that running answers get then, less what --leave-delay took longer."),
     click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
     click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=timeouts.LEAST_KEEPALIVE, max=3600),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import signal
 import time
@@ -45,6 +46,29 @@ def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
     assert late.headers["connection"] == "close"
     assert swarm.processes["gateway"].wait(10) == 0
     assert 2.0 <= time.monotonic() - began < 5.0
+
+
+def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "1", "--drain", "10")
+    leave(swarm, doors)
+    began = time.monotonic()
+    while time.monotonic() - began < 2.5:
+        assert httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
+        last = time.monotonic()
+        time.sleep(0.1)
+    assert swarm.processes["gateway"].wait(10) == 0
+    assert time.monotonic() - last >= 1.0
+
+
+def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "1", "--drain", "2")
+    leave(swarm, doors)
+    began = time.monotonic()
+    with contextlib.suppress(httpx.TransportError):  # when it has gone
+        while httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).is_success:
+            assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began > 1.0
+    assert swarm.processes["gateway"].wait(10) == 0
 
 
 def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwarm) -> None:

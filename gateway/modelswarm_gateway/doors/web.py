@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from modelswarm.command_line import split_target
 from modelswarm.errors import UserError
@@ -81,9 +82,11 @@ class WebServer:
                 await asyncio.sleep(0.005)
 
     def close_idle(self) -> None:
-        """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops."""
+        """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops; but no new ones:
+        their first request is on its way, and is told that it came too late."""
         for connection in tuple(self._server.server_state.connections):
-            connection.shutdown()
+            if isinstance(connection, H11Protocol) and connection.cycle is not None:
+                connection.shutdown()
 
     async def stop(self) -> None:
         self._server.should_exit = True
