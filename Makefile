@@ -34,12 +34,15 @@ check: $(STAMP) ## format, lint, types, import rules
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-# Those without processes run while those with a cluster, which mostly wait, have the machine; they are shown at the end.
+# Swarms of processes have the machine to themselves; those without processes run beside a cluster, which mostly waits, and are
+# shown at the end.
+SWARMS := tests/chaos tests/swarm
 ALONE := tests/unit tests/protocol
 
 test: check cluster-ready ## check, then every test
-	@log=$$(mktemp); nice -n 19 $(BIN)/pytest $(ALONE) > $$log 2>&1 & alone=$$!; trap 'kill $$alone 2> /dev/null; rm -f $$log' EXIT; \
-	$(BIN)/pytest $(addprefix --ignore=,$(ALONE)); failed=$$?; \
+	@failed=0; $(BIN)/pytest $(SWARMS) || failed=1; \
+	log=$$(mktemp); nice -n 19 $(BIN)/pytest $(ALONE) > $$log 2>&1 & alone=$$!; trap 'kill $$alone 2> /dev/null; rm -f $$log' EXIT; \
+	$(BIN)/pytest $(addprefix --ignore=,$(SWARMS) $(ALONE)) || failed=1; \
 	wait $$alone || failed=1; cat $$log; exit $$failed
 
 soak: check cluster-ready ## what takes too long for every day: long outages, many seeds
