@@ -24,6 +24,7 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
+from modelswarm_serving.core.copies import STEP_BYTES
 from modelswarm_serving.model.base import KvRead, KvWrite, Result, Work
 
 CONTEXT, NEW, READ = 60, 40, 20
@@ -412,25 +413,51 @@ def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     assert answers[-1].kv == had + 1
 
 
-def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
-    """A large model on a fast device: in the time of a step half a position of KV may be read."""
-    row, step = 1 << 17, 0.02  # one position fills a group
-    pump = Pump()
-    client = opened(pump, hops=1, length=CONTEXT, new=120, row_bytes=row, copy_rate=25 * row)
+ROW = 1 << 17  # one position fills a group
+
+
+def large(pump: Pump) -> Spare:
+    """A session of a large model on a fast device is copied: in a step's time half a position of KV may be read."""
+    client = opened(pump, hops=1, length=CONTEXT, new=120, row_bytes=ROW, copy_rate=25 * ROW)
     client.go(credit=CONTEXT + READ)
     client.finish()
-    spare = opened_beside(client, 0, row_bytes=row)
+    spare = opened_beside(client, 0, row_bytes=ROW)
     warm(spare)
     order(spare)
     client.raise_credit(1000)
+    return spare
+
+
+def round_of(pump: Pump, *servers: Server) -> int:
+    """A step of each. The positions that were read for copies."""
+    read = 0
+    pump.now += 0.02
+    for server in servers:
+        deliver_all(pump)
+        if server.plan(pump.now):
+            read += sum(task.count for task in server.out if isinstance(task, KvRead))
+            server.retire(pump.now)
+    deliver_all(pump)
+    return read
+
+
+def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
+    pump = Pump()
+    spare = large(pump)
     lags = []
     for _ in range(CONTEXT + READ):
-        pump.now += step
-        for server in pump.servers.values():
-            deliver_all(pump)
-            if server.plan(pump.now):
-                server.retire(pump.now)
-        deliver_all(pump)
-        client.listen()
-        lags.append(len(client.log) - 1 - spare.kv)
+        round_of(pump, *pump.servers.values())
+        spare.client.listen()
+        lags.append(len(spare.client.log) - 1 - spare.kv)
     assert lags[-1] < 5 < CONTEXT < lags[0], lags
+
+
+def test_a_copy_that_had_to_wait_does_not_make_up_for_it_in_one_step() -> None:
+    pump = Pump()
+    spare = large(pump)
+    old = spare.client.hops[0][0]
+    for _ in range(40):
+        at_last = round_of(pump, old)
+    assert not at_last, "its window is used up"
+    read = [round_of(pump, *pump.servers.values()) for _ in range(20)]
+    assert 0 < max(read) <= STEP_BYTES // ROW, read

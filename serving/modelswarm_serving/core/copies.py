@@ -180,12 +180,13 @@ class Copies:
         return self._may_read
 
     def _new_bytes(self) -> int:
-        """Of the positions that hops have got since the last look, for each of their copies."""
+        """Of a position of each hop that has new ones, for each of its copies: prompts, and what became new while a copy
+        took nothing, wait their turn."""
         new = 0
         for hop in self._waiting:
             for cursor in hop.cursors.values():
-                each = self._kv_bytes(*cursor.blocks) + self._shape.row_bytes
-                new += max(0, hop.kv - cursor.seen) * each
+                if hop.kv > cursor.seen:
+                    new += self._kv_bytes(*cursor.blocks) + self._shape.row_bytes
                 cursor.seen = hop.kv
         return new
 
