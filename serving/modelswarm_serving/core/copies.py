@@ -180,7 +180,7 @@ class Copies:
         return self._may_read
 
     def _new_bytes(self) -> int:
-        """Of a position of each hop that has new ones, for each of its copies: prompts, and what became new while a copy
+        """Of one position of each hop that has new ones, for each of its copies: prompts, and what came while a copy
         took nothing, wait their turn."""
         new = 0
         for hop in self._waiting:
