@@ -14,9 +14,7 @@ from modelswarm_gateway.drains import Drains, uncovered, undone
 from modelswarm_gateway.errors import stopping
 
 LOOK_SECONDS = 0.1
-SETTLED_LOOKS = (
-    3  # that find it empty: what others sent there before they heard of it may come between
-)
+SETTLED_LOOKS = 3  # that find it empty too: what others sent before they heard of it may come
 
 
 async def drain(
