@@ -461,3 +461,18 @@ def test_a_copy_that_had_to_wait_does_not_make_up_for_it_in_one_step() -> None:
     assert not at_last, "its window is used up"
     read = [round_of(pump, *pump.servers.values()) for _ in range(20)]
     assert 0 < max(read) <= STEP_BYTES // ROW, read
+
+
+def test_what_keeps_coming_is_written_as_fast_and_a_burst_is_not() -> None:
+    """A target whose steps take eight times as long as those of the hop that it copies: 16 positions come in each."""
+    pump = Pump()
+    spare = large(pump)
+    old = spare.client.hops[0][0]
+    written = []
+    for _ in range(12):
+        for _ in range(8):
+            round_of(pump, old)
+        spare.server.plan(pump.now)
+        written.append(sum(task.count for task in spare.server.out if isinstance(task, KvWrite)))
+        spare.server.retire(pump.now)
+    assert written[0] == STEP_BYTES // ROW < written[-1], written

@@ -25,7 +25,9 @@ GROUP_BYTES = 128 << 10
 STEP_BYTES = 1 << 20
 """Of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
 CATCH_UP = 2
-"""Times what becomes new is read at least, whatever the rate: or a copy of a large model would never get there."""
+"""Times what becomes new is read at least, whatever the rate: or a copy of a large model would never get there. As many
+times what comes in a step, on average, may be written."""
+COMING_WEIGHT = 1 / 8  # of what came since the last step: a burst waits its turn
 TELL_SECONDS = 0.02  # a copy that is behind says no more often how far it is
 
 _Task = tuple[Hop, Cursor, KvRead] | tuple[Hop, Copied, KvWrite]
@@ -39,6 +41,8 @@ class Copies:
         self._rate = rate
         self._may_read = 0.0  # bytes
         self._looked = 0.0
+        self._came = 0  # bytes to be written, since the last step
+        self._coming = 0.0  # ... and the running mean of that
         self._waiting: dict[Hop, None] = {}  # those with something to read or to write, in turn
         self._running: list[_Task] = []
 
@@ -102,6 +106,7 @@ class Copies:
         kv, kept_rows = self._apart(hop, memoryview(rows.payload)[skip * each :], each)
         hop.copied.append(Copied(hop.received, rows.count - skip, kv, kept_rows))
         hop.received = end
+        self._came += (rows.count - skip) * self._bytes(hop.first, hop.last)
         self.wake(hop)
         return None
 
@@ -114,7 +119,7 @@ class Copies:
         """Tell the hop that is copied how far it may send, in halves of the window."""
         go = hop.go
         assert go is not None and go.predecessor is not None
-        each = self._kv_bytes(hop.first, hop.last) + self._shape.row_bytes
+        each = self._bytes(hop.first, hop.last)
         window = max(2, COPY_WINDOW_BYTES // each)
         limit = min(hop.kv + window, hop.turn.reserve)
         if limit <= hop.granted or hop.granted - hop.kv > window // 2:
@@ -146,7 +151,9 @@ class Copies:
     def plan(self, now: float, decoding: bool) -> list[KvRead | KvWrite]:
         """Some bytes for the next step, hop by hop in turn."""
         reads = self._room(now, decoding)
-        writes: float = STEP_BYTES
+        self._coming += COMING_WEIGHT * (self._came - self._coming)
+        self._came = 0
+        writes = max(STEP_BYTES, CATCH_UP * self._coming)
         for hop in list(self._waiting):
             if hop.warm:
                 writes -= self._take(hop, self._write, writes)
@@ -165,7 +172,7 @@ class Copies:
         taken = 0
         while taken < room and (task := one(hop)) is not None:
             self._running.append(task)
-            taken += task[2].count * (self._kv_bytes(*task[2].blocks) + self._shape.row_bytes)
+            taken += task[2].count * self._bytes(*task[2].blocks)
         return taken
 
     def _room(self, now: float, decoding: bool) -> float:
@@ -186,7 +193,7 @@ class Copies:
         for hop in self._waiting:
             for cursor in hop.cursors.values():
                 if hop.kv > cursor.seen:
-                    new += self._kv_bytes(*cursor.blocks) + self._shape.row_bytes
+                    new += self._bytes(*cursor.blocks)
                 cursor.seen = hop.kv
         return new
 
@@ -196,7 +203,7 @@ class Copies:
             return None
         cursor = min(behind, key=lambda each: each.next)
         count = self._end(hop, cursor) - cursor.next
-        each = self._kv_bytes(*cursor.blocks) + self._shape.row_bytes
+        each = self._bytes(*cursor.blocks)
         count = min(count, max(1, GROUP_BYTES // each))
         first, cursor.next = cursor.next, cursor.next + count
         return hop, cursor, KvRead(hop.pages, first, count, cursor.blocks)
@@ -259,6 +266,10 @@ class Copies:
     def _kv_bytes(self, first: int, last: int) -> int:
         """Of one position."""
         return (last - first) * self._shape.kv_bytes
+
+    def _bytes(self, first: int, last: int) -> int:
+        """Of one position, with its row: what is counted, whether the row is still kept or not."""
+        return self._kv_bytes(first, last) + self._shape.row_bytes
 
     def _together(self, hop: Hop, read: KvRead, kv: bytes | memoryview) -> bytes | memoryview:
         """With the rows at its end that this hop still keeps; a part that ends elsewhere has none."""
