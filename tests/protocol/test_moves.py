@@ -25,6 +25,9 @@ PROMPT = tuple(range(1, 21))
 AHEAD = 3  # tokens: it comes to rest when the log has 24 entries
 
 
+TICK = 0.05  # a wave comes to rest in one
+
+
 def two_spans(settings: GatewaySettings | None = None) -> tuple[Script, str, str]:
     """Head `a`, and a tail that is `b` or `c`; one session runs over a and the first of these."""
     script = Script(settings or GatewaySettings())
@@ -73,6 +76,7 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     script.copied("s", new, 20)
     script.sent.clear()
     script.copied("s", new, 22)
+    script.wait(TICK)
     assert script.route("s") == ["a", "b"], "a token is under way"
     script.token("s")
     assert script.route("s") == ["a", "c"], "at rest; what is missing comes from kept rows"
@@ -102,18 +106,22 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     for _ in range(3):
         script.token("s")
     script.copied("s", new, 20)
+    script.wait(TICK)
     assert script.route("s") == ["a", "b"]
     script.copied("s", new, 21)
+    script.wait(TICK)
     assert script.route("s") == ["a", "c"]
 
 
-def three_that_leave(settings: GatewaySettings | None = None) -> tuple[Script, str, str]:
+def three_that_leave(
+    settings: GatewaySettings | None = None, ahead: int = AHEAD
+) -> tuple[Script, str, str]:
     """Sessions s0, s1 and s2 over `a` and `b`, all on their way to `c`."""
     script = Script(settings or GatewaySettings())
     script.serve("a", 0, 2)
     old = script.serve("b", 2, 4)
     for name in ("s0", "s1", "s2"):
-        script.ask(name, PROMPT, credit_ahead=AHEAD)
+        script.ask(name, PROMPT, credit_ahead=ahead)
         for _ in range(4):
             script.token(name)
     new = script.serve("c", 2, 4)
@@ -134,6 +142,36 @@ def test_the_sessions_of_a_server_go_over_together() -> None:
     assert routes(script) == ["b", "b", "b"]
     script.copied("s2", new, 22)
     script.wait(0.1)
+    assert routes(script) == ["c", "c", "c"]
+
+
+def left(script: Script) -> list[int]:
+    """Tokens of each that may still come."""
+    sessions = [script.core._sessions[name] for name in ("s0", "s1", "s2")]
+    return [session.credit + 1 - session.length for session in sessions]
+
+
+@pytest.mark.parametrize(("read", "granted"), [(23, 2), (21, 1), (20, 0)])
+def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
+    read: int, granted: int
+) -> None:
+    script, _, new = three_that_leave(ahead=6)
+    for name, tokens in (("s0", 2), ("s1", 3), ("s2", 0)):
+        for _ in range(tokens):
+            script.token(name)
+    assert left(script) == [1, 0, 3]
+    script.core.read_to("s0", read, script.now)
+    assert left(script) == [1, 0, 3], "not worth a message"
+    script.sent.clear()
+    for name in ("s0", "s1", "s2"):
+        script.copied(name, new, script.length(name) - 1)
+    script.wait(TICK)
+    assert left(script)[::2] == [1 + granted, 3]
+    assert routes(script) == ["b", "c", "b"], "who is at rest waits for nobody"
+    for name, more in (("s0", 1 + granted), ("s2", 3)):
+        for _ in range(more):
+            script.token(name)
+        script.copied(name, new, script.length(name) - 1)
     assert routes(script) == ["c", "c", "c"]
 
 
@@ -175,6 +213,7 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     leave(script, old)
     script.core.read_to("s", 21, script.now)
     script.copied("s", new, 20)
+    script.wait(TICK)
     script.sent.clear()
     script.core.read_to("s", 22, script.now)
     script.run()
@@ -203,6 +242,7 @@ def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     script.token("s")
     script.token("s")
     script.copied("s", new, 23)
+    script.wait(TICK)
     assert script.route("s") == ["c", "b"]
 
 
@@ -397,6 +437,7 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
     script.wait(0.1)
     assert script.route("s") == ["a", "b"], "a part of it is missing"
     script.copied("s", second, 23)
+    script.wait(TICK)
     assert script.route("s") == ["a", "c", "d"]
     assert outcomes(script) == ["moved"]
 

@@ -98,6 +98,7 @@ class Moves:
     def tick(self, now: float) -> None:
         for move in list(self._moves.values()):
             self._look_after(move, now)
+        self._rest_some(now)
         if self._fleet.left or self._leashed:
             self._leash()
         if any(self._fleet.hops[peer] for peer in self._fleet.left) and not repairs(
@@ -279,11 +280,22 @@ class Moves:
         if move.near_at is None:
             move.near_at = now
         if move.rest_at is None:
-            if not self._wave_goes(move.old.peer, now):
-                return
-            move.session.most_ahead, move.rest_at = 0, now
+            return
         if move.session.at_rest or now - move.rest_at >= REST_SECONDS:
             self._switch(move, now)
+
+    def _rest_some(self, now: float) -> None:
+        """Waves that are complete come to rest: in a tick, not with a token, for those that share steps get theirs one
+        after the other, and are to rest after the same one."""
+        near = [m for m in self._moves.values() if m.near_at is not None and m.rest_at is None]
+        for peer in dict.fromkeys(move.old.peer for move in near):
+            wave = [move for move in near if move.old.peer == peer and behind(move) <= NEAR]
+            if not self._wave_goes(peer, now):
+                continue
+            self._recovery.orders.rest([move.session for move in wave])
+            for move in wave:
+                move.rest_at = now
+                self._approach(move, now)
 
     def _wave_goes(self, peer: PeerId, now: float) -> bool:
         """All copies of what is there have come near, or one has waited long for the others."""

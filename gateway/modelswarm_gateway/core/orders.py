@@ -6,7 +6,7 @@ it is put into messages. Of a session nothing changes but what has been told: th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE
 from modelswarm.protocol.messages import (
@@ -24,6 +24,8 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.effects import Effect, GatewaySettings
 from modelswarm_gateway.core.restart import Restart
 from modelswarm_gateway.core.session import Hop, Session, State
+
+MOST_UNTIL_REST = 8  # tokens: nobody is given more credit than that to rest together with others
 
 
 class Orders:
@@ -124,9 +126,24 @@ class Orders:
             return
         credit = session.wanted_credit()
         if credit - session.credit >= session.credit_step:
-            session.credit = credit
-            tail = session.hops[-1]
-            self._send(tail, Window(tail.own, session.epoch, received=0, limit=credit))
+            self._grant(session, credit)
+
+    def rest(self, sessions: Sequence[Session]) -> None:
+        """They come to rest, each after as many tokens as the others if its reader lets it (R7): what shares steps goes
+        on sharing them, and is not divided among many small ones."""
+        left = [session.credit + 1 - session.length for session in sessions]
+        last = max((tokens for tokens in left if tokens <= MOST_UNTIL_REST), default=0)
+        for session, tokens in zip(sessions, left, strict=True):
+            session.most_ahead = None
+            credit = min(session.length - 1 + last, session.wanted_credit())
+            session.most_ahead = 0
+            if tokens > 0 and credit > session.credit and not session.read_only:
+                self._grant(session, credit)
+
+    def _grant(self, session: Session, credit: int) -> None:
+        session.credit = credit
+        tail = session.hops[-1]
+        self._send(tail, Window(tail.own, session.epoch, received=0, limit=credit))
 
     def _send(self, hop: Hop, message: Message, lane: Lane = Lane.LIVE) -> None:
         self._emit(Send(hop.server, lane, message))
