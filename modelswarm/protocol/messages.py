@@ -368,9 +368,7 @@ class Beat:
     draining: bool = False
     stepping_ms: float = 0.0  # how long the step that runs has run; 0: none runs
     step_p99_ms: float = 0.0  # of the last hundred steps or so
-    busy_ms: float = (
-        0.0  # in steps so far, with their share of stalls: with `steps` and `rows`, its pace
-    )
+    busy_ms: float = 0.0  # in steps so far, stalls included: with `steps` and `rows`, its pace
     running: int = 0  # of its sessions, in a turn now: what a router takes as load
     wish: Wish | None = None  # a gateway's: a new one; a server's: the last one of all gateways
 

@@ -136,9 +136,13 @@ class Fleet:
         return self._leaving.is_for(peer, why)
 
     @property
-    def left(self) -> Mapping[PeerId, str]:
-        """Servers that sessions are moved away from, and why."""
-        return self._leaving.first
+    def left(self) -> Collection[PeerId]:
+        """Servers that sessions are moved away from."""
+        return self._leaving.peers
+
+    def why_left(self, peer: PeerId) -> str:
+        """The first cause of it; "": it is not left."""
+        return self._leaving.why(peer)
 
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""

@@ -5,7 +5,7 @@ Kept by `fleet.py`, acted on by `moves.py`. They are remembered while their link
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
 
@@ -16,21 +16,21 @@ MOST = 1024  # servers that are remembered, those that are gone included
 class Leaving:
     def __init__(self) -> None:
         self._causes: dict[PeerId, list[str]] = {}  # in the order that they came in
-        self._first: dict[PeerId, str] = {}
 
     @property
-    def first(self) -> Mapping[PeerId, str]:
-        """By server, the cause that came first."""
-        return self._first
+    def peers(self) -> Collection[PeerId]:
+        return self._causes.keys()
+
+    def why(self, peer: PeerId) -> str:
+        """The cause that came first; "": it is not to be left."""
+        return next(iter(self._causes.get(peer, ())), "")
 
     def add(self, peer: PeerId, why: str) -> None:
         causes = self._causes.setdefault(peer, [])
         if why not in causes:
             causes.append(why)
-            self._first[peer] = causes[0]
         if len(self._causes) > MOST:
-            oldest = next(iter(self._causes))
-            del self._causes[oldest], self._first[oldest]
+            del self._causes[next(iter(self._causes))]
 
     def take_back(self, peer: PeerId, why: str) -> bool:
         """Whether that was the last cause."""
@@ -39,10 +39,9 @@ class Leaving:
             return False
         causes.remove(why)
         if causes:
-            self._first[peer] = causes[0]
-        else:
-            del self._causes[peer], self._first[peer]
-        return not causes
+            return False
+        del self._causes[peer]
+        return True
 
     def is_for(self, peer: PeerId, why: str) -> bool:
         return why in self._causes.get(peer, ())

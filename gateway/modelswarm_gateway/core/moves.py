@@ -186,7 +186,9 @@ class Moves:
             return
         rest = self._rests.of(session)
         warm = rest.failures < self._settings.copy_tries
-        move = Move(session, session.epoch, self._fleet.left[old.peer], old, warm, now, since=now)
+        move = Move(
+            session, session.epoch, self._fleet.why_left(old.peer), old, warm, now, since=now
+        )
         self._open(move, legs, busy)
 
     def _open(self, move: Move, legs: Sequence[Leg], busy: Counter[PeerId]) -> None:
@@ -279,9 +281,8 @@ class Moves:
         move.since = now
         if move.near_at is None:
             move.near_at = now
-        if move.rest_at is None:
-            return
-        if move.session.at_rest or now - move.rest_at >= REST_SECONDS:
+        since = move.rest_at
+        if since is not None and (move.session.at_rest or now - since >= REST_SECONDS):
             self._switch(move, now)
 
     def _rest_some(self, now: float) -> None:

@@ -134,9 +134,8 @@ class Orders:
         left = [session.credit + 1 - session.length for session in sessions]
         last = max((tokens for tokens in left if tokens <= MOST_UNTIL_REST), default=0)
         for session, tokens in zip(sessions, left, strict=True):
-            session.most_ahead = None
-            credit = min(session.length - 1 + last, session.wanted_credit())
             session.most_ahead = 0
+            credit = min(session.length - 1 + last, session.read + session.credit_ahead)
             if tokens > 0 and credit > session.credit and not session.read_only:
                 self._grant(session, credit)
 

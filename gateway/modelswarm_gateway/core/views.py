@@ -23,7 +23,7 @@ def server_view(server: Server, fleet: Fleet, now: float) -> ServerView:
         last=server.hello.last,
         n_blocks=server.hello.n_blocks,
         own_sessions=fleet.hops[peer],
-        leaving=fleet.left.get(peer, ""),
+        leaving=fleet.why_left(peer),
         beat=server.beat,
         suspected=peer in fleet.suspected,
         ejected=standing.ejected,
