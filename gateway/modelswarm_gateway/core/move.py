@@ -37,6 +37,7 @@ class Move:
     since: float = 0.0  # when it last shrank
     near_at: float | None = None  # when the new hops first had nearly all
     rest_at: float | None = None  # when the session was told to come to rest
+    still_at: float | None = None  # when it did
     kv: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
     fed: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
 

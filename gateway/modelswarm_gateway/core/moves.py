@@ -38,10 +38,13 @@ from modelswarm_gateway.routing import Leg
 
 PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
 NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
-NEAR = 2  # positions that a copy may lack: to read them again from kept rows, with the next, is sooner than to wait
+NEAR = 2  # positions that a copy may lack when its session is told to come to rest
 MOVE_AHEAD = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
 WAVE_SECONDS = 10.0  # a copy that is there waits no longer for the others of its wave
 REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
+LAST_SECONDS = (
+    0.03  # ... and then for its last positions: to copy one takes less than to run it again
+)
 
 
 class Moves:
@@ -281,8 +284,15 @@ class Moves:
         move.since = now
         if move.near_at is None:
             move.near_at = now
-        since = move.rest_at
-        if since is not None and (move.session.at_rest or now - since >= REST_SECONDS):
+        if move.rest_at is None:
+            return
+        if move.still_at is None and move.session.at_rest:
+            move.still_at = now
+        if move.still_at is None:
+            goes = now - move.rest_at >= REST_SECONDS
+        else:
+            goes = behind(move) <= 0 or now - move.still_at >= LAST_SECONDS
+        if goes:
             self._switch(move, now)
 
     def _rest_some(self, now: float) -> None:

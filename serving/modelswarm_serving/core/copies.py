@@ -2,8 +2,9 @@
 
 Used by `server.py` and `steps.py`. The sender has a cursor for each target: it follows the hop's own KV, first what is
 there, then each new position, as far as the target's windows reach. With each position goes the output row that the
-replay log keeps, so that the copy can answer for it like the hop it replaces. Reads and writes are tasks of a step
-beside the rows of sessions, a few bytes in each: nothing is computed, and rows that somebody waits for hardly wait.
+replay log keeps, so that the copy can answer for it like the hop it replaces. Reads and writes have steps of
+their own, short ones in turn with those of rows: nothing is computed, rows that somebody waits for hardly wait, and a
+copy that lacks one position does not wait for them.
 Whatever goes wrong with a copy ends it and is reported about its target; the session does not hear of it.
 """
 

@@ -44,6 +44,7 @@ class Steps:
         self._copies = copies
         self._running: list[tuple[Hop, Work]] = []
         self._began = 0.0
+        self._copied = False  # in the last step
         self.rows = 0
         self.mean_seconds = 0.0
         self.busy_seconds = 0.0  # in steps that ran rows, each with its share of stalls
@@ -65,15 +66,16 @@ class Steps:
     def plan(self, now: float) -> tuple[Task, ...]:
         if self._running or self._copies.running:
             return ()
-        if not (self._schedule.waiting or self._copies.waiting):
-            return ()
-        if self._schedule.waiting:
-            self._running = [(hop, self._work(hop, most)) for hop, most in self._schedule.choose()]
         self._began = now
-        return (
-            *(work for _, work in self._running),
-            *self._copies.plan(now, self._schedule.decodes),
-        )
+        rows = self._schedule.waiting > 0
+        copies = self._copies.waiting and not (self._copied and rows)  # else it is the turn of rows
+        tasks = self._copies.plan(now, self._schedule.decodes) if copies else []
+        self._copied = bool(tasks)
+        if tasks:
+            return tuple(tasks)
+        if rows:
+            self._running = [(hop, self._work(hop, most)) for hop, most in self._schedule.choose()]
+        return tuple(work for _, work in self._running)
 
     def _work(self, hop: Hop, most: int) -> Work:
         go = hop.go
