@@ -32,9 +32,7 @@ from modelswarm.resources_template import POD_TEMPLATE
 API_VERSION = f"{DOMAIN}/v1alpha1"
 KIND = "ModelSwarm"
 MAX_SPANS = 256  # rules over a longer list cost more than the API server allows
-MAX_NAME = (
-    40  # leaves room for the hash, span and incarnation in pod names of at most 63 characters
-)
+MAX_NAME = 40  # pod names of at most 63 characters add hash, span and incarnation
 MAX_POOLS = 32
 MAX_BLOCKS = 100_000
 

@@ -49,9 +49,7 @@ class Ask:
     stop: tuple[str, ...] = ()
     session_id: str | None = None
     usual_tokens: int | None = None  # when neither the request nor the model limits the answer
-    after: int | None = (
-        None  # goes on behind this position of the log: the client has what was before
-    )
+    after: int | None = None  # goes on behind this position of the log: the client has the rest
     mark: str = ""  # of the log up to there, as it was sent; "": not told
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 

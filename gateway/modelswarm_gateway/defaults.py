@@ -22,9 +22,7 @@ from modelswarm.protocol.messages import Sampling
 
 SEEDS = 1 << 64
 MOST_TOP_K = (1 << 31) - 1  # more than any vocabulary; a link carries no larger numbers
-COLDEST = (
-    1e-6  # below, the best token always wins the race, and scores divided by it would overflow
-)
+COLDEST = 1e-6  # below it the best token always wins, and scores divided by it would overflow
 LEAST_PENALTY = 1e-3
 MOST_TOKEN = (1 << 31) - 1
 _HUGE = 1e300

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-CONTEXT = (
-    6  # tokens before the first one, so that a leading space is not taken for the start of a text
-)
+CONTEXT = 6  # tokens before the first one: a leading space does not begin a text
 OPEN_BYTES = 3
 LONGEST_WAIT = 64  # tokens; bytes that never become a character are not waited for beyond this
 

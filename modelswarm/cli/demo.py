@@ -33,9 +33,7 @@ QUESTION = "Count from 1 to 200."
 MOST_TOKENS = 1000
 LEAST_TOKENS = 20  # a shorter answer has no middle to kill in
 KILL_AFTER = 0.4  # of the undisturbed run's tokens
-PATIENCE = (
-    10  # tokens to wait for the end of a word, so that the remark does not cut a number in two
-)
+PATIENCE = 10  # tokens to wait for the end of a word: the remark cuts no number in two
 LOOK_AGAIN_AFTER = 2 * PATIENCE  # tokens, when the session has its new route
 REPLACEMENT_SECONDS = 30.0
 REPLICAS = 2

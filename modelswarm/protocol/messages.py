@@ -55,9 +55,7 @@ class Hello:
     hold_ms: int = 0  # a session of this model may be held so long; 0: as the gateway sees fit
     zone: str = ""  # failure domain; empty: not known. Repairs prefer another one
     lease_ms: int = 0  # what it was started with (R19); 0: it does not say
-    beat_ms: int = (
-        0  # between signs of life of a server whose sessions run (R21); 0: it does not say
-    )
+    beat_ms: int = 0  # between signs of life of a server with sessions (R21); 0: it does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,9 +355,7 @@ class Beat:
     """Status of a process (R21); from a gateway it renews the leases of its sessions (R19), or gives them up."""
 
     steps: int = 0
-    oldest_ready_ms: float = (
-        0.0  # age of the oldest row that waits for a step or is in the one that runs
-    )
+    oldest_ready_ms: float = 0.0  # age of the oldest row that waits for a step or is in one
     step_ms: float = 0.0  # running mean
     free_pages: int = 0
     total_pages: int = 0

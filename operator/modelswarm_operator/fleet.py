@@ -24,9 +24,7 @@ class Ground(Enum):
     SHAKY = "shaky"  # NotReady, but not to be given up yet
     DEPARTING = "departing"  # serves now, will go
     LOST = "lost"  # NotReady for too long
-    GONE = (
-        "gone"  # does not exist any more, or is declared out of service: its pods never come back
-    )
+    GONE = "gone"  # does not exist any more, or is out of service: its pods never come back
 
 
 @dataclass(frozen=True, slots=True)

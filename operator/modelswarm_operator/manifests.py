@@ -29,9 +29,7 @@ CONTAINER = "server"
 ZONE = "topology.kubernetes.io/zone"
 WORDS = "/etc/modelswarm"  # the chat template, if the swarm brings one
 CHAT_TEMPLATE = "chat_template.jinja"
-INSPECT_SECONDS = (
-    900  # an inspection reads headers only; a hub that hangs must not hold it for ever
-)
+INSPECT_SECONDS = 900  # an inspection reads headers only; a hub that hangs does not hold it
 
 
 @dataclass(frozen=True, slots=True)

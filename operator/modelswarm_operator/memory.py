@@ -27,9 +27,7 @@ _MANY = 100  # ... this have something to remember
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    promised: int = (
-        0  # incarnation that was stored and whose pod was not yet seen to serve; 0: none
-    )
+    promised: int = 0  # incarnation that was stored and whose pod was not yet seen; 0: none
     failures: int = 0  # since a server of this slot was last stable
     not_before: float = 0.0
     last_failure: str = ""

@@ -28,9 +28,7 @@ LOST = "session_lost"  # nobody has all that the client was told
 ANOTHER = "has answered another prompt"  # it has the session as it was a turn ago
 LONG_WAIT = 2.0  # seconds: worth a line in the log
 PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
-AROUND_AN_OUTAGE = (
-    20.0  # seconds in which calls may fail because the gateway was killed and starts again
-)
+AROUND_AN_OUTAGE = 20.0  # seconds in which calls may fail: a gateway was killed and starts again
 LEASES = 30.0  # seconds after which nobody may suffer any more from what became of a gateway
 
 

@@ -24,9 +24,7 @@ class Fault(enum.StrEnum):
     LEAVE = "leave"  # SIGTERM: it leaves in peace; another one is started in its place
     DRAIN = "drain"  # its sessions are to leave it, later it is used again
     FREEZE = "freeze"  # SIGSTOP, later SIGCONT
-    SLOW_DISK = (
-        "slow-disk"  # stands still again and again for a moment, as who waits for a disk does
-    )
+    SLOW_DISK = "slow-disk"  # stands still again and again for a moment, as who waits for a disk
     ONE_WAY = "one-way"  # nothing that one says arrives at the other, whose words still come
     CUT_OFF = "cut-off"  # nothing goes either way
     DELAY = "delay"  # every byte comes so much later

@@ -41,9 +41,7 @@ class Heard:
     last_wait: float = 0.0  # from the last token to the end
     waited_until: float = 0.0  # time.monotonic: when it was over
     breaks: int = 0  # of connections, after which it went on elsewhere
-    asked: float = (
-        0.0  # time.monotonic: when this was asked first; refusals before are not counted as answers
-    )
+    asked: float = 0.0  # time.monotonic, when first: refusals before are no answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,7 @@ NEAR = 2  # positions that a copy may lack when its session is told to come to r
 MOVE_AHEAD = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
 WAVE_SECONDS = 10.0  # a copy that is there waits no longer for the others of its wave
 REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
-LAST_SECONDS = (
-    0.03  # ... and then for its last positions: to copy one takes less than to run it again
-)
+LAST_SECONDS = 0.03  # ... and then for its last positions: to copy one is sooner than to run it
 
 
 class Moves:

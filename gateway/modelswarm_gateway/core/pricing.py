@@ -25,17 +25,11 @@ from modelswarm_gateway.core.servers import (
 from modelswarm_gateway.core.zones import Zones
 from modelswarm_gateway.routing import LAST_RESORT, Candidate, Floats, Leg, Table
 
-KEPT_SECONDS = (
-    0.05  # costs-to-go may be so old, unless somebody became a last resort or ceased to be one
-)
+KEPT_SECONDS = 0.05  # costs-to-go may be so old, unless who is a last resort has changed
 SWEPT = 32  # servers priced again at every choice, in turn
 MOST_KEPT = 64
-OTHER_DOMAIN_MS = (
-    50.0  # a repair goes so far out of its way for another failure domain than the lost hop's
-)
-DEAREST_MS = (
-    1e5  # that a block or a hop costs, whatever is said: less than a last resort, over any route
-)
+OTHER_DOMAIN_MS = 50.0  # a repair goes so far out of its way for another failure domain
+DEAREST_MS = 1e5  # of a block or a hop, whatever is said: less than a last resort
 LEAST_USUAL_MS = 0.001  # of a block
 TOO_SHORT = 100 * LAST_RESORT  # a server that can never hold the session
 

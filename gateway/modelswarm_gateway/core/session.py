@@ -39,9 +39,7 @@ class Hop:
     low_log: int = 0
     asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
-    timed: bool = (
-        True  # ... and took as long as the session has been fenced: it tells how far the server is
-    )
+    timed: bool = True  # ... and took all the time since the Fence: it tells how far the server is
     kv: int = 0
     log: int = 0
     kept: tuple[KeptRows, ...] = ()
@@ -91,24 +89,18 @@ class Session:
     credit_ahead: int = 64
     read: int = 0  # the client has taken entries below this
     credit: int = 0  # last credit sent
-    most_ahead: int | None = (
-        None  # of a planned move: instead of credit_ahead, so that it soon comes to rest
-    )
+    most_ahead: int | None = None  # while it is to move: instead of credit_ahead, to rest soon
 
     shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
     refusal: Why = Why.FAULTS  # why it cannot run, if it cannot
     trouble: str = ""  # its last fault
     fenced_at: float = 0.0
-    overdue: Epoch | None = (
-        None  # the epoch that came to no token in time, until somebody is blamed
-    )
+    overdue: Epoch | None = None  # the epoch that brought no token in time, until one is blamed
     reading: int = 0  # rows that its hops had to read at Go, until the first token
     loops: int = 0  # since the last new token
     overdues: int = 0  # of these, how many were for want of it
     moved: bool = False  # went over to a copy since the last new token
-    resumed: bool = (
-        False  # the turn goes on where another gateway left it, without a new token so far
-    )
+    resumed: bool = False  # the turn goes on where another gateway left it, without a new token
     failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # when the first fault since the last new token came
     held_at: float | None = None
@@ -116,9 +108,7 @@ class Session:
     retry_at: float = 0.0
     tries: int = 0
     reused: int = 0  # entries that this turn found in the head's KV
-    replayed: int = (
-        0  # entries that it ran again after faults, those of an unfinished prompt included
-    )
+    replayed: int = 0  # entries that it ran again after faults, of unfinished prompts too
 
     @property
     def length(self) -> int:

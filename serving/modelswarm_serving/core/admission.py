@@ -12,9 +12,7 @@ from modelswarm_serving.core.pages import PagePool, pages_for
 from modelswarm_serving.core.session import Hop
 from modelswarm_serving.model.base import ModelShape
 
-REPAIR_SECONDS = (
-    3.0  # what becomes free so soon after is for a repair that found no room; it asks again before
-)
+REPAIR_SECONDS = 3.0  # what becomes free so soon after is for a repair that found no room
 
 
 class Admission:

@@ -14,9 +14,7 @@ from modelswarm.protocol.identity import Address
 class ServerSettings:
     address: Address  # this server; what it sends to itself never reaches a link
     grant_seconds: float = 5.0  # a created hop without Go is freed after this (R12)
-    lease_seconds: float = (
-        30.0  # R19: without its gateway, freed under pressure after 1x, always after 2x
-    )
+    lease_seconds: float = 30.0  # R19: freed without its gateway, under pressure after 1x, else 2x
     repair_fraction: float = 0.1  # of the pages, which only repairs may take (R12)
     token_budget: int = 512  # rows per step
     row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)

@@ -99,9 +99,7 @@ class Scenario:
     silent_seconds: float = 0.3  # ... and with a server on a live route that says nothing
     overdue_seconds: float = 1.0  # ... and with a token that does not come
     copy_tries: int = 3  # ... and with failing copies; 0: it moves sessions without
-    rebalance_seconds: float = (
-        60.0  # ... and with servers that have more sessions than their equals
-    )
+    rebalance_seconds: float = 60.0  # ... and with servers that have more sessions than equals
     adopts: bool = False  # clients of a dead gateway go on at another one (R20)
     hold_seconds: float = NEVER  # ... and with a lack of servers or room; then a session may break
     patience: float = 12.0  # a session without progress for so long after the last fault is stuck
