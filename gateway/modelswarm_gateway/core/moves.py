@@ -2,10 +2,9 @@
 
 The new hop, or a chain of them, is opened beside the route and takes a copy of the KV of the old one, while that
 serves; when it is nearly there, the swarm is given no more credit, so that the session comes to rest at a token: with
-nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. The sessions
-of a server go over together, in waves: one by one, they would long be divided among two servers, in steps that are
-half empty. Ticked and told what servers say by `gateway.py`; servers to be left are named by beats, by
-`modelswarm drain` and by whoever calls `leave`.
+nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. Those of a
+server go over together (`waves.py`). Ticked and told what servers say by `gateway.py`; servers to be left are named by
+beats, by `modelswarm drain` and by whoever calls `leave`.
 A copy stands beside the session (`Session.spare`) and never touches it: whatever goes wrong with it ends the copy, and
 a loop that the session enters for another reason wins. Does not know how a loop is run (`recovery.py`).
 """
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fenced, Report, Trouble, Window
+from modelswarm_gateway.core import waves
 from modelswarm_gateway.core.effects import Effect, GatewaySettings, Moved
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.leaving import STOPPING
@@ -38,11 +38,7 @@ from modelswarm_gateway.routing import Leg
 
 PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
 NO_PLACE_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
-NEAR = 2  # positions that a copy may lack when its session is told to come to rest
 MOVE_AHEAD = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
-WAVE_SECONDS = 10.0  # a copy that is there waits no longer for the others of its wave
-REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
-LAST_SECONDS = 0.03  # ... and then for its last positions: to copy one is sooner than to run it
 
 
 class Moves:
@@ -125,7 +121,7 @@ class Moves:
     def _look_after(self, move: Move, now: float) -> None:
         if not self._stands(move):
             self._give_up(move, Ended.OVERTAKEN, now)
-        elif move.copying and behind(move) <= NEAR:
+        elif move.copying and waves.is_near(move):
             self._approach(move, now)
         elif now - move.since >= self._settings.copy_seconds:
             self._fail(move, now)
@@ -277,40 +273,22 @@ class Moves:
 
     def _approach(self, move: Move, now: float) -> None:
         """Perhaps it is time to go over."""
-        if behind(move) > NEAR:
+        if not waves.is_near(move):
             return
         move.since = now
         if move.near_at is None:
             move.near_at = now
-        if move.rest_at is None:
-            return
-        if move.still_at is None and move.session.at_rest:
-            move.still_at = now
-        if move.still_at is None:
-            goes = now - move.rest_at >= REST_SECONDS
-        else:
-            goes = behind(move) <= 0 or now - move.still_at >= LAST_SECONDS
-        if goes:
+        if waves.goes(move, now):
             self._switch(move, now)
 
     def _rest_some(self, now: float) -> None:
-        """Waves that are complete come to rest: in a tick, not with a token, for those that share steps get theirs one
-        after the other, and are to rest after the same one."""
-        near = [m for m in self._moves.values() if m.near_at is not None and m.rest_at is None]
-        for peer in dict.fromkeys(move.old.peer for move in near):
-            wave = [move for move in near if move.old.peer == peer and behind(move) <= NEAR]
-            if not self._wave_goes(peer, now):
-                continue
+        """In a tick, not with a token: those that share steps get theirs one after the other, and are to rest after the
+        same one."""
+        for wave in waves.complete(list(self._moves.values()), now):
             self._recovery.orders.rest([move.session for move in wave])
             for move in wave:
                 move.rest_at = now
                 self._approach(move, now)
-
-    def _wave_goes(self, peer: PeerId, now: float) -> bool:
-        """All copies of what is there have come near, or one has waited long for the others."""
-        wave = [move.near_at for move in self._moves.values() if move.old.peer == peer]
-        near = [at for at in wave if at is not None]
-        return len(near) == len(wave) or now - min(near, default=now) >= WAVE_SECONDS
 
     def _switch(self, move: Move, now: float) -> None:
         del self._moves[move.session.name]
