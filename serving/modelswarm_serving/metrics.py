@@ -52,9 +52,10 @@ class Metrics:
         ProcessCollector(registry=own)
 
     def step(self, rows: int, seconds: float, failed: bool) -> None:
-        self._rows.inc(rows)
-        self._seconds.observe(seconds)
-        self._batch.observe(rows)
+        if rows:  # a step of copies is none that a token waits for
+            self._rows.inc(rows)
+            self._seconds.observe(seconds)
+            self._batch.observe(rows)
         if failed:
             self._failed.inc()
 

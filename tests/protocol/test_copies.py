@@ -2,122 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import pytest
-from protocol.server_pump import GATEWAY, Client, Pump, Server, opened
+from protocol.copying import (
+    CONTEXT,
+    NEW,
+    READ,
+    WARM_REPLY,
+    Spare,
+    opened_beside,
+    order,
+    run_without,
+    running,
+    warm,
+)
+from protocol.server_pump import GATEWAY, Pump, Server
 
-from modelswarm.protocol.identity import Handle
 from modelswarm.protocol.messages import (
     Copy,
     Create,
     Fence,
     Fenced,
-    Go,
-    Input,
     Lane,
     Neighbour,
-    Report,
     Rows,
     Token,
     Trouble,
     Turn,
     Window,
 )
-from modelswarm_serving.core.copies import STEP_BYTES
-from modelswarm_serving.model.base import KvRead, KvWrite, Result, Work
-
-CONTEXT, NEW, READ = 60, 40, 20
-WARM_REPLY = 900
-
-
-@dataclass
-class Spare:
-    """A new hop beside the route, as the gateway that orders the copy sees it."""
-
-    client: Client
-    hop: int
-    server: Server
-    own: Handle
-    fed: int = 0
-
-    @property
-    def told(self) -> list[int]:
-        """KV that it said it has."""
-        return [
-            item.received
-            for _, item in self.client.pump.answers
-            if isinstance(item, Window) and item.handle == WARM_REPLY
-        ]
-
-    @property
-    def reports(self) -> list[Report]:
-        return [
-            item
-            for _, item in self.client.pump.answers
-            if isinstance(item, Report) and item.handle == WARM_REPLY
-        ]
-
-    @property
-    def kv(self) -> int:
-        return max(self.told, default=0)
-
-    def feed(self) -> None:
-        """A new head and a new tail store the log."""
-        if self.hop in (0, len(self.client.hops) - 1):
-            body = Input(self.own, self.client.epoch, self.fed, tuple(self.client.log[self.fed :]))
-            self.client.pump.put(GATEWAY, self.server.address.peer, body)
-            self.fed = len(self.client.log)
-
-    def switch(self) -> None:
-        _, first, last = self.client.hops[self.hop]
-        self.client.hops[self.hop] = (self.server, first, last)
-        self.client.own[self.hop] = self.own
-
-
-def running(pump: Pump, hops: int = 3, **settings: int) -> Client:
-    client = opened(pump, hops=hops, length=CONTEXT, new=NEW, **settings)
-    client.go(credit=CONTEXT + READ)
-    client.finish()
-    return client
-
-
-def opened_beside(client: Client, hop: int, **settings: int) -> Spare:
-    _, first, last = client.hops[hop]
-    pump = client.pump
-    server = pump.serve(first, last, **settings)
-    create = Create(client.session, first, last, repair=True)
-    turn = Turn(client.end - 1, client.end, client.sampling)
-    fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
-    pump.put(GATEWAY, server.address.peer, fence)
-    pump.run()
-    own = [i.own for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
-    return Spare(client, hop, server, own[-1])
-
-
-def warm(spare: Spare, **changes: object) -> None:
-    client, hop = spare.client, spare.hop
-    go = Go(
-        handle=spare.own,
-        epoch=client.epoch,
-        length=len(client.log),
-        start=0,
-        send_from=client.end,
-        predecessor=client.neighbour(hop),
-        successor=None,
-        ring=None,
-        credit=0,
-        hops=len(client.hops),
-        warm=True,
-    )
-    client.pump.put(GATEWAY, spare.server.address.peer, replace(go, **changes))  # type: ignore[arg-type]
-
-
-def order(spare: Spare, start: int = 0) -> None:
-    to = Neighbour(spare.server.address, spare.own)
-    client, hop = spare.client, spare.hop
-    _, first, last = client.hops[hop]
-    client.put(hop, Copy(client.own[hop], client.epoch, to, start, first, last))
+from modelswarm_serving.model.base import KvRead, KvWrite, Result
 
 
 @pytest.mark.parametrize("hop", [0, 1, 2])
@@ -347,50 +260,6 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     assert [token.token for token in client.finish()] == rest
 
 
-def deliver_all(pump: Pump) -> None:
-    pump.collect()
-    for key in [key for key, items in pump.lanes.items() if items]:
-        while pump.lanes[key]:
-            pump.deliver(key)
-
-
-def run_without(pump: Pump, idle: Server) -> None:
-    """Until nothing moves but the steps of one server."""
-    for _ in range(50):
-        pump.collect()
-        for key in [key for key, items in pump.lanes.items() if items]:
-            pump.deliver(key)
-        for server in pump.servers.values():
-            if server is not idle and server.plan(pump.now):
-                server.retire(pump.now)
-
-
-def test_a_copy_and_the_rows_of_others_take_turns() -> None:
-    pump = Pump()
-    client = running(pump)
-    spare = opened_beside(client, 1)
-    neighbour = Client(
-        pump,
-        [client.hops[0], (spare.server, 2, 4), client.hops[2]],
-        list(range(20)),
-        session="b",
-        base=500,
-    )
-    neighbour.start(60, credit=30)
-    neighbour.finish()
-    warm(spare)
-    order(spare)
-    neighbour.raise_credit(1000)
-    run_without(pump, spare.server)
-    seen = []
-    while spare.server.plan(pump.now):
-        seen.append({type(task) for task in spare.server.out})
-        spare.server.retire(pump.now)
-    assert seen[:2] == [{KvWrite}, {Work}] and all(len(types) == 1 for types in seen)
-    pump.run()
-    assert spare.kv == len(client.log) - 1 and not spare.reports
-
-
 def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     pump = Pump()
     client = running(pump)
@@ -414,68 +283,3 @@ def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     pump.run()
     answers = [i for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
     assert answers[-1].kv == had + 1
-
-
-ROW = 1 << 17  # one position fills a group
-
-
-def large(pump: Pump) -> Spare:
-    """A session of a large model on a fast device is copied: in a step's time half a position of KV may be read."""
-    client = opened(pump, hops=1, length=CONTEXT, new=120, row_bytes=ROW, copy_rate=25 * ROW)
-    client.go(credit=CONTEXT + READ)
-    client.finish()
-    spare = opened_beside(client, 0, row_bytes=ROW)
-    warm(spare)
-    order(spare)
-    client.raise_credit(1000)
-    return spare
-
-
-def round_of(pump: Pump, *servers: Server) -> int:
-    """A step of rows and one of copies of each. The positions that were read for copies."""
-    read = 0
-    pump.now += 0.02
-    for server in (each for each in servers for _ in range(2)):
-        deliver_all(pump)
-        if server.plan(pump.now):
-            read += sum(task.count for task in server.out if isinstance(task, KvRead))
-            server.retire(pump.now)
-    deliver_all(pump)
-    return read
-
-
-def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
-    pump = Pump()
-    spare = large(pump)
-    lags = []
-    for _ in range(CONTEXT + READ):
-        round_of(pump, *pump.servers.values())
-        spare.client.listen()
-        lags.append(len(spare.client.log) - 1 - spare.kv)
-    assert lags[-1] < 5 < CONTEXT < lags[0], lags
-
-
-def test_a_copy_that_had_to_wait_does_not_make_up_for_it_in_one_step() -> None:
-    pump = Pump()
-    spare = large(pump)
-    old = spare.client.hops[0][0]
-    for _ in range(40):
-        at_last = round_of(pump, old)
-    assert not at_last, "its window is used up"
-    read = [round_of(pump, *pump.servers.values()) for _ in range(20)]
-    assert 0 < max(read) <= STEP_BYTES // ROW, read
-
-
-def test_what_keeps_coming_is_written_as_fast_and_a_burst_is_not() -> None:
-    """A target whose steps take eight times as long as those of the hop that it copies: 16 positions come in each."""
-    pump = Pump()
-    spare = large(pump)
-    old = spare.client.hops[0][0]
-    written = []
-    for _ in range(12):
-        for _ in range(8):
-            round_of(pump, old)
-        spare.server.plan(pump.now)
-        written.append(sum(task.count for task in spare.server.out if isinstance(task, KvWrite)))
-        spare.server.retire(pump.now)
-    assert written[0] == STEP_BYTES // ROW < written[-1], written

@@ -117,6 +117,33 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     assert script.route("s") == ["a", "c"], "they did not: they come from kept rows"
 
 
+def rests(script: Script) -> bool:
+    return script.core._sessions["s"].at_rest
+
+
+def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
+    script, old, new = two_spans()
+    leave(script, old)
+    script.copied("s", new, 20)
+    script.wait(TICK)
+    session = script.core._sessions["s"]
+    script.core.read_to("s", session.length, script.now)
+    while not rests(script):
+        script.token("s")
+    assert session.length - 1 - 20 > 2, "the copy has stopped"
+    script.wait(0.25)
+    assert rests(script)
+    script.core.read_to("s", session.length, script.now)
+    script.wait(0.15)
+    assert not rests(script) and script.route("s") == ["a", "b"]
+    script.copied("s", new, session.length - 1)
+    script.wait(TICK)
+    while not rests(script):
+        script.token("s")
+    script.copied("s", new, session.length - 1)
+    assert script.route("s") == ["a", "c"] and outcomes(script) == ["moved"]
+
+
 def three_that_leave(
     settings: GatewaySettings | None = None, ahead: int = AHEAD
 ) -> tuple[Script, str, str]:

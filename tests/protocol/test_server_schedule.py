@@ -183,6 +183,27 @@ def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
     assert stalls.stretch == 1.0
 
 
+def told_beside(copies: bool) -> float:
+    """What a step of 10 ms is told to take where the process stands still for 70 of every 100 ms, between such steps:
+    in a step that copies, or in none."""
+    stalls, now, told = Stalls(), 0.0, 0.0
+    for _ in range(60):
+        stalls.look(now, 0.0, PULSE_SECONDS)
+        told = stalls.stretched(0.01)
+        now += PULSE_SECONDS
+        stalls.look(now, 0.0, PULSE_SECONDS)
+        now += PULSE_SECONDS + 0.05
+        if copies:  # it has ended when the loop looks
+            stalls.uncounted()
+        stalls.look(now, 0.0, PULSE_SECONDS)
+    return told
+
+
+def test_a_stall_is_told_also_if_it_hits_a_copy() -> None:
+    alone = told_beside(copies=False)
+    assert alone > 0.02 and told_beside(copies=True) == pytest.approx(alone)
+
+
 class Throttled:
     """The time of a process that stands still for a part of every 0.1 s or so."""
 

@@ -125,6 +125,8 @@ class Moves:
             self._approach(move, now)
         elif now - move.since >= self._settings.copy_seconds:
             self._fail(move, now)
+        elif waves.in_vain(move, now):
+            self._go_on(move)
 
     def _stands(self, move: Move) -> bool:
         """Whether the session still runs as it did when the move began, and the old hop is still to be left."""
@@ -289,6 +291,12 @@ class Moves:
             for move in wave:
                 move.rest_at = now
                 self._approach(move, now)
+
+    def _go_on(self, move: Move) -> None:
+        """The session, for a while."""
+        move.rest_at = move.still_at = None
+        move.session.most_ahead = MOVE_AHEAD
+        self._recovery.orders.credit(move.session)
 
     def _switch(self, move: Move, now: float) -> None:
         del self._moves[move.session.name]

@@ -14,6 +14,7 @@ NEAR = 2  # positions that a copy may lack when its session is told to come to r
 WAVE_SECONDS = 10.0  # a copy that is near waits no longer for the others of its wave
 REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
 LAST_SECONDS = 0.03  # ... and then for its last positions: to copy one is sooner than to run it
+VAIN_SECONDS = 0.3  # a session rests no longer for a copy that has fallen behind again
 
 
 def is_near(move: Move) -> bool:
@@ -34,8 +35,19 @@ def goes(move: Move, now: float) -> bool:
     """Whether one that is near goes over now."""
     if move.rest_at is None:
         return False
-    if move.still_at is None and move.session.at_rest:
-        move.still_at = now
+    rested = _rested(move, now)
     if move.still_at is None:
         return now - move.rest_at >= REST_SECONDS
-    return behind(move) <= 0 or now - move.still_at >= LAST_SECONDS
+    return behind(move) <= 0 or rested >= LAST_SECONDS
+
+
+def in_vain(move: Move, now: float) -> bool:
+    """Whether its session stands still for one that is not near any more: it had better go on, and rest later."""
+    return move.rest_at is not None and _rested(move, now) >= VAIN_SECONDS
+
+
+def _rested(move: Move, now: float) -> float:
+    """Seconds for which its session has stood still."""
+    if move.still_at is None and move.session.at_rest:
+        move.still_at = now
+    return 0.0 if move.still_at is None else now - move.still_at

@@ -155,7 +155,7 @@ class Copies:
         self._coming += COMING_WEIGHT * (self._came - self._coming)
         self._came = 0
         writes = max(STEP_BYTES, CATCH_UP * self._coming)
-        for hop in list(self._waiting):
+        for hop in sorted(self._waiting, key=self._lacks_much):
             if hop.warm:
                 writes -= self._take(hop, self._write, writes)
                 self.wake(hop)
@@ -197,6 +197,16 @@ class Copies:
                     new += self._bytes(*cursor.blocks)
                 cursor.seen = hop.kv
         return new
+
+    def _lacks_much(self, hop: Hop) -> bool:
+        """More than a group. Others come first: a session may rest until its last position is copied. They take no more
+        than what is new, which is half of what may be read."""
+        if hop.warm:
+            return len(hop.copied) > 1
+        return any(
+            (self._end(hop, each) - each.next) * self._bytes(*each.blocks) > GROUP_BYTES
+            for each in hop.cursors.values()
+        )
 
     def _read(self, hop: Hop) -> _Task | None:
         behind = [each for each in hop.cursors.values() if self._end(hop, each) > each.next]

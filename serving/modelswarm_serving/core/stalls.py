@@ -47,6 +47,10 @@ class Stalls:
         self._longest = max(self._longest, took)
         return max(took, worked * self.stretch)
 
+    def uncounted(self) -> None:
+        """A step is over that is not told, as those of copies are not: the stall that hit it shows nowhere else."""
+        self._inside = 0.0
+
     @property
     def stretch(self) -> float:
         """How many times longer things take here than they would if it never stood still; at least 1."""

@@ -112,18 +112,19 @@ class Steps:
         if len(results) != tasks:
             wrong = Result(error=f"{len(results)} results for {tasks} tasks")
             results = [wrong] * tasks
-        took = now - self._began
-        told = self._stalls.stretched(took)
-        if running:  # a step that only copies says nothing of the pace
-            self._count(took, told)
-        self._life.steps += 1
+        if running:
+            self._count(now - self._began)
+        else:
+            self._stalls.uncounted()
         for (hop, work), result in zip(running, results, strict=False):
             self._retire(hop, work, result, now)
         self._end_copies(results[len(running) :], now)
 
-    def _count(self, took: float, told: float) -> None:
+    def _count(self, took: float) -> None:
+        """A step of rows; those of copies say nothing of the pace."""
+        self._life.steps += 1
         self._recent.append(took)
-        self.busy_seconds += told
+        self.busy_seconds += self._stalls.stretched(took)
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
 
@@ -140,8 +141,11 @@ class Steps:
             self.finish([Result(error=error)] * tasks, now)
             return
         running, self._running = self._running, []
-        self._stalls.stretched(now - self._began)
-        self._life.steps += 1
+        if running:
+            self._stalls.stretched(now - self._began)
+            self._life.steps += 1
+        else:
+            self._stalls.uncounted()
         self._end_copies([Result(error=error)] * self._copies.running, now)  # begun again elsewhere
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.freed:
