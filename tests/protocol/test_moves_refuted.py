@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from protocol.scripted_moves import PROMPT, outcomes
 from protocol.scripted_servers import MODEL, Script
 
 from modelswarm.protocol.messages import Close, Finish, Go, Refusal, Token, Trouble
-from modelswarm_gateway.core.effects import Broken, GatewaySettings, Moved, Refused, Rerouted
-
-PROMPT = tuple(range(1, 21))
-
-
-def outcomes(script: Script) -> list[str]:
-    return [effect.outcome for effect in script.effects if isinstance(effect, Moved)]
+from modelswarm_gateway.core.effects import Broken, GatewaySettings, Refused, Rerouted
 
 
 def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_first() -> None:
