@@ -7,6 +7,7 @@ from protocol.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, two_sp
 from protocol.scripted_servers import Script
 
 from modelswarm_gateway.core.effects import GatewaySettings
+from modelswarm_gateway.core.waves import LAST_SECONDS
 
 
 def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_rest() -> None:
@@ -30,7 +31,7 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     script.copied("s", new, 21)
     script.wait(TICK)
     assert script.route("s") == ["a", "b"], "those that are missing may come at once"
-    script.wait(TICK)
+    script.wait(LAST_SECONDS)
     assert script.route("s") == ["a", "c"], "they did not: they come from kept rows"
 
 
@@ -89,7 +90,7 @@ def test_the_sessions_of_a_server_go_over_together() -> None:
     script.wait(1.0)
     assert routes(script) == ["b", "b", "b"]
     script.copied("s2", new, 22)
-    script.wait(0.1)
+    script.wait(2 * TICK + LAST_SECONDS)
     assert routes(script) == ["c", "c", "c"]
 
 

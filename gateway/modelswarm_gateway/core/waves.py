@@ -13,7 +13,7 @@ from modelswarm_gateway.core.move import Move, behind
 NEAR = 2  # positions that a copy may lack when its session is told to come to rest
 WAVE_SECONDS = 10.0  # a copy that is near waits no longer for the others of its wave
 REST_SECONDS = 3.0  # ... and then no longer for its session to come to rest
-LAST_SECONDS = 0.03  # ... and then for its last positions: to copy one is sooner than to run it
+LAST_SECONDS = 0.1  # ... and then for its last positions, which may wait for a step of the copy
 VAIN_SECONDS = 0.3  # a session rests no longer for a copy that has fallen behind again
 
 
