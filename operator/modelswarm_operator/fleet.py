@@ -112,16 +112,18 @@ class Grounds:
         if self._nodes is None or not pod.node:
             return Ground.FIRM
         node = self._nodes.get(pod.node)
+        placed = max(pod.created, pod.scheduled or 0.0)
         if node is None:
             # A pod may have waited long for a node that is so new that nobody has told of it yet.
-            placed = max(pod.created, pod.scheduled or 0.0)
             known = self._passed(placed + self._policy.unknown_node_grace)
             return Ground.GONE if known else Ground.SHAKY
         if node.out_of_service:
             return Ground.GONE
         if not node.ready:
             patience = self._policy.mass_patience if self.mass else self._policy.not_ready_grace
-            return Ground.LOST if self._passed(self._down_since(node) + patience) else Ground.SHAKY
+            # Who was placed there meanwhile has its own patience: or its successor is placed there, and the next one.
+            since = max(self._down_since(node), placed)
+            return Ground.LOST if self._passed(since + patience) else Ground.SHAKY
         return Ground.DEPARTING if node.departing else Ground.FIRM
 
     def _down_since(self, node: NodeView) -> float:

@@ -45,6 +45,21 @@ def test_a_node_that_is_not_ready_for_long_has_its_servers_replaced_and_left_whe
     assert world.coverage() == 2
 
 
+def test_servers_that_are_placed_on_nodes_that_are_not_ready_are_not_replaced_on_the_spot() -> None:
+    """The scheduler may see nodes as ready when we do not, as after an outage of the API server."""
+    world = aged(nodes=2)
+    for name in world.nodes:
+        world.node_down(name)
+    world.pass_time(POLICY.not_ready_grace + 1)
+    for _ in range(12):  # turns within three seconds
+        world.pass_time(0.25)
+        world.turn()
+        for pod in world.servers():
+            if not pod.view.node:
+                world.set_pod(pod.name, node="n0", unschedulable="", scheduled=world.now)
+    assert world.status["incarnation"] == 4 + 4, "each one once"
+
+
 def test_when_the_node_returns_the_old_server_retires_if_its_successor_serves() -> None:
     world = aged()
     lost = on_node(world, "n0")
