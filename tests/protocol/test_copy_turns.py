@@ -114,7 +114,7 @@ def test_what_keeps_coming_is_written_as_fast_and_a_burst_is_not() -> None:
 
 
 HALF = 1 << 16  # two positions fill a group
-LARGE = {"row_bytes": HALF, "copy_rate": 32 << 20, "pages": 900, "max_length": 4096}
+LARGE = {"row_bytes": HALF, "copy_rate": 32 << 20, "pages": 1200, "max_length": 4096}
 STEP, COPY = 0.02, 0.001  # seconds that a step takes
 
 
@@ -138,10 +138,7 @@ def session(pump: Pump, server: Server, number: int, length: int) -> Client:
     client = Client(
         pump, [(server, 0, 6)], prompt(length), session=f"s{number}", base=1000 * number
     )
-    client.fence(400)
-    pump.run()
-    client.listen()
-    client.go(credit=length)
+    client.start(400, credit=length)
     client.finish()
     return client
 

@@ -194,7 +194,7 @@ def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: S
     assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in told["servers"])
     session = told["sessions"][0]
     assert [hop["options"] for hop in session["hops"]] == [2, 2]
-    assert session["cost_ms"] >= session["best_ms"] > 0
+    assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal routes, added up
 
 
 def test_a_verbose_chat_names_the_servers_that_answered(shell: Shell) -> None:

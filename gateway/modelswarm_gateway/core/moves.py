@@ -295,8 +295,12 @@ class Moves:
     def _go_on(self, move: Move) -> None:
         """The session, for a while."""
         move.rest_at = move.still_at = None
-        move.session.most_ahead = MOVE_AHEAD
-        self._recovery.orders.credit(move.session)
+        self._give_credit(move.session)
+
+    def _give_credit(self, session: Session) -> None:
+        """Little, until the next look at who is to move."""
+        session.most_ahead = MOVE_AHEAD
+        self._recovery.orders.credit(session)
 
     def _switch(self, move: Move, now: float) -> None:
         del self._moves[move.session.name]
@@ -350,9 +354,8 @@ class Moves:
         """Takes away what stands beside the session."""
         session = move.session
         del self._moves[session.name]
-        session.most_ahead = MOVE_AHEAD  # until the next look
         if self._sessions.get(session.name) is session:
-            self._recovery.orders.credit(session)
+            self._give_credit(session)
         if move.warm and move.copying and session.epoch == move.epoch:
             self._recovery.orders.end_copies(session, move.old)
         for hop in move.new:

@@ -103,12 +103,13 @@ def _state(server: Server, price: Price) -> str:
 
 def _route(fleet: Fleet, session: Session, now: float) -> RouteReason:
     cost: float | None = None
-    best: list[Leg] | None = None
+    best: list[tuple[PeerId, int, int]] = []
+    best_ms: float | None = None
     if session.kind is not None and session.hops:
         route = [(hop.peer, hop.first, hop.last) for hop in session.hops]
         if all(fleet.linked(hop.peer) for hop in session.hops):
             cost = fleet.cost(session.model, session.kind, route, now)
-        best = fleet.cover(
+        legs = fleet.cover(
             session.model,
             session.kind,
             (0, session.kind.n_blocks),
@@ -117,12 +118,15 @@ def _route(fleet: Fleet, session: Session, now: float) -> RouteReason:
             needs=needs_of(session, frozenset()),
             cheapest=True,
         )
+        if legs:
+            best = [(leg.peer, leg.first, leg.last) for leg in legs]
+            best_ms = fleet.cost(session.model, session.kind, best, now)  # added up alike
     return RouteReason(
         session=session.name,
         model=session.model,
         state=session.state.value,
         hops=tuple(HopReason(hop.peer, hop.first, hop.last, hop.chosen) for hop in session.hops),
         cost_ms=cost,
-        best_ms=best[0].to_go_ms if best else None,
-        best=tuple(HopView(leg.peer, leg.first, leg.last) for leg in best or ()),
+        best_ms=best_ms,
+        best=tuple(HopView(*leg) for leg in best),
     )

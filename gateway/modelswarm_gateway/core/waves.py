@@ -36,18 +36,21 @@ def goes(move: Move, now: float) -> bool:
     if move.rest_at is None:
         return False
     rested = _rested(move, now)
-    if move.still_at is None:
+    if rested is None:
         return now - move.rest_at >= REST_SECONDS
     return behind(move) <= 0 or rested >= LAST_SECONDS
 
 
 def in_vain(move: Move, now: float) -> bool:
     """Whether its session stands still for one that is not near any more: it had better go on, and rest later."""
-    return move.rest_at is not None and _rested(move, now) >= VAIN_SECONDS
+    if move.rest_at is None:
+        return False
+    rested = _rested(move, now)
+    return rested is not None and rested >= VAIN_SECONDS
 
 
-def _rested(move: Move, now: float) -> float:
-    """Seconds for which its session has stood still."""
+def _rested(move: Move, now: float) -> float | None:
+    """Seconds for which its session, which is told to, has stood still; None: it does not yet."""
     if move.still_at is None and move.session.at_rest:
         move.still_at = now
-    return 0.0 if move.still_at is None else now - move.still_at
+    return None if move.still_at is None else now - move.still_at

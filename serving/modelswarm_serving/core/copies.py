@@ -69,14 +69,15 @@ class Copies:
 
     def advance(self, hop: Hop) -> None:
         """It has new KV, or there is more room for it elsewhere."""
-        if any(self._end(hop, cursor) > cursor.next for cursor in hop.cursors.values()):
+        if any(self._left(hop, cursor) for cursor in hop.cursors.values()):
             self._waiting.setdefault(hop)
 
-    def _end(self, hop: Hop, cursor: Cursor) -> int:
-        """Positions below this may be read and sent."""
+    def _left(self, hop: Hop, cursor: Cursor) -> int:
+        """Positions that may be read and sent now."""
         if hop.phase is not Phase.RUNNING:
             return 0
-        return min(hop.kv, hop.copy_windows.get(cursor.to.address.peer, 0))
+        end = min(hop.kv, hop.copy_windows.get(cursor.to.address.peer, 0))
+        return max(0, end - cursor.next)
 
     def lost_link(self, hop: Hop, peer: PeerId) -> None:
         for cursor in list(hop.cursors.values()):
@@ -204,18 +205,17 @@ class Copies:
         if hop.warm:
             return len(hop.copied) > 1
         return any(
-            (self._end(hop, each) - each.next) * self._bytes(*each.blocks) > GROUP_BYTES
+            self._left(hop, each) * self._bytes(*each.blocks) > GROUP_BYTES
             for each in hop.cursors.values()
         )
 
     def _read(self, hop: Hop) -> _Task | None:
-        behind = [each for each in hop.cursors.values() if self._end(hop, each) > each.next]
+        behind = [each for each in hop.cursors.values() if self._left(hop, each)]
         if not behind:
             return None
         cursor = min(behind, key=lambda each: each.next)
-        count = self._end(hop, cursor) - cursor.next
-        each = self._bytes(*cursor.blocks)
-        count = min(count, max(1, GROUP_BYTES // each))
+        most = max(1, GROUP_BYTES // self._bytes(*cursor.blocks))
+        count = min(self._left(hop, cursor), most)
         first, cursor.next = cursor.next, cursor.next + count
         return hop, cursor, KvRead(hop.pages, first, count, cursor.blocks)
 

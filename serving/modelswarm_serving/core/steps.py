@@ -53,7 +53,12 @@ class Steps:
 
     def running_for(self, now: float) -> float:
         """Seconds since the step that is out began; 0 when none is."""
-        return max(0.0, now - self._began) if self._running or self._copies.running else 0.0
+        return max(0.0, now - self._began) if self._tasks else 0.0
+
+    @property
+    def _tasks(self) -> int:
+        """Of the step that is out, which is one of rows or one of copies."""
+        return len(self._running) + self._copies.running
 
     def pulse(self, now: float, slept: float) -> None:
         self._stalls.look(now, self.running_for(now), slept)
@@ -64,7 +69,7 @@ class Steps:
         return recent[math.ceil(0.99 * len(recent)) - 1] if recent else 0.0
 
     def plan(self, now: float) -> tuple[Task, ...]:
-        if self._running or self._copies.running:
+        if self._tasks:
             return ()
         self._began = now
         rows = self._schedule.waiting > 0
@@ -105,20 +110,17 @@ class Steps:
         return first if self._log.on else min(max(first, hop.go.send_from), end)
 
     def finish(self, results: Sequence[Result], now: float) -> None:
-        running, self._running = self._running, []
-        tasks = len(running) + self._copies.running
-        if not tasks:
-            return
-        if len(results) != tasks:
-            wrong = Result(error=f"{len(results)} results for {tasks} tasks")
-            results = [wrong] * tasks
-        if running:
-            self._count(now - self._began)
-        else:
+        if len(results) != self._tasks:
+            wrong = Result(error=f"{len(results)} results for {self._tasks} tasks")
+            results = [wrong] * self._tasks
+        if self._copies.running:
             self._stalls.uncounted()
-        for (hop, work), result in zip(running, results, strict=False):
-            self._retire(hop, work, result, now)
-        self._end_copies(results[len(running) :], now)
+            self._end_copies(results, now)
+        elif self._running:
+            running, self._running = self._running, []
+            self._count(now - self._began)
+            for (hop, work), result in zip(running, results, strict=True):
+                self._retire(hop, work, result, now)
 
     def _count(self, took: float) -> None:
         """A step of rows; those of copies say nothing of the pace."""
@@ -136,17 +138,12 @@ class Steps:
 
     def fail(self, error: str, now: float) -> None:
         """The step raised, and one session may be to blame for all: each runs once more, alone (I7)."""
-        tasks = len(self._running) + self._copies.running
-        if tasks <= 1:
-            self.finish([Result(error=error)] * tasks, now)
+        if self._copies.running or len(self._running) <= 1:  # copies are begun again elsewhere
+            self.finish([Result(error=error)] * self._tasks, now)
             return
         running, self._running = self._running, []
-        if running:
-            self._stalls.stretched(now - self._began)
-            self._life.steps += 1
-        else:
-            self._stalls.uncounted()
-        self._end_copies([Result(error=error)] * self._copies.running, now)  # begun again elsewhere
+        self._stalls.stretched(now - self._began)
+        self._life.steps += 1
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.freed:
                 hop.busy, hop.alone = False, True
