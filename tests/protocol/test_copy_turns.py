@@ -19,6 +19,7 @@ from protocol.server_pump import Client, Pump, Server, opened, prompt
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.core.slowness import compare
 from modelswarm_serving.core.copies import STEP_BYTES
+from modelswarm_serving.core.stalls import PULSE_SECONDS
 from modelswarm_serving.model.base import KvRead, KvWrite, Work
 
 
@@ -166,6 +167,24 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
     copying, alike = (each.pace.times(6, pump.now) for each in timed)
     found = compare(alike, [copying])
     assert found is not None and 0.8 < found.ratio < 1.3
+
+
+def test_a_stall_that_hits_a_copy_is_no_excuse_for_rows() -> None:
+    pump = Pump()
+    server = large(pump).client.hops[0][0]
+    before = server.core.beat()
+    for _ in range(10):
+        deliver_all(pump)
+        server.core.pulse(pump.now, PULSE_SECONDS)
+        assert server.plan(pump.now)
+        pump.now += 0.01 if server.works else 0.2
+        server.core.pulse(pump.now, PULSE_SECONDS)
+        server.retire(pump.now)
+    beat = server.core.beat()
+    assert beat.steps - before.steps == 5
+    assert beat.busy_ms - before.busy_ms > 2 * 5 * 10, (
+        "a step of 10 ms, with its share of all stalls"
+    )
 
 
 def test_a_last_position_does_not_wait_for_copies_that_are_far_behind() -> None:
