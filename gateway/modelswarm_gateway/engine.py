@@ -158,8 +158,8 @@ class Engine(Protocol):
         """A new, empty session; its name. One with a name of its own has epochs above those of earlier ones."""
         ...
 
-    async def find(self, session: str, model: str) -> Whereabouts:
-        """What the servers know of a session that is not open here."""
+    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+        """What the servers know of a session that is not open here. `opens`: it is next, if nobody else has it."""
         ...
 
     async def adopt(

@@ -8,6 +8,7 @@ taken over, nor of text.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -57,9 +58,7 @@ class Finder:
         begun = self._clock()
         deadline, sure = begun + PATIENCE, begun + ASK_AGAIN
         while True:
-            where = await self._engine.find(wire_name(key), key[0])
-            if where.living:
-                raise _at(where, ask)
+            where = await self._alone(ask, key, deadline)
             if where.unheard and self._clock() < sure:  # they may know who has it, or more of it
                 await asyncio.sleep(LOOK_AGAIN / 10)
                 continue
@@ -71,14 +70,33 @@ class Finder:
                 if await self._engine.adopt(where, key[0], partial(_check, where, ask)):
                     self._book.adopted(key, where.session)
                     return where.epoch.counter
-                where = await self._engine.find(wire_name(key), key[0])
-                if where.living:
-                    raise _at(where, ask)
+                where = await self._alone(ask, key, deadline)
                 if self._clock() >= deadline:
                     return where.epoch.counter
                 await asyncio.sleep(LOOK_AGAIN / 10)
             else:
                 await self._wait(where, deadline)
+
+    async def _alone(self, ask: Ask, key: Key, deadline: float) -> Whereabouts:
+        """What the servers know, when no gateway that lives has it, and no other one is about to open it."""
+        opens = True
+        while True:
+            asked = self._clock()
+            where = await self._engine.find(wire_name(key), key[0], opens)
+            if where.living:
+                raise _at(where, ask)
+            if where.opener:  # it has it in a moment, or comes to nothing
+                if asked >= deadline:
+                    detail = "another gateway is about to open this session"
+                    raise ApiError(
+                        Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0
+                    )
+                opens = False
+                await asyncio.sleep(random.uniform(0.5, 1.5) * LOOK_AGAIN / 10)
+            elif opens and self._clock() - asked <= LOOK_AGAIN:
+                return where
+            else:  # nobody is before us any more, or so long ago that it tells nothing
+                opens = True
 
     async def _wait(self, where: Whereabouts, deadline: float) -> None:
         """The gateway that had it may come back until its lease is over."""

@@ -193,8 +193,8 @@ class Node:
         self.faults.opened(session, model)
         return session
 
-    async def find(self, session: str, model: str) -> Whereabouts:
-        return await self._questions.find(session, model)
+    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+        return await self._questions.find(session, model, opens)
 
     async def adopt(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]

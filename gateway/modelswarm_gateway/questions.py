@@ -25,22 +25,31 @@ class Questions:
         self._core, self._clock, self._flush = core, clock, flush
         self._cut_off = cut_off
         self._found: dict[str, asyncio.Future[Whereabouts]] = {}
+        self._opening: set[str] = (
+            set()
+        )  # of these searches, those of who is about to open the session
         self._fetched: dict[str, asyncio.Future[Fetched]] = {}
 
     def answered(self, answer: Whereabouts | Fetched) -> None:
-        waiting = (
-            self._found.pop(answer.session, None)
-            if isinstance(answer, Whereabouts)
-            else self._fetched.pop(answer.session, None)
-        )
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)  # type: ignore[arg-type]
+        if isinstance(answer, Whereabouts):
+            self._opening.discard(answer.session)
+            waiting = self._found.pop(answer.session, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+        else:
+            fetching = self._fetched.pop(answer.session, None)
+            if fetching is not None and not fetching.done():
+                fetching.set_result(answer)
 
-    async def find(self, session: str, model: str) -> Whereabouts:
+    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+        while opens and session in self._found and session not in self._opening:
+            await asyncio.shield(self._found[session])  # it tells too little: ask again
         waiting = self._found.get(session)
         if waiting is None:
             waiting = self._found[session] = asyncio.get_running_loop().create_future()
-            self._core.find(session, model, self._clock(), self._cut_off(model))
+            if opens:
+                self._opening.add(session)
+            self._core.find(session, model, self._clock(), self._cut_off(model), opens=opens)
             self._flush()
         return await asyncio.shield(waiting)
 

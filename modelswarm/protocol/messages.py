@@ -296,6 +296,7 @@ class Find:
     """Gateway to any server: what do you hold of this session (R20)?"""
 
     session: str
+    opens: bool = False  # who asks is about to open or adopt it, if nobody else is
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,7 @@ class Found:
     hops: tuple[FoundHop, ...] = ()  # of that epoch
     older: tuple[FoundHop, ...] = ()  # of epochs since `ran`
     ran: Epoch | None = None  # the newest that is known here to have run; None: `epoch`
+    opener: PeerId = ""  # another gateway that was about to open it, and said so here first
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,8 +209,8 @@ class Gateways:
         request = TurnRequest(tuple(log), new, Sampling(), credit_ahead=ahead)
         gateway.core.turn(session, request, self.now)
 
-    def find(self, gateway: Gateway, session: str) -> Whereabouts:
-        gateway.core.find(session, MODEL, self.now)
+    def find(self, gateway: Gateway, session: str, opens: bool = False) -> Whereabouts:
+        gateway.core.find(session, MODEL, self.now, opens=opens)
         self.run()
         found = gateway.last(Whereabouts)
         assert isinstance(found, Whereabouts)

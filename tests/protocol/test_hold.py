@@ -104,6 +104,26 @@ def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
     assert swarm.answer("a") == (expected([5, 6, 7], 20) if begun else [])
 
 
+def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
+    """Last-Event-ID at the gateway that kept its session."""
+    swarm = Swarm()
+    server = swarm.serve(0, 4)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=4), swarm.now)
+    swarm.run()
+    swarm.core.leave("a", swarm.now)
+    swarm.kill(server)
+    log = (5, 6, 7, *swarm.answer("a"))
+    rest = 23 - len(log)
+    assert 0 < rest < 20
+    swarm.core.turn("a", TurnRequest(log, rest, Sampling(), 64, begun=True), swarm.now)
+    swarm.wait(1.0)
+    assert not [effect for effect in swarm.effects if isinstance(effect, Refused)]
+    swarm.serve(0, 4)
+    swarm.wait(10.0)
+    assert swarm.answer("a") == expected([5, 6, 7], 20)
+
+
 @pytest.mark.parametrize(("hold_ms", "fence", "hold"), [(0, 5.0, 8.0), (2_000, 2.0, 2.0)])
 def test_nobody_is_waited_for_longer_than_a_session_is_held(
     hold_ms: int, fence: float, hold: float

@@ -74,6 +74,26 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     assert [window.limit for window in script.told(old, Window)] == [25]
 
 
+def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
+    script = Script()
+    script.serve("a", 0, 2)
+    old = script.serve("b", 2, 4)
+    script.ask("s", PROMPT, credit_ahead=64)
+    new = script.serve("c", 2, 4)
+    session = script.core._sessions["s"]
+    assert script.core.moves.shift(session, session.hops[1], new, script.now)
+    script.run()
+    script.reports("s", new, Trouble.FAILED)
+    assert outcomes(script) == ["dropped"]
+    script.wait(TICK)
+    script.sent.clear()
+    for _ in range(60):
+        script.token("s")
+    script.core.read_to("s", 80, script.now)
+    script.run()
+    assert [window.limit for window in script.told(old, Window)] == [80 + 64]
+
+
 def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     script = Script()
     old = script.serve("a", 0, 2)

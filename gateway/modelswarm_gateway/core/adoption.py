@@ -64,13 +64,18 @@ class Searches:
         self._fetches: dict[str, _Fetch] = {}
 
     def find(
-        self, session: str, servers: Iterable[PeerId], cut_off: Iterable[PeerId], now: float
+        self,
+        session: str,
+        servers: Iterable[PeerId],
+        cut_off: Iterable[PeerId],
+        opens: bool,
+        now: float,
     ) -> None:
         """Whereabouts follow, also if nobody answers. `cut_off`: servers that cannot be asked now."""
         asked, until = set(servers), now + self._settings.find_seconds
         self._searches[session] = _Search(until, set(asked), set(cut_off))
         for peer in sorted(asked):
-            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session)))
+            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session, opens)))
         self._look(session, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
@@ -123,7 +128,9 @@ class Searches:
             return
         del self._searches[session]
         unheard = tuple(sorted(search.silent | search.cut_off))
-        self._emit(replace(judge(session, self._peer, search.found), unheard=unheard))
+        openers = [found.opener for found in search.found.values()]
+        where = judge(session, self._peer, search.found)
+        self._emit(replace(where, unheard=unheard, opener=max(openers, default="")))
 
     def _fail(self, session: str) -> None:
         del self._fetches[session]

@@ -163,6 +163,7 @@ class Whereabouts:
     hops: tuple[tuple[PeerId, FoundHop], ...] = ()  # of that epoch and of newer ones
     holders: tuple[Holder, ...] = ()  # of logs of those, the longest first
     unheard: tuple[PeerId, ...] = ()  # servers that may know better, and did not answer
+    opener: PeerId = ""  # another gateway is about to open it, and was first somewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,13 +169,22 @@ class GatewayCore:
             session, model, Epoch(counter, self._incarnation), named=named
         )
 
-    def find(self, session: str, model: str, now: float, cut_off: Collection[PeerId] = ()) -> None:
+    def find(
+        self,
+        session: str,
+        model: str,
+        now: float,
+        cut_off: Collection[PeerId] = (),
+        *,
+        opens: bool = False,
+    ) -> None:
         """Ask all servers of the model what they know of a session that is not here: Whereabouts follow.
 
-        `cut_off`: servers that are known to be there, and cannot be asked for want of a link.
+        `cut_off`: servers that are known to be there, and cannot be asked for want of a link. `opens`: it is opened or
+        adopted here next, unless they say that another gateway has it or is before us.
         """
         servers = [s.hello.peer for s in self._fleet if s.hello.model == model]
-        self._searches.find(session, servers, cut_off, now)
+        self._searches.find(session, servers, cut_off, opens, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
         """Ask for a log copy: Fetched follows."""
@@ -197,6 +206,8 @@ class GatewayCore:
             raise CoreError("the prompt is empty: at least one token is needed")
         limit = self._fleet.max_length(s.model)
         length = len(request.tokens)
+        if limit == 0 and request.begun and s.kind is not None:
+            limit = s.turn.end  # held: what it ran on may come back
         if limit == 0:
             detail = f"no server of {s.model} is linked"
             self._effects.append(Refused(session, Why.NO_SERVERS, detail, retry_after=1.0))
@@ -211,7 +222,9 @@ class GatewayCore:
     def _begin(self, s: Session, request: TurnRequest, limit: int) -> None:
         length = len(request.tokens)
         kind = self._fleet.leading(s.model)
-        if s.kind != kind:  # the model was replaced: what the servers hold is of the old one
+        if (
+            kind is not None and s.kind != kind
+        ):  # the model was replaced: what the servers hold is of the old one
             self._recovery.release(s)
             s.kind = kind
         s.replace_log(request.tokens)

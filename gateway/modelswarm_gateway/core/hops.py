@@ -61,6 +61,9 @@ class Hops:
         elif hop.asked is None:
             self.replies.pop(hop.reply, None)  # refused, or given up by the server
         else:
+            hop.low_kv = hop.low_log = (
+                0  # cuts do not reach it any more: found again, it begins anew
+            )
             self.leaving[hop.reply] = hop
 
     def never_was(self, hop: Hop) -> None:

@@ -58,7 +58,7 @@ class Moves:
         self._moves: dict[str, Move] = {}  # by session
         self._rests = Rests()
         self._no_place: dict[PeerId, float] = {}  # until when it is not asked again
-        self._leashed: set[str] = set()  # sessions that are to move
+        self._leashed: set[str] = set()  # sessions that are to move, or were
 
     # ---- servers to be left
 
@@ -300,6 +300,7 @@ class Moves:
     def _give_credit(self, session: Session) -> None:
         """Little, until the next look at who is to move."""
         session.most_ahead = MOVE_AHEAD
+        self._leashed.add(session.name)
         self._recovery.orders.credit(session)
 
     def _switch(self, move: Move, now: float) -> None:

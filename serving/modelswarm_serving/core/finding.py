@@ -1,6 +1,8 @@
 """What a gateway that does not own a session can learn of it here: who has it, what is left of it, and its log (R20).
 
 Used by `server.py`. Changes nothing but how long a copy is kept: only a Fence takes a session over, see `ownership.py`.
+Of two gateways that are about to open a name that nobody has, each on servers of its own, no Fence would tell: so the
+first that asks here is the opener for a while, and the other one hears of it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from modelswarm_serving.core.session import Hop
 
 CHUNK_TOKENS = 8192
 """Log entries of one LogChunk: at most 40 KiB on the wire, so that they delay nothing for long."""
+OPENER_SECONDS = 2.0  # from the last Find of an opener until its Fences: a round trip or two
 
 
 class Finding:
@@ -28,6 +31,9 @@ class Finding:
         self._hops = hops
         self._peers = peers
         self._out = out
+        self._openers: dict[
+            str, tuple[PeerId, float]
+        ] = {}  # by session, the oldest first; until when
 
     def asked(self, peer: PeerId, item: Find | LogRequest, now: float) -> None:
         if isinstance(item, Find):
@@ -37,9 +43,9 @@ class Finding:
 
     def _find(self, peer: PeerId, find: Find, now: float) -> None:
         """What is older than what ran last is of no use to anybody: rewinds that it missed are not known any more."""
-        hops = self._of(find.session)
+        hops, opener = self._of(find.session), self._opener(peer, find, now)
         if not hops:
-            self._out.to_gateway(peer, Found(find.session, NO_EPOCH))
+            self._out.to_gateway(peer, Found(find.session, NO_EPOCH, opener=opener))
             return
         newest, ran = hops[0], max(hop.ran for hop in hops)
         owner = newest.gateway
@@ -55,8 +61,21 @@ class Finding:
             hops=tuple(_told(hop) for hop in hops if hop.epoch == newest.epoch),
             older=tuple(_told(hop) for hop in hops if ran <= hop.epoch < newest.epoch),
             ran=ran,
+            opener=opener,
         )
         self._out.to_gateway(peer, found)
+
+    def _opener(self, peer: PeerId, find: Find, now: float) -> PeerId:
+        """Who was first, if that is another gateway, and linked."""
+        first, until = self._openers.get(find.session, (peer, now))
+        if first != peer and now < until and self._peers.is_up(first):
+            return first
+        if find.opens:
+            self._openers.pop(find.session, None)
+            while self._openers and next(iter(self._openers.values()))[1] <= now:
+                del self._openers[next(iter(self._openers))]
+            self._openers[find.session] = (peer, now + OPENER_SECONDS)
+        return ""
 
     def _log(self, peer: PeerId, request: LogRequest, now: float) -> None:
         """The longest copy here of that epoch, in pieces; one piece of nothing if there is none.

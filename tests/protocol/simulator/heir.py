@@ -89,7 +89,7 @@ class Heir:
             client.gateway.pump()
         else:
             self._asked = len(client.gateway.core.servers())
-            client.gateway.core.find(client.name, MODEL, self._tools.clock.now)
+            client.gateway.core.find(client.name, MODEL, self._tools.clock.now, opens=True)
             client.gateway.pump()
 
     def sees(self, effect: Effect) -> None:
@@ -104,6 +104,8 @@ class Heir:
         client, now = self._client, self._tools.clock.now
         if where.living:
             self._let_go(where.owner)
+            self._again(PAUSE)
+        elif where.opener:
             self._again(PAUSE)
         elif where.wait > 0:
             self._again(where.wait + 0.01)
