@@ -158,10 +158,21 @@ class Lease:
         self._deadline = 0.0  # nothing is written from here on, whatever becomes of the request
         try:
             async with asyncio.timeout(1.0):
-                await self._write("", transitions=0)
+                await self._let_go()
         except (ApiError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", str(error) or "no answer in time")
         self._deadline = 0.0
+
+    async def _let_go(self) -> None:
+        """A renewal that was under way when `keep` was cancelled may have come through: then there is a newer Lease."""
+        while True:
+            try:
+                await self._write("", transitions=0)
+                return
+            except ConflictError:
+                self._lease = await self._api.get(self._path)
+                if _spec(self._lease).get("holderIdentity") != self._me:
+                    return
 
     async def _write(self, holder: str, transitions: int) -> None:
         sent = self._clock()

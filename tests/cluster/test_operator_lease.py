@@ -87,6 +87,27 @@ def test_after_a_graceful_stop_the_standby_takes_over_at_once(
     assert seconds < STOPPED_BAR
 
 
+def test_a_stop_in_the_middle_of_a_renewal_frees_the_lease_as_well(
+    stage: Scene, pair: tuple[Operator, Operator]
+) -> None:
+    """The API server has done it, and the operator will never know."""
+    first, second = pair
+    asked: list[Call] = []
+
+    def stop(call: Call) -> Fault | None:
+        if asked or call.verb != "PUT" or not call.path.endswith("/leases/modelswarm-operator"):
+            return None
+        asked.append(call)
+        return Fault(after=lambda: first.send(signal.SIGTERM))
+
+    stage.proxy.fault = stop
+    stage.wait("a renewal", lambda: asked)
+    assert first.process.wait(5) == 0
+    seconds = takeover(stage, second)
+    print(f"takeover {seconds:.2f} s after the stop in a renewal")
+    assert seconds < STOPPED_BAR
+
+
 def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(
     stage: Scene, pair: tuple[Operator, Operator]
 ) -> None:
@@ -147,8 +168,12 @@ def test_a_lease_that_was_edited_or_deleted_by_hand_is_kept(
     assert stage.plain.get(path)["spec"]["holderIdentity"] == holder
     stage.plain.delete(path)
     time.sleep(4)
-    leading = [each for each in (first, second) if each.running and each.leads()]
-    assert len(leading) == 1  # whoever was faster; never both, never none
+
+    def leading() -> int:
+        return sum(each.running and each.leads() for each in (first, second))
+
+    stage.wait("one leader", lambda: leading() == 1, 15)  # whoever was faster; not both, not none
+    assert stage.plain.get(path)["spec"]["holderIdentity"]
 
 
 def test_a_lease_taken_by_hand_ends_the_leader(
