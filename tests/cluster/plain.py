@@ -12,13 +12,19 @@ from typing import Any
 
 import httpx
 from cluster.kube.api_level import ApiLevel
+from cluster.kube.waiting import NoAnswer
 
 Json = dict[str, Any]
 SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
 PODS = "/api/v1/namespaces/{}/pods"
+USER = "system:serviceaccount:{}:{}"  # the user that a ServiceAccount is: namespace, name
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 WATCH = httpx.Timeout(30, read=None)  # silent while nothing happens
+
+
+class Unanswered(httpx.HTTPStatusError, NoAnswer):
+    """The server is too busy or lacks a part of itself: 429 or 5xx."""
 
 
 class Plain:
@@ -38,33 +44,47 @@ class Plain:
         self.close()
 
     def get(self, path: str, **query: str) -> Json:
-        return self._read(self._client.get(path, params=query))
+        return read(self._client.get(path, params=query))
 
     def find(self, path: str) -> Json | None:
         answer = self._client.get(path)
-        return None if answer.status_code == 404 else self._read(answer)
+        return None if answer.status_code == 404 else read(answer)
 
     def items(self, path: str, **query: str) -> list[Json]:
         found = self.get(path, **query)["items"]
         return list(found)
 
     def post(self, path: str, body: Json) -> Json:
-        return self._read(self._client.post(path, json=body))
+        return read(self._client.post(path, json=body))
 
     def try_post(self, path: str, body: Json) -> int:
         """The code, whatever it is."""
         return self._client.post(path, json=body).status_code
 
     def put(self, path: str, body: Json) -> Json:
-        return self._read(self._client.put(path, json=body))
+        return read(self._client.put(path, json=body))
 
     def patch(self, path: str, body: Json, kind: str = MERGE) -> Json:
-        return self._read(self._client.patch(path, json=body, headers={"Content-Type": kind}))
+        return read(self._client.patch(path, json=body, headers={"Content-Type": kind}))
 
     def delete(self, path: str, **options: Any) -> Json:
         """Gone already is fine."""
         answer = self._client.request("DELETE", path, json=options or None)
-        return {} if answer.status_code == 404 else self._read(answer)
+        return {} if answer.status_code == 404 else read(answer)
+
+    def may(
+        self, user: str, verb: str, resource: str, namespace: str = "", group: str = ""
+    ) -> bool:
+        """Whether that user may, as the API server sees it at this moment: of changed rules it learns by a watch."""
+        kind, _, subresource = resource.partition("/")
+        asked = {"namespace": namespace, "group": group, "resource": kind, "verb": verb}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {"user": user, "resourceAttributes": {**asked, "subresource": subresource}},
+        }
+        answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
 
     def lines(
         self, path: str, opened: Callable[[socket.socket], None], **query: str
@@ -78,10 +98,13 @@ class Plain:
             opened(answer.extensions["network_stream"].get_extra_info("socket"))
             if answer.is_error:
                 answer.read()
-                self._read(answer)
+                read(answer)
             yield from answer.iter_lines()
 
-    def _read(self, answer: httpx.Response) -> Json:
-        if answer.is_error:
-            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
-        return dict(answer.json())
+
+def read(answer: httpx.Response) -> Json:
+    if answer.is_error:
+        passing = answer.status_code == 429 or answer.is_server_error
+        failed = Unanswered if passing else httpx.HTTPStatusError
+        raise failed(answer.text, request=answer.request, response=answer)
+    return dict(answer.json())

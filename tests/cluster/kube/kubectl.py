@@ -15,9 +15,12 @@ from typing import Any
 
 from cluster.kube.build import program
 from cluster.kube.chosen import existing_kubeconfig
-from cluster.kube.waiting import wait_for
+from cluster.kube.waiting import NoAnswer, wait_for
 
 COMMAND_SECONDS = 120.0
+QUESTIONS = {"get", "describe", "logs", "events", "api-resources"}  # they change nothing
+# What the server says no with. All else (it is away, starts, is overloaded, lost etcd) may pass.
+REFUSALS = ("NotFound", "Forbidden", "Unauthorized", "BadRequest", "Invalid", "MethodNotAllowed")
 
 
 class CommandFailed(AssertionError):
@@ -28,6 +31,10 @@ class CommandFailed(AssertionError):
         self.code = code
         self.stdout = stdout
         self.stderr = stderr
+
+
+class Unanswered(CommandFailed, NoAnswer):
+    """A question to which the server said neither yes nor no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +132,8 @@ class Kubectl:
             check=False,
         )
         if done.returncode != 0:
-            raise CommandFailed(command, done.returncode, done.stdout, done.stderr)
+            asked = not QUESTIONS.isdisjoint(command[1:3])  # behind the namespace, if there is one
+            refused = any(f"({reason})" in done.stderr for reason in REFUSALS)
+            failed = Unanswered if asked and not refused else CommandFailed
+            raise failed(command, done.returncode, done.stdout, done.stderr)
         return done.stdout
