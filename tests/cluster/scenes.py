@@ -68,8 +68,9 @@ class Scene:
         else:
             self.edit(name, **document["spec"])
 
-    def edit(self, name: str = "counting", **spec: Any) -> None:
-        self.plain.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
+    def edit(self, name: str = "counting", **spec: Any) -> Json:
+        """What is stored now."""
+        return self.plain.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
 
     def annotate(self, name: str, **annotations: str | None) -> None:
         marked = {
@@ -247,3 +248,6 @@ def install_crd(level: ApiLevel) -> None:
     level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
     level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
+    with Plain(level) as plain:
+        every = "/apis/modelswarm.io/v1alpha1/modelswarms"
+        wait_for("modelswarms are served", lambda: plain.find(every), 60, every=0.05)

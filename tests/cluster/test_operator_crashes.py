@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from cluster.fault_proxy import Call, Fault
@@ -27,7 +29,7 @@ class Scenario:
 
     name: str
     prepare: Callable[[Scene], None]
-    act: Callable[[Scene], None]
+    act: Callable[[Scene], object]
     servers: int  # at the end; -1: the swarm is gone
     made: int  # pods, from `act` on
 
@@ -45,7 +47,7 @@ def _create(stage: Scene) -> None:
     stage.apply(swarm())
 
 
-def _replicas(count: int) -> Callable[[Scene], None]:
+def _replicas(count: int) -> Callable[[Scene], object]:
     return lambda stage: stage.edit(replicas=count)
 
 
@@ -78,32 +80,49 @@ BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.n
 
 
 class Killer:
-    """Kills the operator at chosen writes of one life, counted from 1."""
+    """Kills the operator at chosen writes of one life, counted from 1.
+
+    It decides in the proxy's thread. After a write, the kill comes when the API server has answered: others may have
+    seen what was written long before, so from the decision on the operator is doomed.
+    """
 
     def __init__(self, stage: Scene) -> None:
         self._stage = stage
+        self._lock = threading.Lock()
         self._seen = 0
         self._at = 0
         self._after = False
+        self._doomed = False
         self.killed = False
         stage.proxy.fault = self._fault
 
     def arm(self, at: int, *, after: bool) -> None:
-        self._seen, self._at, self._after, self.killed = 0, at, after, False
+        with self._lock:
+            self._seen, self._at, self._after = 0, at, after
 
-    def disarm(self) -> None:
-        self._at, self.killed = 0, False
+    def spare(self) -> bool:
+        """From now on nobody is killed; False if somebody is doomed already."""
+        with self._lock:
+            if not self._doomed:
+                self._at = 0
+            return not self._doomed
+
+    def bury(self) -> None:
+        """Who was killed is forgotten; nobody else is killed until it is armed again."""
+        with self._lock:
+            self._at, self._doomed, self.killed = 0, False, False
 
     def _fault(self, call: Call) -> Fault | None:
-        if not call.writes or not self._at:
-            return None
-        self._seen += 1
-        if self._seen != self._at:
-            return None
+        with self._lock:
+            if not call.writes or not self._at:
+                return None
+            self._seen += 1
+            if self._seen != self._at:
+                return None
+            self._doomed = True
         return Fault(after=self._kill) if self._after else Fault(before=self._kill)
 
     def _kill(self) -> None:
-        self._at = 0
         self._stage.operator.process.send_signal(signal.SIGKILL)
         self.killed = True
 
@@ -112,11 +131,6 @@ def is_at_end(stage: Scene, scenario: Scenario) -> bool:
     if scenario.servers < 0:
         return stage.stored() is None and not stage.pods()
     return stage.is_settled(servers=scenario.servers)
-
-
-def revive(stage: Scene) -> None:
-    stage.operator.process.wait(10)
-    stage.operator.start()
 
 
 def clean_end(stage: Scene, scenario: Scenario) -> Json:
@@ -142,14 +156,18 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
     kill(killer)
     scenario.act(stage)
     for _ in range(LIVES):
-        stage.wait("a death or the end", lambda: killer.killed or is_at_end(stage, scenario))
+        stage.wait(
+            "a death or the end",
+            lambda: killer.killed or (is_at_end(stage, scenario) and killer.spare()),
+        )
         if not killer.killed:
             break
         deaths += 1
-        killer.disarm()
+        stage.operator.process.wait(10)
+        killer.bury()
         kill(killer)
-        revive(stage)
-    killer.disarm()
+        stage.operator.start()
+    assert killer.spare()
     stage.operator.wait_ready()  # the last life has seen everything ...
     stage.wait("the end", lambda: is_at_end(stage, scenario))
     stage.rest()  # ... and done what was left to do
@@ -158,6 +176,7 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
     return deaths
 
 
+@pytest.mark.timeout(900)
 @BY_NAME
 def test_one_write_per_life_is_enough(stage: Scene, scenario: Scenario) -> None:
     """It dies after every single write, and each life gets one step further."""
@@ -250,6 +269,7 @@ def test_a_request_to_stop_in_the_middle_is_obeyed_in_time(stage: Scene) -> None
 
         stage.proxy.fault = ask
         stage.apply(swarm())
+        stage.wait(f"write {at}", partial(_at_least, seen, at))
         assert stage.operator.process.wait(5) == 0
         stage.proxy.fault = lambda call: None
         stage.operator.start()
@@ -258,6 +278,10 @@ def test_a_request_to_stop_in_the_middle_is_obeyed_in_time(stage: Scene) -> None
         clear(stage)
         stage.operator.check_log()
     assert len(stage.made()) == 12
+
+
+def _at_least(seen: list[int], count: int) -> bool:
+    return seen[0] >= count
 
 
 def test_what_happened_while_the_operator_was_away_is_made_good(stage: Scene) -> None:
