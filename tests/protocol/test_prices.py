@@ -16,7 +16,7 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.health import EJECTION
-from modelswarm_gateway.core.pricing import SWEPT, Price
+from modelswarm_gateway.core.pricing import SWEPT, Needs, Price
 from modelswarm_gateway.core.servers import NOISE_MS, ROWS_PER_SESSION
 
 A, B = hello("a"), hello("b")
@@ -59,6 +59,39 @@ def test_a_server_that_does_badly_is_dearer_by_as_much_and_gets_clearly_less(wha
     assert badly.hop_ms == pytest.approx(well.hop_ms / score)
     found = taken(fleet, now)
     assert found[A.peer] > 1.5 * found[B.peer] > 0, "dear, not banned"
+
+
+def test_the_wait_for_kv_is_divided_by_health_as_all_that_a_server_costs() -> None:
+    """Its pages come free when its sessions get on; the way between two zones is no matter of its health."""
+    fleet, now, needs = pair(), 2 * EJECTION, Needs(length=64, positions=64)
+    fleet.blame(B.peer, "failed", 0.0)
+    fleet.served([B.peer], now)
+    for each in (A, B):
+        fleet.beat(each.peer, replace(IDLE, free_pages=0), now)
+    cover(fleet, A, now)  # from then on it is known what is usual
+    waits = []
+    for each, other, price in zip((A, B), (B, A), prices(fleet, now), strict=True):
+        server = fleet.get(each.peer)
+        assert server is not None and price.score == price.standing.score
+        alone = replace(needs, without=frozenset({other.peer}))
+        [leg] = cover(fleet, each, now, alone, cheapest=True)
+        waits.append(leg.to_go_ms - price.hop_ms - 4 * price.block_ms)
+        assert waits[-1] == pytest.approx(server.wait_ms(64, repair=False) / price.score)
+    assert waits[1] > 1.5 * waits[0] > 0
+
+
+def test_pages_that_come_free_at_the_far_end_count_at_the_next_choice() -> None:
+    """Nothing else has changed there: costs-to-go are computed again for that alone."""
+    head = hello("head", 0, 2)
+    tails = [hello("t0", 2, 4), hello("t1", 2, 4)]
+    needs = Needs(length=64, positions=1500 * head.page_size)
+    fleet = fleet_of(head, *tails)
+    for each, free in zip((head, *tails), (2560, 1000, 1000), strict=True):
+        fleet.beat(each.peer, replace(IDLE, steps=0, free_pages=free), 0.0)
+    before = cover(fleet, head, 1.0, needs, cheapest=True)[0].to_go_ms
+    fleet.beat(tails[1].peer, replace(IDLE, steps=0, free_pages=2000), 2.0)
+    after = cover(fleet, head, 2.0, needs, cheapest=True)[0].to_go_ms
+    assert before > 1000.0 > after
 
 
 def test_a_server_without_a_fault_is_as_dear_as_its_equal_and_gets_as_much() -> None:

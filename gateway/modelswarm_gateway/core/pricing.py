@@ -29,7 +29,7 @@ KEPT_SECONDS = 0.05  # costs-to-go may be so old, unless who is a last resort ha
 SWEPT = 32  # servers priced again at every choice, in turn
 MOST_KEPT = 64
 OTHER_DOMAIN_MS = 50.0  # a repair goes so far out of its way for another failure domain
-DEAREST_MS = 1e5  # of a block or a hop, whatever is said: less than a last resort
+DEAREST_MS = 1e5  # of a block, a hop or its KV, whatever is said: less than a last resort
 LEAST_USUAL_MS = 0.001  # of a block
 TOO_SHORT = 100 * LAST_RESORT  # a server that can never hold the session
 
@@ -55,6 +55,7 @@ class Price:
     far_ms: float  # how much farther it is than the nearest of its zone
     load: float
     standing: Standing
+    score: float  # what the costs of its blocks, its hop and its KV are divided by
     last_resort: bool
 
 
@@ -70,6 +71,7 @@ class _Book:
     page: Floats
     longest: Floats
     resort: Floats  # LAST_RESORT or 0
+    score: Floats  # health
     usual_ms: float = UNKNOWN_BLOCK_MS
     zone_changes: int = -1
     next_row: int = 0
@@ -116,6 +118,7 @@ class Pricing:
             far_ms=far,
             load=server.load,
             standing=standing,
+            score=score,
             last_resort=server.draining or standing.ejected or failing,
         )
 
@@ -220,6 +223,7 @@ class Pricing:
             page=np.array([float(server.hello.page_size) for server in rows]),
             longest=np.array([float(server.hello.max_length) for server in rows]),
             resort=np.zeros(count),
+            score=np.ones(count),
         )
 
     def _update(self, book: _Book, now: float) -> None:
@@ -238,15 +242,20 @@ class Pricing:
             server = book.servers[row]
             price = self.price(server, book.usual_ms, now)
             resort = LAST_RESORT if price.last_resort else 0.0
-            book.raw_ms[row] = _or_nan(server.measured_block_ms)
-            book.free[row] = server.free_pages
-            hop_ms = price.hop_ms + resort
+            hop_ms, free = price.hop_ms + resort, server.free_pages
             if resort != book.resort[row]:
                 book.resort[row] = resort
                 book.urgent = True
-            elif table.hop_ms[row] != hop_ms or table.block_ms[row] != price.block_ms:
+            elif (
+                table.hop_ms[row] != hop_ms
+                or table.block_ms[row] != price.block_ms
+                or book.free[row] != free
+                or book.score[row] != price.score
+            ):
                 book.stale = True
             table.hop_ms[row], table.block_ms[row] = hop_ms, price.block_ms
+            book.raw_ms[row] = _or_nan(server.measured_block_ms)
+            book.free[row], book.score[row] = free, price.score
 
 
 def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
@@ -254,8 +263,8 @@ def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
     asked: list[object] = []
     extra = np.zeros(len(book.servers))
     wait = kv_wait_ms(needs.positions, needs.repair, book.free, book.total, book.page)
-    if wait.any():
-        extra += wait
+    if wait.any():  # of a server that does badly longer than it says, as its steps are
+        extra += np.minimum(DEAREST_MS, wait / book.score)
         asked.append((needs.positions, needs.repair))
     if needs.length > book.longest.min():
         extra[book.longest < needs.length] += TOO_SHORT
