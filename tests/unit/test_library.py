@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from unit.tokenizers_by_hand import END, model_files
@@ -29,6 +30,7 @@ HELLO = Hello(
     last=2,
     n_blocks=2,
 )
+READ_SECONDS = 30.0  # for a thread to read files, on a busy machine
 
 
 class Shelf:
@@ -61,13 +63,15 @@ class Shelf:
                 chunk = ModelFileChunk(name, at, len(content), content[at : at + size])
                 self.library.received(peer, chunk)
 
-    async def loaded(self) -> bool:
-        await self.library_quiet()
+    async def loaded(self, seconds: float = READ_SECONDS) -> bool:
+        """Whether there are files that can be used, once none are waited for, or after so many seconds."""
+        await self.library_quiet(seconds)
         [entry] = self.library.entries()
         return entry.text is not None
 
-    async def library_quiet(self) -> None:
-        for _ in range(200):
+    async def library_quiet(self, seconds: float = READ_SECONDS) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             await asyncio.sleep(0.005)
             if all(entry.fetch is None for entry in self.library.entries()):
                 return
@@ -104,7 +108,7 @@ async def test_another_server_is_asked_when_the_first_one_goes_or_is_silent() ->
     shelf.library.tick()
     assert shelf.asked() == ["s2/1/c"]
     shelf.answer("s1/1/b", model_files())
-    assert not await shelf.loaded(), "late files of a server that was given up"
+    assert not await shelf.loaded(1.0), "late files of a server that was given up"
     shelf.answer("s2/1/c", model_files())
     assert await shelf.loaded()
 
@@ -122,7 +126,7 @@ async def test_files_that_cannot_be_used_are_asked_for_again_later() -> None:
     assert shelf.asked() == ["s0/1/a"]
     shelf.library.received("s0/1/a", ModelFileChunk("tokenizer.json", 4, 10, b"gap"))
     shelf.library.received("s0/1/a", ModelFileChunk("../secret", 0, 1, b"x"))
-    assert not await shelf.loaded()
+    assert not await shelf.loaded(1.0)
 
 
 async def test_a_new_revision_is_loaded_once_nobody_serves_the_old_one() -> None:
