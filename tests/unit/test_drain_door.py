@@ -10,7 +10,7 @@ from protocol.scripted_servers import Script
 
 from modelswarm.protocol import api_pb2
 from modelswarm.protocol.identity import PeerId, name_of
-from modelswarm.protocol.messages import Beat, Wish
+from modelswarm.protocol.messages import Beat, Close, Wish
 from modelswarm_gateway.doors.grpc_drain import drain
 from modelswarm_gateway.drains import Drains
 from modelswarm_gateway.errors import ApiError, Code
@@ -76,6 +76,17 @@ async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions
     assert (late.other_sessions, late.done) == (1, False), "it was on its way when the wish was"
     script.says(c, Beat(wish=Wish.LEAVE))
     assert [state.done for state in [s async for s in states]] == [False, True]
+
+
+async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has() -> None:
+    """Or its answer would show ours as those of another gateway, for seconds if nobody runs there."""
+    script, drains = two_tails()
+    script.core.leave("s", script.now)
+    script.run()
+    script.sent.clear()
+    drains.begin("b/1/0")
+    told = [type(item) for to, item in script.sent if to == "b/1/0"]
+    assert told == [Close, Beat]
 
 
 async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:

@@ -27,8 +27,8 @@ class Wishes:
         """Somebody asked this gateway. It counts here at once: its server may be silent."""
         self._told[peer] = wish
         self._unsure.discard(peer)
-        self._say(peer, wish)
         self._follow(peer, wish, now)
+        self._say(peer, wish)  # the last word: its answer counts the sessions that are left
 
     def heard(self, peer: PeerId, wish: Wish | None, now: float) -> None:
         """What a server says was wished last. Until it repeats what it was told, it speaks of what was before."""
