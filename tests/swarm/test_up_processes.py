@@ -23,12 +23,13 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 SOON = 10.0  # seconds; every wait ends much earlier unless something is broken
 
 
-def stand_in(folder: Path, name: str, *flags: str, rank: int = 0) -> Job:
+def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), rank: int = 0) -> Job:
+    """`later`: flags of all but the first incarnation."""
     ready = folder / f"{name}.pid"
 
     def command(incarnation: int, lifeline: int) -> Sequence[str]:
         where = ("--parent-fd", str(lifeline), "--ready", str(ready))
-        return (sys.executable, str(STAND_IN), *where, *flags)
+        return (sys.executable, str(STAND_IN), *where, *flags, *(later if incarnation > 1 else ()))
 
     def is_ready(pid: int) -> bool:
         return ready.exists() and ready.read_text() == str(pid)
@@ -85,9 +86,11 @@ def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
 
 
 def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> None:
-    jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", "--exit-after", "0.3")
+    dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
+    jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
     with supervised(tmp_path, *jobs, backoff=lambda: Backoff(first=0.05)) as supervisor:
         good = supervisor.views()[0]
+        supervisor.send("bad", signal.SIGKILL)
         assert supervisor.wait_for(lambda: supervisor.views()[1].incarnation >= 5, SOON)
 
         assert supervisor.views()[0] == good
