@@ -38,7 +38,7 @@ def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
     doors = swarm.gateway("--leave-delay", "2", "--drain", "5")
     began = time.monotonic()
     leave(swarm, doors)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 2.0
     assert "stopping" in httpx.get(f"{doors.url}/ready", timeout=5).json()["reason"]
     assert httpx.get(f"{doors.url}/live", timeout=5).status_code == 200
     late = httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10)
@@ -49,21 +49,21 @@ def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
 
 
 def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--leave-delay", "1", "--drain", "10")
+    doors = swarm.gateway("--leave-delay", "2", "--drain", "10")
     leave(swarm, doors)
-    began = time.monotonic()
-    while time.monotonic() - began < 2.5:
-        assert httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
+    began = last = time.monotonic()
+    while last - began < 3.0:
         last = time.monotonic()
+        assert httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
         time.sleep(0.1)
     assert swarm.processes["gateway"].wait(10) == 0
-    assert time.monotonic() - last >= 1.0
+    assert time.monotonic() - last >= 2.0
 
 
 def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--leave-delay", "1", "--drain", "2")
-    leave(swarm, doors)
     began = time.monotonic()
+    leave(swarm, doors)
     with contextlib.suppress(httpx.TransportError):  # when it has gone
         while httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).is_success:
             assert time.monotonic() - began < 5.0
