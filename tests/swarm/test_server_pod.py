@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cluster.kube.ports import free_ports
 from swarm.hash_swarm import wait_for
 from swarm.models import make_model
 from swarm.peers import Node, hello
@@ -26,20 +27,13 @@ from modelswarm.protocol.identity import Address
 HASH = ("--hash-model", "--pages", "64")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
-
-
 class Pod:
     """A server process with the flags that the operator gives it."""
 
     def __init__(
         self, *flags: str, prefix: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> None:
-        self.page = f"127.0.0.1:{free_port()}"
-        self.links = f"127.0.0.1:{free_port()}"
+        self.page, self.links = (f"127.0.0.1:{port}" for port in free_ports(2))
         command = [*prefix, sys.executable, "-m", "modelswarm_serving.main", "--blocks", "0:4"]
         command += ["--listen", self.links, "--metrics", self.page]
         command += ["--name", "p", "--incarnation", "3", *flags]
@@ -139,7 +133,7 @@ def test_the_last_line_is_the_reason(flags: tuple[str, ...], said: str) -> None:
     """Kubernetes shows the end of the log as the container's last message."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{free_port()}"}
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}"}
         flags = tuple(flag.replace("TAKEN", f"127.0.0.1:{port}") for flag in flags)
         with running(*flags, env=environment) as pod:
             code, log = pod.end()
