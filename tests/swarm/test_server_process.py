@@ -94,12 +94,12 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
 
 async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
-        await gateway.heard.until(lambda: bool(gateway.of(Beat)), 1.0)
+        await gateway.heard.until(lambda: bool(gateway.of(Beat)), 3.0)
         route = await gateway.open("s", 400)
         gateway.go(route, PROMPT, credit=len(PROMPT) + 1)  # it waits for credit, and it lives
-        seen = len(gateway.of(Beat))
-        await asyncio.sleep(1.0)
-        assert 5 <= len(gateway.of(Beat)) - seen <= 12
+        seen, began = len(gateway.of(Beat)), time.monotonic()
+        await gateway.heard.until(lambda: len(gateway.of(Beat)) - seen >= 20)
+        assert 1.5 < time.monotonic() - began < 4.0
 
 
 async def test_a_transformer_over_two_servers_generates_what_transformers_does(
@@ -173,7 +173,7 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
         began = time.monotonic()
         started[1].process.kill()
         await gateway.heard.until(lambda: bool(gateway.reports and gateway.heard.down))
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
         report = gateway.reports[0]
         assert (report.trouble, report.peer) == (
             Trouble.LINK_DOWN,
