@@ -198,7 +198,8 @@ def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: S
 
 
 def test_a_verbose_chat_names_the_servers_that_answered(shell: Shell) -> None:
-    done = shell.run("chat", "-v", "--max-tokens", "200", typed="hi\n")
+    # Said for a while, so that the route can be asked for meanwhile.
+    done = shell.run("chat", "-v", "--max-tokens", "450", typed="Go on.\n")
 
     assert re.search(r"\[tiny-s0-r\d \[0:2\] -> tiny-s1-r\d \[2:4\]\]", done.stderr)
 

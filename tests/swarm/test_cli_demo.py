@@ -27,11 +27,15 @@ def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProc
     )
 
 
+QUESTION = "Count up to 200."  # the hash model has 556 tokens to say to it, where it says 93 to the demo's own
+TOKENS = 556
+
+
 def test_the_demo_kills_a_server_and_says_the_same_as_without(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model", "llama")
+    folder = make_model(tmp_path / "model", "llama", max_position_embeddings=2 * TOKENS)
     document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 2}, replicas=2)
 
-    done = demo(document, tmp_path, "--hash-model")
+    done = demo(document, tmp_path, "--hash-model", "--question", QUESTION)
 
     assert done.returncode == 0, done.stdout + done.stderr
     told = done.stdout
@@ -40,7 +44,7 @@ def test_the_demo_kills_a_server_and_says_the_same_as_without(tmp_path: Path) ->
     assert re.search(rf"route before: tiny-s0-r\d \[0:2\] -> {killed[1]} \[2:4\]", told)
     assert f"{killed[1]} serves again" in told
     assert re.search(rf"killed server: +{killed[1]} \(pid \d+, SIGKILL\)", told)
-    assert re.search(r"tokens: +\d+\n", told)
+    assert re.search(rf"tokens: +{TOKENS}\n", told)
     assert re.search(r"longest gap: +\d+ ms\n", told)
     assert re.search(r"median gap: +[\d.]+ ms\n", told)
     assert "identical to the run without a failure: yes\n" in told
