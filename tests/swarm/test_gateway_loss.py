@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 from swarm.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
-from swarm.streams import IDS, lines, tokens_of, whole
+from swarm.streams import IDS, SLOW, WIDE, lines, tokens_of, whole
 
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 from modelswarm_gateway.resume import parse_id
@@ -22,11 +22,12 @@ from modelswarm_gateway.resume import parse_id
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
 SEEDED: dict[str, Any] = NAMED | {"seed": 7}
+LONG = {"max_tokens": SLOW["max_tokens"]}
 
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("loss"), *LEASE) as running:
+    with two_spans(tmp_path_factory.mktemp("loss"), *LEASE, context=WIDE) as running:
         yield running
 
 
@@ -77,16 +78,16 @@ def broken_off(
     return text, tokens, last
 
 
-@pytest.mark.parametrize("body", [SEEDED, NAMED | {"session_id": "unseeded"}])
+@pytest.mark.parametrize("body", [SEEDED | LONG, NAMED | LONG | {"session_id": "unseeded"}])
 def test_a_stream_goes_on_at_another_gateway_where_its_own_was_killed(
     swarm: HashSwarm, body: dict[str, Any]
 ) -> None:
     one, two = gateway(swarm, "one"), gateway(swarm, "two")
     text, tokens, last = broken_off(swarm, one, "one", body)
-    assert 20 < len(tokens) < CONTEXT - 2
+    assert 20 < len(tokens) < body["max_tokens"]
     more, rest, _, said = read(two, body, after=last)
     assert said[-2:] == ["data: [DONE]", ""]
-    assert len(tokens) + len(rest) == CONTEXT - 2
+    assert len(tokens) + len(rest) == body["max_tokens"]
     if "seed" in body:
         assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
     again, all_of_it, _, _ = read(two, body, after="1")
@@ -99,7 +100,7 @@ def test_a_gateway_that_is_told_to_end_hands_its_streams_over_at_once(swarm: Has
     (swarm.root / "one.json").unlink(missing_ok=True)
     one = swarm.gateway("--lease", "3600", "--drain", "0", name="one")
     two = gateway(swarm, "two")
-    body = SEEDED | {"session_id": "handed"}
+    body = SEEDED | LONG | {"session_id": "handed"}
     tokens: list[int] = []
     last = ""
     for line in lines(one, body):
@@ -110,7 +111,7 @@ def test_a_gateway_that_is_told_to_end_hands_its_streams_over_at_once(swarm: Has
             if len(tokens) == 20:
                 swarm.kill("one", signal.SIGTERM)
     swarm.processes["one"].wait(20)
-    assert 20 <= len(tokens) < CONTEXT - 2
+    assert 20 <= len(tokens) < body["max_tokens"]
     rest = read(two, body, after=last)[1]
     assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
     swarm.kill("two")

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from swarm.hash_swarm import CONTEXT, two_spans, wait_for
-from swarm.streams import IDS, LONG, lines, tokens_of
+from swarm.hash_swarm import two_spans, wait_for
+from swarm.streams import LONG, SLOW, WIDE, lines, tokens_of
 
 from modelswarm_gateway.main import main
 
 
 def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=WIDE) as swarm:
         doors = swarm.gateway()
         got: list[int] = []
         ended = False
-        for line in lines(doors, IDS):
+        for line in lines(doors, SLOW):
             got += tokens_of(line)
             if not ended and got:
                 swarm.kill("gateway", signal.SIGTERM)
@@ -34,7 +34,7 @@ def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -
                     assert answer.json()["error"]["code"] == "gateway_stopping"
                     assert client.get("/ready").status_code == 503
                     assert client.get("/health").status_code == 200
-        assert len(got) == CONTEXT - 2
+        assert len(got) == SLOW["max_tokens"]
         assert swarm.processes["gateway"].wait(10) == 0
         assert not (tmp_path / "gateway.json").exists()
 
@@ -65,7 +65,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         swarm.kill("gateway", signal.SIGTERM)
         wait_for("it stops", lambda: not swarm.is_ready(doors))
         swarm.kill("gateway", signal.SIGTERM)
-        assert swarm.processes["gateway"].wait(5) == 1
+        assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
         with contextlib.suppress(httpx.HTTPError):
             stream.close()  # type: ignore[attr-defined]
 
@@ -81,7 +81,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     try:
         wait_for("it is up", (tmp_path / "gateway.json").exists)
         os.close(write)
-        assert process.wait(5) == 1
+        assert process.wait(30) == 1
     finally:
         process.kill()
         process.wait(10)

@@ -226,16 +226,17 @@ def test_reflection_names_the_services(channel: grpc.Channel) -> None:
 def test_no_room_is_resource_exhausted_with_retry_after(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    with two_spans(tmp_path_factory.mktemp("full"), "--pages", "48") as swarm:
+    pages = ("--pages", "80")
+    with two_spans(tmp_path_factory.mktemp("full"), *pages, context=2 * CONTEXT) as swarm:
         doors = swarm.gateway()
         with grpc.insecure_channel(doors.grpc) as channel:
             stub = inference(channel)
-            first = stub.GenerateStream(request(max_tokens=500), timeout=30)
+            first = stub.GenerateStream(request(max_tokens=900), timeout=30)
             next(first)
-            status, trailing = failure(channel, request(max_tokens=500))
+            status, trailing = failure(channel, request(max_tokens=900))
             assert (status, trailing["error-code"]) == ("RESOURCE_EXHAUSTED", "no_capacity")
             assert float(trailing["retry-after"]) > 0
-            assert sum(len(part.token_ids) for part in first) == 499
+            assert sum(len(part.token_ids) for part in first) == 899
 
 
 def test_a_session_that_breaks_is_internal_and_then_unavailable(

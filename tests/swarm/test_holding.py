@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 from chaos.proxy import Network
 from swarm.hash_swarm import MODEL, Doors, two_spans, wait_for
-from swarm.streams import IDS, lines, tokens_of, whole
+from swarm.streams import IDS, SLOW, WIDE, lines, tokens_of, whole
 
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 
 OFTEN = ("--keepalive", "0.3")
-ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=400, ignore_eos=True)
+ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=800, ignore_eos=True)
 PINGING = (  # as a client does that wants to know soon that its gateway is gone
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -23,12 +23,12 @@ PINGING = (  # as a client does that wants to know soon that its gateway is gone
 
 
 def test_a_held_stream_hears_every_moment_what_it_waits_for(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=WIDE) as swarm:
         doors = swarm.gateway(*OFTEN)
-        expected = whole(doors, IDS)
+        expected = whole(doors, SLOW)
         got: list[int] = []
         said: list[str] = []
-        for line in lines(doors, IDS):
+        for line in lines(doors, SLOW):
             got += tokens_of(line)
             if line.startswith(":"):
                 said.append(line)
@@ -41,7 +41,7 @@ def test_a_held_stream_hears_every_moment_what_it_waits_for(tmp_path: Path) -> N
 
 
 def test_an_answer_that_has_not_begun_is_seen_to_wait(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=WIDE) as swarm:
         doors = swarm.gateway(*OFTEN)
         expected = whole(doors, IDS)
         swarm.kill("s1", signal.SIGSTOP)
@@ -54,7 +54,7 @@ def test_an_answer_that_has_not_begun_is_seen_to_wait(tmp_path: Path) -> None:
 
 
 def test_a_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=WIDE) as swarm:
         doors = swarm.gateway(*OFTEN)
         with grpc.insecure_channel(doors.grpc, options=PINGING) as channel:
             stub = api_pb2_grpc.InferenceStub(channel)
@@ -75,7 +75,7 @@ def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
     """Its client says nothing, and the gateway has nothing to say: only pings tell proxies that it is needed."""
     network = Network(seed=1)
     try:
-        with two_spans(tmp_path) as swarm:
+        with two_spans(tmp_path, context=WIDE) as swarm:
             doors = swarm.gateway(*OFTEN)
             target = network.proxy("gateway", int(doors.grpc.rpartition(":")[2]))
             with grpc.insecure_channel(target) as channel:
@@ -98,7 +98,7 @@ def held(doors: Doors) -> bool:
 
 
 def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=WIDE) as swarm:
         doors = swarm.gateway(*OFTEN, "--hold", "1")
         with grpc.insecure_channel(doors.grpc) as channel:
             got: list[int] = []
@@ -118,11 +118,11 @@ def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) 
 def test_a_hold_that_is_shorter_than_the_keepalive_is_heard_of_before_it_ends(
     tmp_path: Path,
 ) -> None:
-    with two_spans(tmp_path, "--hold", "2") as swarm:
+    with two_spans(tmp_path, "--hold", "2", context=WIDE) as swarm:
         doors = swarm.gateway("--keepalive", "5")
         got: list[int] = []
         said: list[str] = []
-        for line in lines(doors, IDS):
+        for line in lines(doors, SLOW):
             if swarm.processes["s1"].poll() is not None:
                 said.append(line)
                 continue

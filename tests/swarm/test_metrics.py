@@ -9,21 +9,24 @@ from pathlib import Path
 import httpx
 from cluster.prometheus import lint
 from swarm.hash_swarm import MODEL, Doors, HashSwarm, two_spans, wait_for
+from swarm.running import REPORTED
 
 from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.protocol.identity import name_of
 
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
-LONG = {**BODY, "max_tokens": 490}
-PAGES = 48  # room for one long answer
+LONG = {**BODY, "max_tokens": 900}
+CONTEXT = 1024
+PAGES = 80  # room for one long answer
 
 
 def stream(doors: Doors, outcome: str) -> float:
     return doors.metric("modelswarm_gateway_streams_total", model=MODEL, outcome=outcome)
 
 
-def recoveries(doors: Doors, outcome: str) -> float:
-    return doors.metric("modelswarm_gateway_recoveries_total", model=MODEL, outcome=outcome)
+def recoveries(doors: Doors, outcome: str, **labels: str) -> float:
+    name = "modelswarm_gateway_recoveries_total"
+    return doors.metric(name, model=MODEL, outcome=outcome, **labels)
 
 
 def complete(doors: Doors, **fields: object) -> httpx.Response:
@@ -52,7 +55,8 @@ def page(target: str) -> bytes:
 
 
 def test_completed_reused_and_refused(tmp_path: Path) -> None:
-    with two_spans(tmp_path, "--pages", f"{PAGES}", "--metrics", "127.0.0.1:0") as swarm:
+    flags = ("--pages", f"{PAGES}", "--metrics", "127.0.0.1:0")
+    with two_spans(tmp_path, *flags, context=CONTEXT) as swarm:
         doors = swarm.gateway()
         for _ in range(2):
             assert complete(doors, session_id="mine").status_code == 200
@@ -63,7 +67,7 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
         assert doors.metric("modelswarm_gateway_route_hops_sum") == 4
         assert doors.metric("modelswarm_gateway_request_seconds_count") == 2
         with streaming(doors):
-            assert complete(doors, max_tokens=490).status_code == 429
+            assert complete(doors, max_tokens=900).status_code == 429
             assert doors.metric("modelswarm_gateway_sessions", state="running") == 1
         assert stream(doors, "refused") == 1
         wait_for("it was left", lambda: stream(doors, "cancelled") == 1)
@@ -72,7 +76,7 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
 
 
 def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=CONTEXT) as swarm:
         swarm.server("t1", "2:4")
         swarm.servers_ready("t1")
         doors = swarm.gateway("--hold", "3", "--vllm-metrics")
@@ -82,8 +86,10 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
             for _ in lines:
                 pass
         assert (stream(doors, "recovered"), stream(doors, "completed")) == (1, 0)
-        assert recoveries(doors, "resumed") == 1
-        assert doors.metric("modelswarm_gateway_recovery_seconds_count") == 1
+        assert sum(recoveries(doors, "resumed", cause=cause) for cause in REPORTED) == 1
+        assert recoveries(doors, "resumed", cause="link_down") == 1
+        timed = doors.metric("modelswarm_gateway_recovery_seconds_count")
+        assert timed == recoveries(doors, "resumed")
         assert doors.metric("modelswarm_gateway_replayed_tokens_total") > 0
         assert doors.metric("modelswarm_gateway_reroutes_total", cause="link_down") >= 1
         lose_the_head(swarm, doors)
