@@ -37,7 +37,8 @@ def test_a_server_dies_while_the_prompt_is_read(
 ) -> None:
     ask = Ask(prompt_of(900, 1, VOCAB), 40)
     calm = swarm.calm(ask)
-    judge(toy_model, calm, kills.kill_in_prefill(swarm, ask, PLACES[place]))
+    for killed in kills.kill_in_prefill(swarm, ask, PLACES[place]):
+        judge(toy_model, calm, killed)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -47,7 +48,8 @@ def test_a_server_dies_while_tokens_come(
 ) -> None:
     ask = Ask(prompt_of(200, 2, VOCAB), NEW, sampling)
     calm = swarm.calm(ask)
-    judge(toy_model, calm, kills.kill_in_decode(swarm, ask, PLACES[place], AT))
+    for killed in kills.kill_in_decode(swarm, ask, PLACES[place], AT):
+        judge(toy_model, calm, killed)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -37,13 +37,15 @@ def judge(answer: Answer) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_server_dies_while_the_prompt_is_read(swarm: Running, place: str) -> None:
-    judge(kills.kill_in_prefill(swarm, Ask(prompt_of(900, 1, VOCAB), 40), PLACES[place]))
+    for answer in kills.kill_in_prefill(swarm, Ask(prompt_of(900, 1, VOCAB), 40), PLACES[place]):
+        judge(answer)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_server_dies_while_tokens_come(swarm: Running, place: str) -> None:
     ask = Ask(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
-    judge(kills.kill_in_decode(swarm, ask, PLACES[place], AT))
+    for answer in kills.kill_in_decode(swarm, ask, PLACES[place], AT):
+        judge(answer)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -55,6 +55,6 @@ def test_a_session_waits_for_the_room_that_died_and_the_other_one_goes_on(
     swarm.wait_session(lambda session: session.state == "held")
     for stream in streams:
         judge(stream.answer())
-    assert swarm.faults().resumed == before.resumed + 1
+    assert swarm.faults().mended == before.mended + 1
     judge(swarm.ask(Ask(prompt_of(30, 3, VOCAB), NEW)))
     swarm.wait_empty()
