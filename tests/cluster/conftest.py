@@ -66,7 +66,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
 @pytest.fixture(scope="session")
 def kwok_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
     """With controller manager, scheduler and kwok: pods on `fake_node`s become Running."""
-    settings = ApiSettings(controller_manager=True, scheduler=True, kwok=True, audit=True)
+    settings = ApiSettings(
+        controller_manager=True,
+        scheduler=True,
+        kwok=True,
+        audit=True,
+        node_grace_seconds=50,  # kwok's nodes tell every ten seconds that they live; no test waits for their death
+    )
     yield from _running(tmp_path_factory.mktemp("kwok"), settings)
 
 
