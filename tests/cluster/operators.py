@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import httpx
 from cluster.kube.api_level import ApiLevel
 from cluster.kube.ports import free_ports
 from cluster.kube.waiting import wait_for
+from cluster.plain import USER, Plain
 
 from modelswarm_operator.rights import Need, lease_needs, needs, node_needs
 
@@ -26,7 +28,10 @@ START_SECONDS = 180.0
 
 
 def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
-    """An account in the namespace with exactly the operator's needs, less some (resource, verb) of them."""
+    """An account in the namespace with exactly the operator's needs, less some (resource, verb) of them.
+
+    What it may no longer do is refused from here on; what it may do, soon.
+    """
     left_out = set(without)
     rules = _rules([*needs(), *lease_needs()], left_out)
     node_rules = _rules(list(node_needs()), left_out)
@@ -37,6 +42,18 @@ def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = 
         {**_role("ClusterRole", f"{namespace}-nodes"), "rules": node_rules},
         _binding("ClusterRoleBinding", "ClusterRole", f"{namespace}-nodes", namespace),
     )
+    if left_out:
+        with Plain(level) as plain:
+            for need in (*needs(), *lease_needs(), *node_needs()):
+                if (need.resource, need.verb) in left_out:
+                    what = f"{need.verb} {need.resource} to be refused"
+                    wait_for(what, partial(_is_refused, plain, namespace, need), 30, every=0.02)
+
+
+def _is_refused(plain: Plain, namespace: str, need: Need) -> bool:
+    where = namespace if need.kind.namespaced else ""
+    user = USER.format(namespace, ACCOUNT)
+    return not plain.may(user, need.verb, need.resource, where, need.kind.group)
 
 
 def _rules(wanted: list[Need], left_out: set[tuple[str, str]]) -> list[dict[str, list[str]]]:

@@ -31,6 +31,7 @@ def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
         made.operator.check_log()
 
 
+@pytest.mark.timeout(900)  # so many operators
 def test_every_missing_right_is_named(api: ApiLevel, stage: Scene) -> None:
     """One after the other is taken away; a new process each time."""
     for need in NEEDED:
