@@ -26,8 +26,13 @@ Json = dict[str, Any]
 
 
 def install_crd(kubectl: Kubectl) -> None:
-    """As the file is, and until the API server serves it."""
+    """As the file is, and the API server serves it."""
     kubectl("apply", "--server-side", "-f", str(CRD))
+    wait_served(kubectl)
+
+
+def wait_served(kubectl: Kubectl) -> None:
+    """Of a resource that was made just now, objects are refused at first."""
     kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 20.0)
     wait_for("modelswarms are served", lambda: "modelswarms" in _resources(kubectl), 20.0)
 

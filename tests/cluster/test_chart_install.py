@@ -14,6 +14,9 @@ from cluster.chart import CHART, VALUES, Object, one, pods, render
 from cluster.kube.api_level import ApiLevel, ApiSettings
 from cluster.kube.kubectl import CommandFailed, Kubectl
 from cluster.kube.layout import Layout
+from cluster.kube.waiting import wait_for
+from cluster.plain import USER, Plain
+from cluster.swarms import wait_served
 
 CRD = "modelswarms.modelswarm.io"
 SWARM = """
@@ -41,6 +44,13 @@ def kubectl(server: ApiLevel) -> Iterator[Kubectl]:
         release = server.kubectl.within(name)
         release.helm("uninstall", "modelswarm", "--ignore-not-found", "--wait=hookOnly")
     server.kubectl("delete", "crd", CRD, "--ignore-not-found")
+
+
+def install_and_apply(kubectl: Kubectl) -> None:
+    """A swarm as well."""
+    install(kubectl)
+    wait_served(kubectl)
+    kubectl.apply(SWARM)
 
 
 def install(kubectl: Kubectl, *flags: str) -> str:
@@ -87,8 +97,7 @@ def test_an_upgrade_changes_and_a_rollback_changes_back(kubectl: Kubectl) -> Non
 
 
 def test_swarms_outlive_an_upgrade_of_the_resource_and_an_uninstall(kubectl: Kubectl) -> None:
-    install(kubectl)
-    kubectl.apply(SWARM)
+    install_and_apply(kubectl)
     install(kubectl, "--set", "gateway.replicas=3")
     kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
     assert kubectl.find("deployment", "modelswarm-operator") is None
@@ -146,8 +155,7 @@ def test_an_editor_of_a_namespace_may_scale_its_swarms_and_a_viewer_may_look(
     kubectl: Kubectl, server: ApiLevel
 ) -> None:
     """Aggregation itself is the controller manager's work; the rules are what it copies."""
-    install(kubectl)
-    kubectl.apply(SWARM)
+    install_and_apply(kubectl)
     role = f"{kubectl.namespace}-modelswarm-edit"
     kubectl("create", "serviceaccount", "editor")
     account = f"{kubectl.namespace}:editor"
@@ -158,6 +166,7 @@ def test_an_editor_of_a_namespace_may_scale_its_swarms_and_a_viewer_may_look(
     kubectl(
         "create", "rolebinding", "viewer", f"--clusterrole={view}", f"--serviceaccount={account}"
     )
+    wait_allowed(server, kubectl.namespace, "editor")
     file = server.service_account_kubeconfig(kubectl.namespace, "editor")
     editor = Kubectl(file, kubectl.namespace)
     editor("scale", "modelswarm/counting", "--replicas=3")
@@ -170,6 +179,7 @@ def test_every_rule_of_the_operator_is_granted_to_its_account(
     kubectl: Kubectl, server: ApiLevel
 ) -> None:
     install(kubectl)
+    wait_allowed(server, kubectl.namespace, "modelswarm-operator")
     file = server.service_account_kubeconfig(kubectl.namespace, "modelswarm-operator")
     operator = Kubectl(file, kubectl.namespace)
     role = one(
@@ -197,6 +207,13 @@ def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
     }
     install(kubectl, "--set-json", f"extraObjects={json.dumps([extra])}")
     assert kubectl.find("configmap", "modelswarm-notes") is not None
+
+
+def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
+    """The API server has heard of the rules that were made for it."""
+    asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
+    with Plain(server) as plain:
+        wait_for(f"{account} to have its rights", lambda: plain.may(*asked), 30)
 
 
 def _replicas(kubectl: Kubectl, component: str) -> int:
