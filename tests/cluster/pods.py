@@ -15,6 +15,7 @@ from cluster.kube.api_level import ApiLevel
 from cluster.plain import MERGE, PODS, STRATEGIC, Json, Plain
 
 EVERY = 0.05
+END_SECONDS = 40.0  # longer than a request may take to be answered
 READY = "ready"
 RUNNING = "running"  # but not ready
 PENDING = "pending"  # bound, and nothing more
@@ -127,7 +128,8 @@ class FakeKubelet:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self.nodes:
-            self._thread.join(10)
+            self._thread.join(END_SECONDS)
+            assert not self._thread.is_alive(), "the kubelet's request does not end"
         self._plain.close()
 
     def _run(self) -> None:
@@ -155,7 +157,6 @@ class FakeKubelet:
 
     def _bind(self, pod: Json) -> None:
         node = self.nodes[self._bound % len(self.nodes)]
-        self._bound += 1
         name = pod["metadata"]["name"]
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {
@@ -165,6 +166,7 @@ class FakeKubelet:
             "target": target,
         }
         self._plain.post(f"{self._path}/{name}/binding", body)
+        self._bound += 1
 
 
 def _is_ready(pod: Json) -> bool | None:

@@ -11,6 +11,8 @@ from cluster.kube.kubectl import CommandFailed, Kubectl
 from cluster.kube.kwok import fake_node
 from cluster.kube.layout import Layout
 from cluster.kube.processes import start_ticks
+from cluster.kube.waiting import wait_for
+from cluster.plain import USER, Plain
 
 POD = """
 apiVersion: v1
@@ -46,6 +48,9 @@ def test_a_service_account_has_only_the_rights_that_it_was_given(
     admin(
         "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:default"
     )
+    with Plain(api) as plain:
+        user = USER.format(namespace, "default")
+        wait_for("the right to be known", lambda: plain.may(user, "list", "pods", namespace), 30)
     assert account.items("pods") == []
 
 
@@ -107,13 +112,16 @@ def test_pods_of_a_fake_node_run_and_its_gpus_are_counted(
     kwok_api: ApiLevel, namespace: str
 ) -> None:
     kubectl = kwok_api.kubectl.within(namespace)
-    kwok_api.kubectl.apply(fake_node("fake-0", gpus=4))
-    kwok_api.kubectl.wait_condition("node", "fake-0", "Ready", 30)
-    kubectl.apply(POD.format(name="placed", node="fake-0"))
-    kubectl.wait_condition("pod", "placed", "Ready", 30)
-    node = kwok_api.kubectl.find("node", "fake-0")
-    assert node is not None
-    assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    kwok_api.kubectl.apply(fake_node("fake-gpus", gpus=4))
+    try:
+        kwok_api.kubectl.wait_condition("node", "fake-gpus", "Ready", 30)
+        kubectl.apply(POD.format(name="placed", node="fake-gpus"))
+        kubectl.wait_condition("pod", "placed", "Ready", 30)
+        node = kwok_api.kubectl.find("node", "fake-gpus")
+        assert node is not None
+        assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    finally:
+        kwok_api.kubectl("delete", "node", "fake-gpus")  # others would be placed there
 
 
 def test_nothing_of_it_runs_after_down(tmp_path_factory: pytest.TempPathFactory) -> None:
