@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 from cluster.chart import CHART
 from cluster.kube.kubectl import Kubectl
@@ -23,10 +24,11 @@ EXAMPLE = CHART.parents[1] / "examples" / "counting.yaml"
 INSTALL_SECONDS = 180.0
 READY_SECONDS = 240.0  # four servers import torch, two on each of two nodes that share this machine
 SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
+HTTP = 8000  # of a gateway's pod
 VALUES: dict[str, Any] = {
     "image": {"pullPolicy": "Never"},
     "operator": {"resources": SMALL, "resyncSeconds": 5},
-    "gateway": {"resources": SMALL, "leaveDelaySeconds": 1, "drainSeconds": 5, "holdSeconds": 60},
+    "gateway": {"resources": SMALL, "leaveDelaySeconds": 3, "drainSeconds": 5, "holdSeconds": 60},
     "server": {"image": {"repository": "modelswarm/server-slim"}},
 }
 
@@ -49,6 +51,15 @@ class Release:
         self.kubectl.apply(text)
         self.kubectl.wait_condition("modelswarm", name, "Ready", seconds)
         return name
+
+    def answers(self, swarm: str) -> bool:
+        """Through each of its gateways: Ready is the operator's word, and they link the last server after it."""
+        for pod in self.kubectl.items("pods", "app.kubernetes.io/component=gateway"):
+            url = f"http://{pod['status']['podIP']}:{HTTP}/v1/models"
+            models = httpx.get(url, timeout=10).json()["data"]
+            if not any(model["id"] == swarm and model["ready"] for model in models):
+                return False
+        return True
 
     def servers(self, swarm: str) -> list[dict[str, Any]]:
         """Its pods that are not on their way out."""

@@ -60,6 +60,7 @@ def test_a_swarm_speaks_with_the_words_it_brings_along(
         release.kubectl.wait_condition("msw", NAME, "Ready", CHANGE_SECONDS)
         known = release.kubectl.get("msw", NAME)["status"]["model"]
         assert (known["source"], known["tokenizer"], known["blocks"]) == (bare, words, 8)
+        wait_for("every gateway to answer", lambda: release.answers(NAME), CHANGE_SECONDS)
         once = asked(release)
 
         document["spec"]["model"]["chatTemplate"] = TWICE
