@@ -25,7 +25,7 @@ class Limits:
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
-    queued_bytes: int = 256 << 20  # per lane: the row windows (R11) of a hundred prompts at once
+    queued_bytes: int = 256 << 20  # per lane: many times what a server grants one peer (R11)
     parting_seconds: float = 0.5  # to say what is queued when we close
 
 

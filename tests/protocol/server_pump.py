@@ -92,6 +92,7 @@ class Pump:
         lease_seconds: float = 30.0,
         token_budget: int = 512,
         row_window: int = 1024,
+        coming_bytes: int = 32 << 20,
         replay_bytes: int = 1 << 20,
         copy_rate: int = 0,
     ) -> Server:
@@ -112,6 +113,7 @@ class Pump:
             lease_seconds=lease_seconds,
             token_budget=token_budget,
             row_window=row_window,
+            coming_bytes=coming_bytes,
             replay_bytes=replay_bytes,
             copy_rate=copy_rate,
         )

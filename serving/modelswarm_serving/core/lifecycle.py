@@ -30,6 +30,7 @@ from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Early, Fault, Hop
 from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.core.windows import Windows
 from modelswarm_serving.model.base import ModelShape
 
 NO_TURN = Turn(reserve=0, end=0)
@@ -45,6 +46,7 @@ class Lifecycle:
         peers: Peers,
         out: Outbox,
         schedule: Schedule,
+        windows: Windows,
         log: ReplayLog,
     ) -> None:
         self._settings = settings
@@ -52,6 +54,7 @@ class Lifecycle:
         self._peers = peers
         self._out = out
         self._schedule = schedule
+        self._windows = windows
         self._log = log
         self._grants: dict[Hop, float] = {}  # hops that never ran, until when they may wait for Go
         self.hops = Registry(draw)
@@ -102,6 +105,7 @@ class Lifecycle:
                 self._out.to_gateway(peer, hop.answer)
             return
         self._schedule.stopped(hop)
+        self._windows.ended(hop)
         hop.stop_epoch()
         hop.reply, hop.epoch = fence.reply, fence.epoch
         hop.ran = max(hop.ran, _ran(fence))
@@ -270,6 +274,7 @@ class Lifecycle:
     def free(self, hop: Hop) -> None:
         """Forget the hop at once; its pages follow when the step that borrowed them retires."""
         self._schedule.stopped(hop)
+        self._windows.ended(hop)
         self.hops.remove(hop)
         self._grants.pop(hop, None)
         self._log.drop(hop.handle)

@@ -1,4 +1,4 @@
-"""What a running hop sends: rows to its successor, windows to its predecessor, tokens to gateway and head.
+"""What a running hop sends: rows to its successor, tokens to gateway and head.
 
 Called by `server.py` after a step and when a window comes. Plans nothing; computed rows are within the successor's
 window because they were planned so, kept ones because they are sent as far as it reaches.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelswarm.protocol.messages import Finish, Go, Lane, Rows, Token, Trouble, Window
+from modelswarm.protocol.messages import Finish, Go, Lane, Rows, Token, Trouble
 from modelswarm_serving.core.outbox import Outbox
 from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.session import Fault, Hop
@@ -79,25 +79,6 @@ def flush_live(out: Outbox, hop: Hop) -> None:
         rows = Rows(to.handle, go.epoch, at, 1, row, sample=True)
         out.send(to.address, Lane.LIVE, rows)
         hop.sent = at + 1
-
-
-def grant(out: Outbox, hop: Hop, row_window: int) -> None:
-    """Tell the predecessor how far it may send, when that is news to it (R11)."""
-    go = hop.go
-    assert go is not None and go.predecessor is not None
-    n = go.length - 1
-    limit = min(hop.kv + row_window, hop.turn.reserve)
-    # all bulk rows are here: the predecessor may go over to live (R9)
-    acknowledge = hop.received >= n > go.start and not hop.acknowledged
-    # in halves of the window; `granted` may be capped by the reserve, the distance is not
-    room = limit > hop.granted and hop.kv + row_window - hop.granted >= max(1, row_window // 2)
-    if not (acknowledge or room):
-        return
-    hop.acknowledged |= acknowledge
-    hop.granted = max(hop.granted, limit)
-    to = go.predecessor
-    window = Window(to.handle, go.epoch, hop.received, hop.granted)
-    out.send(to.address, Lane.LIVE, window)
 
 
 def send_picked(out: Outbox, hop: Hop, picked: Picked) -> None:

@@ -42,6 +42,7 @@ from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.core.stats import ServerStats
 from modelswarm_serving.core.steps import Steps
+from modelswarm_serving.core.windows import Windows
 from modelswarm_serving.model.base import ModelShape, Result, Task
 
 
@@ -60,16 +61,25 @@ class ServerCore:
         self._schedule = Schedule(settings.token_budget)
         self._log = ReplayLog(shape.row_bytes, settings.replay_bytes)
         self._copies = Copies(shape, self._out, self._log, settings.copy_rate)
+        coming = settings.coming_bytes // shape.row_bytes
+        self._windows = Windows(self._out, settings.row_window, coming)
         self._life = Lifecycle(
-            settings, shape, draw, self._peers, self._out, self._schedule, self._log
+            settings,
+            shape,
+            draw,
+            self._peers,
+            self._out,
+            self._schedule,
+            self._windows,
+            self._log,
         )
         self._finding = Finding(self._life.hops, self._peers, self._out)
         self._steps = Steps(
             shape,
-            settings.row_window,
             self._life,
             self._out,
             self._schedule,
+            self._windows,
             self._log,
             self._copies,
         )
@@ -181,7 +191,7 @@ class ServerCore:
         if go.warm:
             self._copies.grant(hop)
         elif go.predecessor is not None:
-            outflow.grant(self._out, hop, self._settings.row_window)
+            self._windows.grant(hop)
         for sender, window in early.windows.items():
             self._on_window(sender, window, now)
         for sender, rows in early.rows:
@@ -230,7 +240,7 @@ class ServerCore:
             return
         fault = intake.take_rows(hop, rows, self._shape.row_bytes)
         if self._went_well(hop, peer, fault):
-            outflow.grant(self._out, hop, self._settings.row_window)
+            self._windows.grant(hop)
             self._steps.wake(hop, now)
 
     def _on_token(self, peer: PeerId, token: Token, now: float) -> None:

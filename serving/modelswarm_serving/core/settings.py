@@ -18,6 +18,7 @@ class ServerSettings:
     repair_fraction: float = 0.1  # of the pages, which only repairs may take (R12)
     token_budget: int = 512  # rows per step
     row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)
+    coming_bytes: int = 32 << 20  # of rows that one peer may have to send here on bulk (R12)
     replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
     copy_rate: int = 0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
 

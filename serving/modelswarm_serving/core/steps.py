@@ -18,6 +18,7 @@ from modelswarm_serving.core.replay_log import ReplayLog
 from modelswarm_serving.core.schedule import Schedule
 from modelswarm_serving.core.session import Fault, Hop, Phase
 from modelswarm_serving.core.stalls import Stalls
+from modelswarm_serving.core.windows import Windows
 from modelswarm_serving.model.base import ModelShape, Pick, Result, Task, Work
 
 MEAN_WEIGHT = 0.1  # of the newest step in the running mean
@@ -28,18 +29,18 @@ class Steps:
     def __init__(
         self,
         shape: ModelShape,
-        row_window: int,
         life: Lifecycle,
         out: Outbox,
         schedule: Schedule,
+        windows: Windows,
         log: ReplayLog,
         copies: Copies,
     ) -> None:
         self._shape = shape
-        self._row_window = row_window
         self._life = life
         self._out = out
         self._schedule = schedule
+        self._windows = windows
         self._log = log
         self._copies = copies
         self._running: list[tuple[Hop, Work]] = []
@@ -202,7 +203,7 @@ class Steps:
         if work.pick is not None and result.picked is not None:
             outflow.send_picked(self._out, hop, result.picked)
         if not hop.is_head:
-            outflow.grant(self._out, hop, self._row_window)
+            self._windows.grant(hop)
 
     def wake(self, hop: Hop, now: float) -> None:
         """Something changed that rows of a running hop may have waited for."""
@@ -222,4 +223,5 @@ class Steps:
         if hop.phase is not Phase.STOPPED:
             hop.phase = Phase.STOPPED
             self._schedule.stopped(hop)
+            self._windows.ended(hop)
             self._out.report(hop, peer, fault)

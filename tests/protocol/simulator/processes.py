@@ -97,6 +97,7 @@ class ServerProcess:
             lease_seconds=layout.lease_seconds,
             token_budget=layout.token_budget,
             row_window=layout.row_window,
+            coming_bytes=layout.coming_bytes,
             replay_bytes=layout.replay_bytes,
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)

@@ -21,6 +21,7 @@ class Layout:
     max_length: int
     token_budget: int
     row_window: int
+    coming_bytes: int = 32 << 20  # of rows that one peer may have to send to a server on bulk
     gateways: int = 1
     input_tokens: int = 8192  # most entries per Input message ...
     short_input: int = 256  # ... and up to how many go on the live lane

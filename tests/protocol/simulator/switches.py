@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from protocol.simulator import switches_gateways, switches_moves
+from protocol.simulator.processes import ROW_BYTES
 from protocol.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
 
 from modelswarm_gateway.core.effects import GatewaySettings
@@ -22,7 +23,21 @@ def draw(seed: int, switch: str = "mixed") -> Scenario:
     scenario = Scenario(
         seed, switch, _draw_layout(rng), _draw_weather(rng), _draw_faults(rng), _draw_load(rng)
     )
-    return _concentrate(scenario, rng)
+    return _narrow(_concentrate(scenario, rng))
+
+
+NARROW = ("kills", "tight", "prefill", "loop", "sparse", "rewinds", "long", "evictions", "storm")
+
+
+def _narrow(scenario: Scenario) -> Scenario:
+    """In some worlds of some switches there is room for the rows of few sessions at a time, or of none. Not on a very
+    slow bulk lane: a row at a time would take longer there than any deadline."""
+    if scenario.switch not in NARROW or scenario.weather.bulk_factor > 10:
+        return scenario
+    rng = random.Random(f"narrow/{scenario.switch}/{scenario.seed}")
+    rows = rng.choice((4 << 20, 16, 0))
+    layout = replace(scenario.layout, coming_bytes=rows * ROW_BYTES)
+    return replace(scenario, layout=layout)
 
 
 def _draw_layout(
