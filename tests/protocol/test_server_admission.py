@@ -82,6 +82,72 @@ def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
     assert create(pump, server, "c", 8).refused is None
 
 
+def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    held = create(pump, server, "a", 40)
+    create(pump, server, "b", 28)
+    assert create(pump, server, "large", 44, repair=True).refused is Refusal.NO_PAGES
+    assert create(pump, server, "small", 4, repair=True).refused is None, "it takes what is there"
+    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    assert create(pump, server, "c", 8).refused is Refusal.NO_PAGES, "12 are free, 11 are awaited"
+    assert create(pump, server, "large", 44, repair=True).refused is None
+    server.core.receive(GATEWAY, Close(pump.answers[-1][1].own), pump.now)  # type: ignore[union-attr]
+    assert create(pump, server, "c", 8).refused is None, "it had room: nothing is awaited"
+
+
+def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    held = create(pump, server, "a", 40)
+    create(pump, server, "b", 28)
+    assert create(pump, server, "large", 44, repair=True).refused is Refusal.NO_PAGES
+    assert create(pump, server, "small", 16, repair=True).refused is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    large = create(pump, server, "large", 44, repair=True)
+    assert large.refused is None
+    server.core.receive(GATEWAY, Close(large.own), pump.now)
+    assert create(pump, server, "c", 28).refused is Refusal.NO_PAGES, "13 are free, 4 are awaited"
+    assert create(pump, server, "c", 36).refused is Refusal.NO_PAGES
+    pump.tick(REPAIR_SECONDS + 0.1)
+    assert create(pump, server, "c", 28).refused is None
+
+
+def next_turn(pump: Pump, server: Server, own: int, reserve: int, epoch: int) -> Fenced:
+    turn = Turn(reserve, reserve + 1)
+    server.core.receive(GATEWAY, Fence(own, 1, Epoch(epoch, 1), 0, 0, None, turn), pump.now)
+    pump.collect()
+    answer = pump.answers[-1][1]
+    assert isinstance(answer, Fenced)
+    return answer
+
+
+def test_a_turn_that_needs_more_pages_waits_behind_a_repair_and_any_other_does_not() -> None:
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    held = create(pump, server, "a", 28)
+    own = create(pump, server, "b", 28).own
+    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
+    assert next_turn(pump, server, own, 28, 2).refused is None, "it has what it needs"
+    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    assert next_turn(pump, server, own, 40, 3).refused is Refusal.NO_PAGES, "13 free, 11 awaited"
+    assert next_turn(pump, server, own, 20, 4).refused is None
+    assert create(pump, server, "r", 44, repair=True).refused is None
+    assert next_turn(pump, server, own, 24, 5).refused is None
+
+
+def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
+    """One of its hops grows here, another one is to be opened beside it."""
+    pump = Pump()
+    server = pump.serve(0, 6, pages=20, page_size=4)
+    own = create(pump, server, "a", 28, blocks=(0, 3)).own
+    other = create(pump, server, "b", 24, blocks=(0, 3)).own
+    assert create(pump, server, "a", 32, blocks=(3, 6), repair=True).refused is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(other), pump.now)
+    assert next_turn(pump, server, own, 32, 2).refused is None
+    assert create(pump, server, "a", 32, blocks=(3, 6), repair=True).refused is None
+
+
 def test_a_refused_create_leaves_nothing_behind() -> None:
     pump = Pump()
     server = pump.serve(2, 4, pages=20, max_length=60)

@@ -12,6 +12,8 @@ from modelswarm_serving.core.pages import PagePool, pages_for
 from modelswarm_serving.core.session import Hop
 from modelswarm_serving.model.base import ModelShape
 
+Range = tuple[str, int, int]  # a session and blocks of it
+
 REPAIR_SECONDS = 3.0  # what becomes free so soon after is for a repair that found no room
 
 
@@ -20,8 +22,7 @@ class Admission:
         self._shape = shape
         self._kept = math.ceil(repair_fraction * shape.total_pages)
         self.pool = PagePool(shape.total_pages)
-        self._awaited = 0  # pages that a repair waits for ...
-        self._until = 0.0  # ... so long
+        self._awaited: dict[Range, tuple[int, float]] = {}  # of repairs: more pages, until when
 
     def never(self, turn: Turn, repair: bool) -> Refusal | None:
         """A turn that this server could not serve even if it were empty."""
@@ -55,17 +56,27 @@ class Admission:
         wanted = self._pages(turn) - held
         return wanted + kept - self.pool.free if wanted > 0 else 0
 
-    def repair_waits(self, turn: Turn, now: float) -> None:
+    def repair_waits(self, who: Range, turn: Turn, held: int, now: float) -> None:
         """A repair found no room. Many small new sessions must not take what becomes free before it fits."""
-        awaited = self._awaited if now < self._until else 0
-        self._awaited, self._until = max(awaited, self._pages(turn)), now + REPAIR_SECONDS
+        self._expire(now)
+        self._awaited[who] = (self._pages(turn) - held, now + REPAIR_SECONDS)
 
-    def repair_has_room(self) -> None:
-        self._until = 0.0
+    def repair_has_room(self, who: Range) -> None:
+        """Others may still wait."""
+        self._awaited.pop(who, None)
 
-    def outranked(self, turn: Turn, now: float) -> bool:
-        """Whether a new session would take pages that a repair waits for."""
-        return now < self._until and self.pool.free - self._pages(turn) < self._awaited
+    def outranked(self, session: str, turn: Turn, held: int, now: float) -> bool:
+        """Whether `session`, which is not repaired here, would take pages that the repair of another waits for. The
+        largest of them counts: it is the one that others could keep out."""
+        wanted = self._pages(turn) - held
+        if wanted <= 0 or not self._awaited:
+            return False
+        self._expire(now)
+        awaited = [pages for who, (pages, _) in self._awaited.items() if who[0] != session]
+        return self.pool.free - wanted < max(awaited, default=0)
+
+    def _expire(self, now: float) -> None:
+        self._awaited = {who: each for who, each in self._awaited.items() if now < each[1]}
 
     def resize(self, hop: Hop, turn: Turn) -> None:
         """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""

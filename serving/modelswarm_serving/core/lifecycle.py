@@ -19,7 +19,7 @@ from modelswarm.protocol.messages import (
     Trouble,
     Turn,
 )
-from modelswarm_serving.core.admission import Admission
+from modelswarm_serving.core.admission import Admission, Range
 from modelswarm_serving.core.inbox import RowInbox
 from modelswarm_serving.core.intake import take_input
 from modelswarm_serving.core.outbox import Outbox
@@ -134,7 +134,7 @@ class Lifecycle:
         """R8: if it is refused, the cut and the epoch hold and the old reserve and params stay."""
         repair = create is not None and create.repair
         refusal = self.admission.never(turn, repair)
-        if refusal is None and not self._make_room(turn, len(hop.pages), repair, hop, now):
+        if refusal is None and not self._has_room(hop.range, turn, repair, hop, now):
             refusal = Refusal.NO_PAGES
         if refusal is None:
             self.admission.resize(hop, turn)
@@ -193,19 +193,24 @@ class Lifecycle:
         if self.admission.wrong_blocks(create):
             return Refusal.WRONG_BLOCKS
         refusal = self.admission.never(turn, create.repair)
-        if refusal is None and not self._has_room(turn, create.repair, now):
+        who = (create.session, create.first, create.last)
+        if refusal is None and not self._has_room(who, turn, create.repair, None, now):
             refusal = Refusal.NO_PAGES
         return refusal
 
-    def _has_room(self, turn: Turn, repair: bool, now: float) -> bool:
-        """For a new hop. Repairs outrank admissions (R12)."""
-        fits = self._make_room(turn, 0, repair, None, now)
+    def _has_room(
+        self, who: Range, turn: Turn, repair: bool, wanting: Hop | None, now: float
+    ) -> bool:
+        """For a new hop, or for a turn of `wanting`. Repairs outrank admissions (R12), and a turn that needs more pages
+        than its hop has is one."""
+        held = 0 if wanting is None else len(wanting.pages)
+        fits = self._make_room(turn, held, repair, wanting, now)
         if not repair:
-            return fits and not self.admission.outranked(turn, now)
+            return fits and not self.admission.outranked(who[0], turn, held, now)
         if fits:
-            self.admission.repair_has_room()
+            self.admission.repair_has_room(who)
         else:
-            self.admission.repair_waits(turn, now)
+            self.admission.repair_waits(who, turn, held, now)
         return fits
 
     def _new_hop(self, peer: PeerId, fence: Fence, create: Create) -> Hop:
