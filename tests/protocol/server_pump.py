@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from modelswarm.protocol.beats import BUSY_SECONDS
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, PeerId
 from modelswarm.protocol.messages import (
     Close,
@@ -183,10 +184,13 @@ class Pump:
         self.collect()
 
     def tick(self, seconds: float) -> None:
-        self.now += seconds
-        for server in self.servers.values():
-            server.core.tick(self.now)
-        self.collect()
+        """As often as a process does that does not stand still."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 2 * BUSY_SECONDS)
+            for server in self.servers.values():
+                server.core.tick(self.now)
+            self.collect()
 
     @property
     def free_pages(self) -> list[int]:

@@ -15,6 +15,7 @@ from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.effects import Outranked, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_serving.core.finding import OPENER_SECONDS
+from modelswarm_serving.core.peers import AWAKE_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
 NEW = 40
@@ -131,6 +132,51 @@ def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_it
     first.core.read_to(SESSION, len(WHOLE), made.now)
     made.run()
     assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+
+
+@pytest.mark.parametrize("still", [LEASE / 2, 1.2 * LEASE, 20 * LEASE])
+def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(still: float) -> None:
+    """Its beats are there to be read; what another gateway asks is read first."""
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.wait(1.0)
+    made.now += still
+    where = made.find(second, SESSION)
+    assert (where.owner, where.living) == (first.name, True)
+    second.core.open(SESSION, MODEL, made.now, above=100)
+    go_on(made, second, PROMPT)
+    made.run()
+    assert isinstance(second.last(Outranked), Outranked)
+    assert owners(made) == {first.name}
+    made.frozen.add(first.name)
+    made.wait(LEASE + 0.2)
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (False, 0.0), "what it sleeps is all that is not counted"
+
+
+def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.kill(first)
+    made.wait(LEASE / 2)
+    made.now += 3 * LEASE
+    made.wait(0.2)
+    assert owners(made) == {first.name}, "it had no time to come back"
+    assert made.find(second, SESSION).wait == pytest.approx(LEASE / 2, abs=1.0)
+    made.wait(2 * LEASE)
+    assert not owners(made)
+
+
+def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
+    peers = Peers(LEASE)
+    now = 0.0
+    peers.look(now)
+    peers.connected("gateway", Role.GATEWAY, "", LEASE, now)
+    for _ in range(round(LEASE / AWAKE_SECONDS) + 1):
+        assert peers.silent_for("gateway", now) < LEASE
+        now += LEASE
+        peers.look(now)
+    assert peers.silent_for("gateway", now) >= LEASE
 
 
 def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> None:

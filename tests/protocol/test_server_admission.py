@@ -107,10 +107,9 @@ def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -
     large = create(pump, server, "large", 44, repair=True)
     assert large.refused is None
     server.core.receive(GATEWAY, Close(large.own), pump.now)
-    assert create(pump, server, "c", 28).refused is Refusal.NO_PAGES, "13 are free, 4 are awaited"
-    assert create(pump, server, "c", 36).refused is Refusal.NO_PAGES
+    assert create(pump, server, "c", 40).refused is Refusal.NO_PAGES, "13 are free, 4 are awaited"
     pump.tick(REPAIR_SECONDS + 0.1)
-    assert create(pump, server, "c", 28).refused is None
+    assert create(pump, server, "c", 40).refused is None
 
 
 def next_turn(pump: Pump, server: Server, own: int, reserve: int, epoch: int) -> Fenced:
@@ -141,11 +140,10 @@ def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
     pump = Pump()
     server = pump.serve(0, 6, pages=20, page_size=4)
     own = create(pump, server, "a", 28, blocks=(0, 3)).own
-    other = create(pump, server, "b", 24, blocks=(0, 3)).own
-    assert create(pump, server, "a", 32, blocks=(3, 6), repair=True).refused is Refusal.NO_PAGES
-    server.core.receive(GATEWAY, Close(other), pump.now)
+    create(pump, server, "b", 16, blocks=(0, 3))
+    assert create(pump, server, "a", 40, blocks=(3, 6), repair=True).refused is Refusal.NO_PAGES
+    assert create(pump, server, "c", 4).refused is Refusal.NO_PAGES, "9 are free, 10 are awaited"
     assert next_turn(pump, server, own, 32, 2).refused is None
-    assert create(pump, server, "a", 32, blocks=(3, 6), repair=True).refused is None
 
 
 def test_a_refused_create_leaves_nothing_behind() -> None:

@@ -349,7 +349,7 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
         server.core.connected(other, Role.GATEWAY, 0.0)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
-    pump.now = 31.0  # its owner has not been heard for a lease
+    pump.tick(31.0)  # its owner has not been heard for a lease
     adopter.fence()
     pump.run()
     adopter.listen()

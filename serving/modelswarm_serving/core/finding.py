@@ -89,7 +89,7 @@ class Finding:
             self._out.to_gateway(peer, LogChunk(request.session, NO_EPOCH, 0, 0, ()), Lane.BULK)
             return
         hop = max(hops, key=lambda hop: len(_log(hop)))
-        log, hop.wanted = _log(hop), now
+        log, hop.wanted = _log(hop), self._peers.awake(now)
         for start in range(0, max(1, len(log)), CHUNK_TOKENS):
             chunk = LogChunk(
                 session=hop.session,

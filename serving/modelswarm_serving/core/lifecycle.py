@@ -316,7 +316,7 @@ class Lifecycle:
             if self._peers.gone_for(owner, now) >= 2 * self._peers.lease(owner)
         ]
         for hop in self.hops.of(gone) if gone else ():
-            if now - hop.wanted >= 2 * self._peers.lease(hop.gateway):
+            if self._peers.awake(now) - hop.wanted >= 2 * self._peers.lease(hop.gateway):
                 self.free(hop)
         self._peers.forget({hop.gateway for hop in self.hops} if gone else owners)
 

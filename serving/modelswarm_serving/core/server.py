@@ -90,7 +90,7 @@ class ServerCore:
         self, peer: PeerId, role: Role, now: float, target: str = "", lease_seconds: float = 0.0
     ) -> None:
         """Of a gateway: `target`, where others reach it, and the lease that it was started with."""
-        self._now = now
+        self._look(now)
         if self._peers.lapsed(peer, now):
             self._life.lapsed(peer)
         self._listed.discard(peer)
@@ -98,7 +98,7 @@ class ServerCore:
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
-        self._now = now
+        self._look(now)
         self._listed.discard(peer)
         self._peers.disconnected(peer, now)
         fault = Fault(Trouble.LINK_DOWN, "the link broke or could not be dialled")
@@ -111,7 +111,7 @@ class ServerCore:
     # --- messages ----------------------------------------------------------------------------
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
-        self._now = now
+        self._look(now)
         if self._peers.lapsed(peer, now):
             self._life.lapsed(peer)
         self._peers.heard(peer, now)
@@ -292,7 +292,7 @@ class ServerCore:
 
     def plan_step(self, now: float) -> tuple[Task, ...]:
         """Tasks for the model; () when nothing is ready or a step is still out."""
-        self._now = now
+        self._look(now)
         return self._steps.plan(now)
 
     @property
@@ -301,20 +301,24 @@ class ServerCore:
         return self._copies.waiting > 0
 
     def finish_step(self, results: Sequence[Result], now: float) -> None:
-        self._now = now
+        self._look(now)
         self._steps.finish(results, now)
         self._loop_back(now)
 
     def fail_step(self, error: str, now: float) -> None:
         """The whole step raised: none of its rows count; a session that was not alone in it is tried again."""
-        self._now = now
+        self._look(now)
         self._steps.fail(error, now)
         self._loop_back(now)
 
     # --- time, effects, what others may know ---------------------------------------------------
 
-    def tick(self, now: float) -> None:
+    def _look(self, now: float) -> None:
         self._now = now
+        self._peers.look(now)
+
+    def tick(self, now: float) -> None:
+        self._look(now)
         self._life.tick(now)
 
     def pulse(self, now: float, slept: float) -> None:
@@ -323,7 +327,7 @@ class ServerCore:
 
     def leave(self, now: float) -> None:
         """A graceful stop has begun: sessions here go on until their gateways have moved them."""
-        self._now = now
+        self._look(now)
         self._life.leave()
 
     def in_use(self, now: float) -> bool:

@@ -134,7 +134,7 @@ class Hop:
     told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
     touched: float = -math.inf  # when its gateway or a step last had to do with it
-    wanted: float = -math.inf  # when another gateway last took a copy of its log
+    wanted: float = -math.inf  # when another gateway last took a copy of its log, as `Peers.awake`
     busy: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending: Fence | None = None  # the cut to make when that step retires
     freed: bool = False  # its pages go back when that step retires
