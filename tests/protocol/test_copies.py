@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from protocol.copying import (
     CONTEXT,
@@ -203,6 +205,39 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
     spare.own = [i.own for n, i in pump.answers if isinstance(i, Fenced) and n == peer][-1]
     warm(spare)
     order(spare)
+    pump.run()
+    assert not spare.reports and not client.reports
+    assert spare.kv == len(client.log) - 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) -> None:
+    """Those of the first end with it, and one that was on its way then says that more has come than was sent."""
+    pump = Pump()
+    client = running(pump)
+    spare = opened_beside(client, 1)
+    warm(spare)
+    order(spare)
+    pump.run()
+    peer, source = spare.server.address.peer, client.hops[1][0].address.peer
+    windows = [s.item for s in pump.sent(Window, peer) if isinstance(s.item, Window)]
+    last = [window for window in windows if window.copy][-1]
+    assert last.limit >= len(client.log) - 1
+    client.put(1, Copy(client.own[1], client.epoch, None))
+    spare.server.core._life.free(spare.server.core._life.hops.get(spare.own))  # type: ignore[arg-type]
+    create = Create(client.session, 2, 4, repair=True)
+    turn = Turn(client.end - 1, client.end, client.sampling)
+    pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
+    pump.run()
+    if late:
+        pump.put(peer, source, replace(last, received=30))
+        pump.run()
+    spare.own = [i.own for n, i in pump.answers if isinstance(i, Fenced) and n == peer][-1]
+    del pump.seen[:]
+    order(spare)
+    pump.run()
+    assert not pump.sent(Rows, source), "nobody has granted it anything"
+    warm(spare)
     pump.run()
     assert not spare.reports and not client.reports
     assert spare.kv == len(client.log) - 1

@@ -55,17 +55,29 @@ class Copies:
             return
         if copy.to is None:
             hop.cursors.clear()
+            hop.copy_windows.clear()
         elif hop.first <= copy.first < copy.last <= hop.last:
+            self._forget(hop, copy.to.address.peer, copy.start)
             cursor = Cursor(copy.to, copy.start, (copy.first, copy.last), hop.kv)
             hop.cursors[copy.to.handle] = cursor
             self.advance(hop)
 
     def window(self, hop: Hop, peer: PeerId, window: Window) -> None:
         """From a copy; it may be early, of one that is ordered in a moment."""
-        limits = hop.copy_windows
-        if peer in limits or len(limits) < EARLY_WINDOWS:
-            limits[peer] = max(limits.get(peer, 0), window.limit)
+        windows = hop.copy_windows
+        old = windows.get(peer)
+        if old is None and len(windows) >= EARLY_WINDOWS:
+            return
+        if old is None or window.limit > old.limit or not _copied_to(hop, peer):
+            windows[peer] = window
             self.advance(hop)
+
+    def _forget(self, hop: Hop, peer: PeerId, start: int) -> None:
+        """What a copy there that has ended said last, perhaps after its end; of the one that begins now no more has
+        come than where it starts."""
+        window = hop.copy_windows.get(peer)
+        if window is not None and window.received != start and not _copied_to(hop, peer):
+            del hop.copy_windows[peer]
 
     def advance(self, hop: Hop) -> None:
         """It has new KV, or there is more room for it elsewhere."""
@@ -76,17 +88,20 @@ class Copies:
         """Positions that may be read and sent now."""
         if hop.phase is not Phase.RUNNING:
             return 0
-        end = min(hop.kv, hop.copy_windows.get(cursor.to.address.peer, 0))
-        return max(0, end - cursor.next)
+        window = hop.copy_windows.get(cursor.to.address.peer)
+        return 0 if window is None else max(0, min(hop.kv, window.limit) - cursor.next)
 
     def lost_link(self, hop: Hop, peer: PeerId) -> None:
         for cursor in list(hop.cursors.values()):
             if cursor.to.address.peer == peer:
                 self._drop(hop, cursor, Fault(Trouble.LINK_DOWN, "the link for a copy broke"))
+        hop.copy_windows.pop(peer, None)
 
     def _drop(self, hop: Hop, cursor: Cursor, fault: Fault) -> None:
         if hop.cursors.get(cursor.to.handle) is cursor:
             del hop.cursors[cursor.to.handle]
+            if not _copied_to(hop, cursor.to.address.peer):
+                hop.copy_windows.pop(cursor.to.address.peer, None)
             self._out.report(hop, cursor.to.address.peer, fault)
 
     # ---- the copy
@@ -305,3 +320,7 @@ class Copies:
         kv = b"".join([payload[at : at + kv_bytes] for at in starts])
         rows = b"".join([payload[at + kv_bytes : at + each] for at in starts])
         return kv, rows
+
+
+def _copied_to(hop: Hop, peer: PeerId) -> bool:
+    return any(cursor.to.address.peer == peer for cursor in hop.cursors.values())

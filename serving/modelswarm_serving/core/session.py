@@ -129,7 +129,7 @@ class Hop:
     unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # R9: live rows
     early: Early = field(default_factory=Early)
     cursors: dict[Handle, Cursor] = field(default_factory=dict)  # of copies of this hop, by target
-    copy_windows: dict[PeerId, int] = field(default_factory=dict)  # of those
+    copy_windows: dict[PeerId, Window] = field(default_factory=dict)  # of those
     copied: deque[Copied] = field(default_factory=deque)  # warm: to be written
     told_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
