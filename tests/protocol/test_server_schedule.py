@@ -53,6 +53,33 @@ def test_prompts_are_taken_oldest_first_within_the_budget() -> None:
     assert shape(third) == [(70, 1), (50, 1), (5, 1)]
 
 
+def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
+    pump = Pump()
+    *clients, fresh = sessions(pump, [70, 50, 60, 5, 9], token_budget=64)
+    for client in clients:
+        client.fence(3, repair=client is clients[2])
+    to_servers(pump)
+    for client in clients:
+        client.listen()
+        client.go()
+    assert [shape(work) for work in steps(pump, 2)] == [[(0, 60), (0, 4)], [(60, 1), (4, 63)]]
+    clients[1].fence()  # its turn had begun: a loop, for whatever reason
+    to_servers(pump)
+    clients[1].listen()
+    clients[1].go()
+    assert shape(steps(pump, 1)[0]) == [(61, 1), (0, 50), (67, 3), (0, 5)]
+    for client in clients:
+        client.finish()
+    clients[2].log += prompt(20)
+    for client in (fresh, clients[2]):  # a next turn is one like any other
+        client.fence(3)
+    to_servers(pump)
+    for client in (fresh, clients[2]):
+        client.listen()
+        client.go()
+    assert [item.first for item in steps(pump, 1)[0]] == [0, 62]
+
+
 def test_decode_rows_come_first_and_a_prompt_still_gets_on() -> None:
     pump = Pump()
     clients = sessions(pump, [1] * 40 + [500], token_budget=48)

@@ -123,18 +123,18 @@ class Lifecycle:
         self._log.cut(hop.handle, hop.kv)
         refusal = None
         if fence.turn is not None:
-            refusal = self._new_turn(hop, fence.turn, fence.create, now)
+            hop.repair = fence.create is not None and fence.create.repair
+            refusal = self._new_turn(hop, fence.turn, now)
         early, hop.early = hop.early, Early(hop.early.rows, hop.early.row_count, hop.early.windows)
         for entries in early.inputs:
             take_input(hop, entries, self._shape.vocab_size)
         self._renew_grant(hop, now)
         self._answer(hop, refusal)
 
-    def _new_turn(self, hop: Hop, turn: Turn, create: Create | None, now: float) -> Refusal | None:
+    def _new_turn(self, hop: Hop, turn: Turn, now: float) -> Refusal | None:
         """R8: if it is refused, the cut and the epoch hold and the old reserve and params stay."""
-        repair = create is not None and create.repair
-        refusal = self.admission.never(turn, repair)
-        if refusal is None and not self._has_room(hop.range, turn, repair, hop, now):
+        refusal = self.admission.never(turn, hop.repair)
+        if refusal is None and not self._has_room(hop.range, turn, hop.repair, hop, now):
             refusal = Refusal.NO_PAGES
         if refusal is None:
             self.admission.resize(hop, turn)
@@ -167,7 +167,7 @@ class Lifecycle:
             self._refuse(peer, fence, refusal)
             return
         hop = self._new_hop(peer, fence, create)
-        hop.touched = now
+        hop.touched, hop.repair = now, create.repair
         self.admission.resize(hop, turn)
         self.hops.add(hop)
         self._peers.owns(peer, now)

@@ -1,4 +1,5 @@
-"""Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget.
+"""Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget: what a loss
+or a move made necessary before the prompts of new turns, and the oldest first.
 
 Used by `server.py`, which says when a hop becomes ready; nothing here looks at hops that wait. Knows neither
 messages nor pages.
@@ -20,7 +21,7 @@ class Schedule:
         self._decode: dict[Hop, float] = {}  # in order of readiness, with the time of it
         self._prefill: dict[Hop, float] = {}
         self._alone: dict[Hop, float] = {}  # each in a step of its own, before all others
-        self._age: dict[Hop, int] = {}  # prefills by order of their Go
+        self._age: dict[Hop, tuple[bool, int]] = {}  # repairs first, then by order of their Go
         self._next_age = 0
         self._decoding: dict[int, int] = {}  # hops of the route -> sessions that decode
 
@@ -41,7 +42,7 @@ class Schedule:
 
     def started(self, hop: Hop) -> None:
         """Go came: from now on its prefill has a place in the queue."""
-        self._age[hop] = self._next_age
+        self._age[hop] = (not hop.repair, self._next_age)
         self._next_age += 1
 
     def stopped(self, hop: Hop) -> None:

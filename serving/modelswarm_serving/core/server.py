@@ -188,6 +188,7 @@ class ServerCore:
         self._log.cut(hop.handle, go.start)
         self._life.ran(hop)
         self._schedule.started(hop)
+        hop.repair = True
         if go.warm:
             self._copies.grant(hop)
         elif go.predecessor is not None:

@@ -111,6 +111,7 @@ class Hop:
     log: list[int] = field(default_factory=list)  # head and tail; the head's is its input queue
     counters: Counters | None = None  # frozen at the first Fence after a Go
     answer: Fenced | None = None  # given to this epoch's Fence; none once Go has come
+    repair: bool = False  # its turn had begun, here or elsewhere, before its next Go (R12)
     ever_ran: bool = False
     led: bool = False  # the gateway that has it now has run it, and its lease never ended since
     ran: Epoch = NO_EPOCH  # the newest of the session's epochs that ran, as far as is known here
