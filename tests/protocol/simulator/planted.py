@@ -319,7 +319,7 @@ PLANTS: dict[str, Plant] = {
     "R1 takes rows twice": in_server(TakesRowsTwice, "duplicates"),
     "R1 and R9 mixes lanes, overlooks gaps": in_server(MixesLanesAndOverlooksGaps, "slow_bulk"),
     "R9 mixes lanes": in_server(MixesLanes, "slow_bulk"),
-    "R2 goes twice": in_server(GoesTwice, "duplicates"),
+    "R2 goes twice": in_server(GoesTwice, "slow_readers"),
     "R2 cuts twice": in_server(CutsTwice, "duplicates", 200),
     "R2 obeys old fences": in_server(ObeysOldFences, "duplicates"),
     "R2 cuts during a step": in_server(CutsDuringAStep, "rewinds"),
