@@ -16,9 +16,9 @@ LONG: dict[str, Any] = {
     "ignore_eos": True,
 }
 IDS: dict[str, Any] = LONG | {"return_token_ids": True}
-WIDE = 2 * CONTEXT  # the context that SLOW needs; its sessions need 57 pages
-SLOW: dict[str, Any] = IDS | {"max_tokens": 900}
-"""Some 2.5 seconds, for who does something in the midst of it and may itself be kept waiting for a processor."""
+WIDE = 2 * CONTEXT  # the context that SLOW needs; its sessions need 47 pages
+SLOW: dict[str, Any] = IDS | {"max_tokens": 750}
+"""Some two seconds, for who does something in the midst of it and may itself be kept waiting for a processor."""
 
 
 def lines(doors: Doors, body: dict[str, Any]) -> Iterator[str]:

@@ -231,12 +231,12 @@ def test_no_room_is_resource_exhausted_with_retry_after(
         doors = swarm.gateway()
         with grpc.insecure_channel(doors.grpc) as channel:
             stub = inference(channel)
-            first = stub.GenerateStream(request(max_tokens=900), timeout=30)
+            first = stub.GenerateStream(request(max_tokens=750), timeout=30)
             next(first)
-            status, trailing = failure(channel, request(max_tokens=900))
+            status, trailing = failure(channel, request(max_tokens=750))
             assert (status, trailing["error-code"]) == ("RESOURCE_EXHAUSTED", "no_capacity")
             assert float(trailing["retry-after"]) > 0
-            assert sum(len(part.token_ids) for part in first) == 899
+            assert sum(len(part.token_ids) for part in first) == 749
 
 
 def test_a_session_that_breaks_is_internal_and_then_unavailable(

@@ -15,7 +15,7 @@ from swarm.streams import IDS, SLOW, WIDE, lines, tokens_of, whole
 from modelswarm.protocol import api_pb2, api_pb2_grpc
 
 OFTEN = ("--keepalive", "0.3")
-ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=800, ignore_eos=True)
+ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=600, ignore_eos=True)
 PINGING = (  # as a client does that wants to know soon that its gateway is gone
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.max_pings_without_data", 0),

@@ -15,7 +15,7 @@ from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.protocol.identity import name_of
 
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
-LONG = {**BODY, "max_tokens": 900}
+LONG = {**BODY, "max_tokens": 750}
 CONTEXT = 1024
 PAGES = 80  # room for one long answer
 
@@ -67,7 +67,7 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
         assert doors.metric("modelswarm_gateway_route_hops_sum") == 4
         assert doors.metric("modelswarm_gateway_request_seconds_count") == 2
         with streaming(doors):
-            assert complete(doors, max_tokens=900).status_code == 429
+            assert complete(doors, max_tokens=750).status_code == 429
             assert doors.metric("modelswarm_gateway_sessions", state="running") == 1
         assert stream(doors, "refused") == 1
         wait_for("it was left", lambda: stream(doors, "cancelled") == 1)
