@@ -74,10 +74,12 @@ def _route_at_work(running: Running, rows: dict[str, int]) -> list[str]:
 
 
 def went_on_once(running: Running, before: Faults) -> bool:
-    """The kill sent the only session into one recovery. False: a server that stood still sent it into another."""
+    """The kill sent the only session into one recovery. False: a server stood still as well, before it or after it."""
     after = running.faults()
-    assert after.mended == before.mended + 1
-    return after.resumed == before.resumed + 1
+    if after.silences > before.silences:
+        return False
+    assert after.resumed == before.resumed + 1
+    return True
 
 
 def kill_in_decode(running: Running, ask: Ask, place: int, at: int) -> list[Answer]:
@@ -133,7 +135,6 @@ def kill_three_times(running: Running, ask: Ask, at: int, later: int) -> Answer:
     stream.wait_tokens(stream.count + later)
     head = running.only_session().route[HEAD].peer
     running.kill(head)
-    _wait_left(running, head)
     answer = stream.answer()
     after = running.faults()
     assert after.resumed >= before.resumed + 2

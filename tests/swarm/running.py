@@ -171,6 +171,11 @@ class Faults:
     told: int  # of the reroutes, those whose cause was reported
     mended: int  # of the resumed, those whose first cause was
 
+    @property
+    def silences(self) -> int:
+        """Faults that nobody told of, and recoveries that began with one."""
+        return self.reroutes - self.told + self.resumed - self.mended
+
 
 class Running:
     """One swarm with its doors."""

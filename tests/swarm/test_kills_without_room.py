@@ -55,6 +55,9 @@ def test_a_session_waits_for_the_room_that_died_and_the_other_one_goes_on(
     swarm.wait_session(lambda session: session.state == "held")
     for stream in streams:
         judge(stream.answer())
-    assert swarm.faults().mended == before.mended + 1
+    after = swarm.faults()
+    if after.silences == before.silences:  # no server stood still besides
+        assert after.resumed == before.resumed + 1
+    assert after.resumed > before.resumed
     judge(swarm.ask(Ask(prompt_of(30, 3, VOCAB), NEW)))
     swarm.wait_empty()
