@@ -4,13 +4,17 @@ what their beats say.
 The gateway's own fleet: Hellos and beats go in, a route comes out. `choose_ms` is a choice right after prices have
 changed, so that all costs-to-go are computed again; in between they are kept for 50 ms and a choice is a walk
 (`walk_ms`). `update_ms` is a thousand beats of which a hundred are faults, with the choice that takes them in, divided
-by a thousand. All times are CPU times of this one thread.
+by a thousand. `open_ms` is the first choice of all, which prices every server; `link_ms` one after a link has gone down
+or come up, as every repair is, and `limit_ms` the question for the longest session that comes with every turn, asked
+then. `compare_ms` is the look for slow servers, once a second, where all are alike and a fifth of them has told of
+three sizes of steps since. All times are CPU times of this one thread.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from statistics import median
 
 from bench.harness import Bar, Result
@@ -18,6 +22,7 @@ from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Ro
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.kinds import kind_of
 from modelswarm_gateway.core.pricing import Needs
+from modelswarm_gateway.core.slowness import Slowness
 
 SERVERS, BLOCKS, ZONES = 10_000, 100, 20
 ROUNDS = 40
@@ -95,12 +100,30 @@ def run() -> Result:
             fleet.failed(peer, now)
         choose()
         updates.append(1000 * (time.process_time() - began) / UPDATES)
+    links: list[float] = []
+    limits: list[float] = []
+    for number in range(ROUNDS):
+        now += 0.1
+        one = hellos[number // 2]
+        began = time.process_time()
+        if number % 2:
+            fleet.join(one, now)
+        else:
+            fleet.leave(one.peer)
+        links.append(1000 * (time.process_time() - began) + choose())
+        began = time.process_time()
+        assert fleet.max_length(MODEL) > 0
+        limits.append(1000 * (time.process_time() - began))
     figures = {
         "choose_ms": median(chooses),
         "choose_max_ms": max(chooses),
         "walk_ms": median(walks),
         "update_ms": median(updates),
         "open_ms": opened,
+        "link_ms": median(links),
+        "link_max_ms": max(links),
+        "limit_ms": median(limits),
+        "compare_ms": compared(rng),
     }
     return Result(
         name="route_choice",
@@ -109,5 +132,41 @@ def run() -> Result:
         rows=[(name, f"{value:.3f}") for name, value in figures.items()],
         shape=f"{SERVERS} servers, {BLOCKS} blocks, spans of 5 to 40, {ZONES} zones",
         threads=1,
-        bars=(Bar("choose_ms", "<=", 5.0), Bar("update_ms", "<=", 0.2)),
+        bars=(
+            Bar("choose_ms", "<=", 5.0),
+            Bar("update_ms", "<=", 0.2),
+            Bar("link_ms", "<=", 5.0),
+            Bar("limit_ms", "<=", 1.0),
+            Bar("compare_ms", "<=", 10.0),
+        ),
     )
+
+
+def compared(rng: random.Random) -> float:
+    fleet = Fleet(30.0, lambda: rng.getrandbits(64), lambda _: None)
+    slowness = Slowness(fleet)
+    alike = [replace(hello(number, rng), first=0, last=20) for number in range(SERVERS)]
+    for each in alike:
+        fleet.join(each)
+        slowness.joined(each.peer)
+    said = {each.peer: Beat(steps=1, rows=1, busy_ms=1.0) for each in alike}
+    looks = []
+    for second in range(10):
+        now = float(second)
+        told = list(said) if second < 4 else rng.sample(list(said), SERVERS // 5)
+        for number, peer in enumerate(told):
+            if number % (len(told) // 20) == 0:
+                slowness.read_some(now)  # at every tick
+            for rows in (1, 4, 16):
+                before = said[peer]
+                said[peer] = replace(
+                    before,
+                    steps=before.steps + 10,
+                    rows=before.rows + 10 * rows,
+                    busy_ms=before.busy_ms + rng.uniform(80.0, 120.0),
+                )
+                fleet.beat(peer, said[peer], now)
+        began = time.process_time()
+        assert not slowness.find(now)
+        looks.append(1000 * (time.process_time() - began))
+    return median(looks[4:])

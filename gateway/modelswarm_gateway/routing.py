@@ -10,7 +10,8 @@ gateways with the same knowledge do not all take the same server. All costs are 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ DRAWN_FROM = 4  # servers, and those that are as good as the last of them
 EQUALS = 0.9  # ... which is so much of its weight
 LEAST_WEIGHT = 1e-9  # a server with less, of the best one's weight, is never drawn
 NEVER = float("inf")
+SPARE = 16  # one row of so many is made beforehand, for servers that will come
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,11 @@ class _Covering:
 
 
 class Table:
-    """Servers of one kind in columns: what they hold stays as it is, their prices are changed in place."""
+    """Servers of one kind in columns: prices are changed in place, and servers go and come for what their blocks cost.
+
+    The rows that hold a block are in the order of their zones, and in each as the servers came; the numbers of rows
+    mean nothing, and those of servers that are gone are given to others.
+    """
 
     def __init__(
         self, candidates: Sequence[Candidate], n_blocks: int, delay: Callable[[str, str], float]
@@ -78,8 +84,12 @@ class Table:
         self.measure(delay)
         self.hop_ms = np.zeros(len(held))  # once for every hop there
         self.block_ms = np.ones(len(held))  # for every block used
-        self._covering = [self._cover(block) for block in range(n_blocks)]
+        self._covering = [
+            self._zoned(np.flatnonzero((self.first <= block) & (self.last > block)))
+            for block in range(n_blocks)
+        ]
         self._ending = [np.flatnonzero(self.last == edge) for edge in range(n_blocks + 1)]
+        self._free: list[int] = []  # rows of nobody
 
     def measure(self, delay: Callable[[str, str], float]) -> None:
         """Take the delays between zones again."""
@@ -87,14 +97,68 @@ class Table:
             [[delay(a, b) for b in self.zones] for a in self.zones], dtype=np.float64
         )
 
-    def _cover(self, block: int) -> _Covering:
-        rows = np.flatnonzero((self.first <= block) & (self.last > block))
+    # ---- who is in it
+
+    def leave(self, peers: Iterable[PeerId]) -> list[int]:
+        """These are gone; the rows that are nobody's now."""
+        rows = [self.row.pop(peer) for peer in peers]
+        gone = np.zeros(len(self.peers), dtype=np.bool_)
+        gone[rows] = True
+        for block in {block for row in rows for block in range(self.first[row], self.last[row])}:
+            held = self._covering[block].rows
+            self._covering[block] = self._zoned(held[~gone[held]])
+        for edge in {int(self.last[row]) for row in rows}:
+            ending = self._ending[edge]
+            self._ending[edge] = ending[~gone[ending]]
+        self.first[rows] = self.last[rows] = 0
+        self._free += rows
+        return rows
+
+    def join(self, candidates: Sequence[Candidate]) -> list[int]:
+        """These have come, of zones that are known; their rows, which cost nothing yet."""
+        self._grow(len(candidates) - len(self._free))
+        rows = [self._free.pop() for _ in candidates]
+        holding: defaultdict[int, list[int]] = defaultdict(list)
+        ending: defaultdict[int, list[int]] = defaultdict(list)
+        for row, each in zip(rows, candidates, strict=True):
+            self.peers[row], self.row[each.peer] = each.peer, row
+            self.first[row], self.last[row] = each.first, each.last
+            self.zone[row] = self.zones[each.zone]
+            self.hop_ms[row], self.block_ms[row] = 0.0, 1.0
+            ending[each.last].append(row)
+            for block in range(each.first, each.last):
+                holding[block].append(row)
+        for block, new in holding.items():
+            held = np.append(self._covering[block].rows, np.array(new, dtype=np.intp))
+            self._covering[block] = self._zoned(held[self.zone[held].argsort(kind="stable")])
+        for edge, new in ending.items():
+            self._ending[edge] = np.append(self._ending[edge], np.array(new, dtype=np.intp))
+        return rows
+
+    def _grow(self, short: int) -> None:
+        """By more rows than there are too few: it takes as long for many."""
+        if short <= 0:
+            return
+        count = len(self.peers)
+        more = max(short, count // SPARE)
+        self._free += reversed(range(count, count + more))
+        self.peers += [""] * more
+        self.first, self.last, self.zone = (
+            np.append(column, np.zeros(more, dtype=np.intp))
+            for column in (self.first, self.last, self.zone)
+        )
+        self.hop_ms = np.append(self.hop_ms, np.zeros(more))
+        self.block_ms = np.append(self.block_ms, np.ones(more))
+
+    def _zoned(self, rows: Rows) -> _Covering:
         zone = self.zone[rows]
         starts = np.flatnonzero(np.diff(zone, prepend=-1))
         return _Covering(rows, starts, zone[starts])
 
     def covering(self, block: int) -> Rows:
         return self._covering[block].rows
+
+    # ---- routes
 
     def to_go(self, blocks: tuple[int, int], hop_ms: Floats, after: str | None = None) -> Floats:
         """Least cost from every boundary of `blocks` to their end, by the zone that the rows come from; infinite where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from protocol.comparing import compare
 from protocol.copying import (
     CONTEXT,
     READ,
@@ -17,7 +18,6 @@ from protocol.copying import (
 from protocol.server_pump import Client, Pump, Server, opened, prompt
 
 from modelswarm_gateway.core.pace import Pace
-from modelswarm_gateway.core.slowness import compare
 from modelswarm_serving.core.copies import STEP_BYTES
 from modelswarm_serving.core.stalls import PULSE_SECONDS
 from modelswarm_serving.model.base import KvRead, KvWrite, Work

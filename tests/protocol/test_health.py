@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from protocol.comparing import compare, slow
 from protocol.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Beat, Sampling
@@ -18,7 +19,7 @@ from modelswarm_gateway.core.health import (
     Health,
 )
 from modelswarm_gateway.core.pace import EVIDENCE, STALE, Pace
-from modelswarm_gateway.core.slowness import FAR, SLOW, compare
+from modelswarm_gateway.core.slowness import FAR, SLOW
 
 
 def test_a_server_that_nothing_is_known_about_does_well() -> None:
@@ -202,17 +203,17 @@ def test_few_steps_are_no_evidence_and_old_ones_neither() -> None:
 def test_a_server_twenty_times_slower_than_its_like_is_slow() -> None:
     like = [beaten(0.01 + 0.001 * number).times(2, 1.0) for number in range(4)]
     compared = compare(beaten(0.2).times(2, 1.0), like)
-    assert compared is not None and compared.slow and compared.ratio > 15
+    assert compared is not None and slow(compared) and compared.ratio > 15
 
 
 def test_one_other_is_enough_to_compare_with() -> None:
     compared = compare({0: 0.2}, [{0: 0.01}])
-    assert compared is not None and compared.slow
+    assert compared is not None and slow(compared)
 
 
 def test_who_is_equally_slow_is_not_slow() -> None:
     compared = compare({0: 0.2}, [{0: 0.21}, {0: 0.19}, {0: 0.4}])
-    assert compared is not None and not compared.slow
+    assert compared is not None and not slow(compared)
 
 
 def test_the_first_steps_of_a_process_say_nothing_of_its_pace() -> None:
@@ -233,7 +234,7 @@ def test_steps_that_are_too_short_to_be_compared_are_alike() -> None:
 def test_large_steps_are_not_compared_with_small_ones() -> None:
     assert compare({8: 0.5}, [{0: 0.01}, {1: 0.01}]) is None
     compared = compare({0: 0.01, 8: 0.5, 1: 0.012}, [{0: 0.01, 1: 0.012}])
-    assert compared is not None and not compared.slow
+    assert compared is not None and not slow(compared)
 
 
 def test_half_of_the_others_may_be_out_of_their_minds() -> None:

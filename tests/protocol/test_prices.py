@@ -14,9 +14,10 @@ from protocol.fleets import IDLE, cover, fleet_of, hello, place
 from bench.load_gini import gini
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat
+from modelswarm_gateway.core.book import SWEPT
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.health import EJECTION
-from modelswarm_gateway.core.pricing import SWEPT, Needs, Price
+from modelswarm_gateway.core.pricing import Needs, Price
 from modelswarm_gateway.core.servers import NOISE_MS, ROWS_PER_SESSION
 
 A, B = hello("a"), hello("b")

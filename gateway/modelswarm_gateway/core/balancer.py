@@ -45,13 +45,15 @@ class Balancer:
         running = (s for s in self._sessions.values() if s.state is State.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
         busy = [self._fleet.get(peer) for peer, count in own.items() if count >= LEAD]
-        groups: dict[Hashable, list[Load]] = {_span(server): [] for server in busy if server}
-        for server in self._fleet if groups else ():
-            group = groups.get(_span(server))
-            if group is not None and self._well(server, now):
-                peer = server.hello.peer
-                group.append(Load(peer, own[peer], max(server.load, own[peer])))
-        return groups
+        spans = {_span(server): server for server in busy if server}  # one of each
+        return {
+            span: [
+                Load(peer, own[peer], max(equal.load, own[peer]))
+                for equal in self._fleet.equals(server)
+                if self._well(equal, now) and (peer := equal.hello.peer)
+            ]
+            for span, server in spans.items()
+        }
 
     def _well(self, server: Server, now: float) -> bool:
         standing = self._fleet.standing(server.hello.peer, now)

@@ -55,9 +55,11 @@ class Detection:
 
     def joined(self, peer: PeerId, beat_seconds: float, now: float) -> None:
         self._suspicion.join(peer, self._clock.read(now), beat_seconds)
+        self._slowness.joined(peer)
 
     def left(self, peer: PeerId, now: float) -> None:
         self._suspicion.leave(peer)
+        self._slowness.left(peer)
         self._take_back({peer} & self._slow, now)
         self._fleet.suspect(self._suspicion.suspected)
 
@@ -83,6 +85,7 @@ class Detection:
             if session.state is State.FENCING:
                 self._look_at_answers(session, now)
         self._look_at_progress([s for s in sessions if owed(s)], now)
+        self._slowness.read_some(now)
         if now - self._compared_at >= COMPARE_SECONDS:
             self._compared_at = now
             self._compare(now)

@@ -14,11 +14,12 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Beat, Hello
 from modelswarm_gateway.core.effects import Effect, Ejected, Unlink
 from modelswarm_gateway.core.health import EJECTION, SLOW_EJECTION, Health, Standing
-from modelswarm_gateway.core.kinds import Kind, holds_all, kind_of, longest, makes_sense
+from modelswarm_gateway.core.kinds import Kind, kind_of, makes_sense
 from modelswarm_gateway.core.leaving import STOPPING, Leaving
 from modelswarm_gateway.core.pace import Pace
 from modelswarm_gateway.core.pairs import Pairs
 from modelswarm_gateway.core.pricing import Needs, Price, Pricing
+from modelswarm_gateway.core.roster import Roster
 from modelswarm_gateway.core.servers import Server, plausible
 from modelswarm_gateway.routing import Leg
 
@@ -32,6 +33,7 @@ class Fleet:
         self._emit = emit
         self._draw = draw
         self._servers: dict[PeerId, Server] = {}
+        self._rosters: dict[str, dict[Kind, Roster]] = {}  # of the same, by model
         self._leading: dict[str, Kind] = {}  # model -> the kind that new sessions get
         self._unsettled: set[str] = set()  # models whose servers have changed since that was seen
         self._pairs = Pairs(pair_seconds)
@@ -46,36 +48,50 @@ class Fleet:
         """False: it cannot be planned with, and is as if it were not there."""
         if not makes_sense(hello):
             return False
-        self._servers[hello.peer] = Server(hello, draining=hello.peer in self.left)
+        self._remove(hello.peer)
+        server = Server(hello, draining=hello.peer in self.left)
+        self._servers[hello.peer] = server
+        kind = kind_of(hello)
+        rosters = self._rosters.setdefault(hello.model, {})
+        rosters.setdefault(kind, Roster(kind.n_blocks)).add(server)
+        self._pricing.joined((hello.model, kind), server)
         self._health.join(hello.peer, now)
-        self._pricing.forget()
         self._unsettled.add(hello.model)
         return True
 
     def leave(self, peer: PeerId) -> None:
         as_said = self.is_left(peer, STOPPING)
         self.use_again(peer, STOPPING)  # whoever comes back on a new link says so again
-        server = self._servers.pop(peer, None)
-        if server is not None:
+        if self._remove(peer):
             self._health.leave(peer, as_said=as_said)
-            self._pricing.forget()
-            self._unsettled.add(server.hello.model)
+
+    def _remove(self, peer: PeerId) -> bool:
+        server = self._servers.pop(peer, None)
+        if server is None:
+            return False
+        model, kind = server.hello.model, kind_of(server.hello)
+        rosters = self._rosters[model]
+        rosters[kind].remove(peer)
+        if not rosters[kind].servers:
+            del rosters[kind]
+        if not rosters:
+            del self._rosters[model]
+        self._pricing.left((model, kind), peer)
+        self._unsettled.add(model)
+        return True
 
     def _lead(self, model: str) -> None:
         """The kind that holds all blocks, of several the one with most servers, of equals the one that leads."""
-        servers: dict[Kind, list[Hello]] = {}
-        for server in self._servers.values():
-            if server.hello.model == model:
-                servers.setdefault(kind_of(server.hello), []).append(server.hello)
-        if not servers:
+        rosters = self._rosters.get(model)
+        if not rosters:
             self._leading.pop(model, None)
             return
         before = self._leading.get(model)
         self._leading[model] = max(
-            servers,
+            rosters,
             key=lambda kind: (
-                holds_all(servers[kind], kind.n_blocks),
-                len(servers[kind]),
+                rosters[kind].holds_all,
+                len(rosters[kind].servers),
                 kind == before,
             ),
         )
@@ -103,11 +119,15 @@ class Fleet:
         return iter(self._servers.values())
 
     def of_kind(self, model: str, kind: Kind | None) -> list[Server]:
-        return [
-            server
-            for server in self._servers.values()
-            if server.hello.model == model and kind_of(server.hello) == kind
-        ]
+        roster = self._rosters.get(model, {}).get(kind) if kind is not None else None
+        return [] if roster is None else list(roster.servers.values())
+
+    def equals(self, server: Server) -> Collection[Server]:
+        """Linked servers that hold the same blocks as one of them, itself among them."""
+        return self._roster_of(server).equals(server)
+
+    def _roster_of(self, server: Server) -> Roster:
+        return self._rosters[server.hello.model][kind_of(server.hello)]
 
     def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         if server := self._servers.get(peer):
@@ -146,18 +166,8 @@ class Fleet:
 
     def only_there(self, peer: PeerId) -> list[int]:
         """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
-        return self._blocks_only_of(peer, lambda other: not other.draining)
-
-    def _blocks_only_of(self, peer: PeerId, counts: Callable[[Server], bool]) -> list[int]:
-        """Blocks of a server that no other of its kind holds; `counts` says which others do."""
-        own = self._servers[peer]
-        others = [
-            other.hello
-            for other in self.of_kind(own.hello.model, kind_of(own.hello))
-            if other is not own and counts(other)
-        ]
-        held = {block for hello in others for block in range(hello.first, hello.last)}
-        return [block for block in range(own.hello.first, own.hello.last) if block not in held]
+        server = self._servers[peer]
+        return self._roster_of(server).only_of(server, lambda other: not other.draining)
 
     # ---- what it costs
 
@@ -240,13 +250,18 @@ class Fleet:
             ejected = name in without or self.standing(name, now).ejected
             return not ejected and not other.draining
 
-        return not self._blocks_only_of(peer, does_well)
+        server = self._servers[peer]
+        return not self._roster_of(server).only_of(server, does_well)
 
     def served(self, peers: Iterable[PeerId], now: float) -> None:
         """A session on these has a new token."""
         for peer in self._health.on_trial.intersection(peers):
             self._health.served(peer, now)
             self._pricing.mark(peer)
+
+    def take_news(self) -> set[PeerId]:
+        """Servers whose pace has changed since this was asked last."""
+        return self._health.take_news()
 
     def pace(self, peer: PeerId) -> Pace:
         return self._health.pace(peer)
@@ -302,10 +317,9 @@ class Fleet:
         return self._pricing.price(server, usual, now)
 
     def max_length(self, model: str) -> int:
+        """Most positions of a session that some route can hold; 0: no server of the model is linked."""
         kind = self.leading(model)
-        if kind is None:
-            return 0
-        return longest([s.hello for s in self.of_kind(model, kind)], kind.n_blocks)
+        return 0 if kind is None else self._rosters[model][kind].longest
 
     @property
     def stopping(self) -> frozenset[PeerId]:
@@ -315,8 +329,4 @@ class Fleet:
     def uncovered(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
         """Blocks of the model that no linked server of its leading kind holds but for those `without`."""
         kind = self.leading(model)
-        if kind is None:
-            return []
-        spans = [s.hello for s in self.of_kind(model, kind) if s.hello.peer not in without]
-        held = {block for hello in spans for block in range(hello.first, hello.last)}
-        return [block for block in range(kind.n_blocks) if block not in held]
+        return [] if kind is None else self._rosters[model][kind].missing(without)

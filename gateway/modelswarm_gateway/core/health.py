@@ -64,10 +64,12 @@ class Health:
         self._gone: dict[PeerId, Record] = {}  # of servers whose link is down, oldest first
         self._lives = Lives()
         self.on_trial: set[PeerId] = set()
+        self._news: set[PeerId] = set()  # whose pace has changed
 
     def join(self, peer: PeerId, now: float = 0.0) -> None:
         """One that is back, and no new process, has its faults still, and a canary to carry; so has one whose
         forerunners died of late, as often as they did."""
+        self._news.add(peer)
         deaths = self._lives.begin(peer, now)
         record = self._gone.pop(peer, None)
         if record is None and deaths:
@@ -83,6 +85,7 @@ class Health:
             self._lives.end(peer)
         record = self._records.pop(peer, Record())
         self.on_trial.discard(peer)
+        self._news.discard(peer)
         record.pace, record.slowness, record.free = Pace(), 1.0, 1.0
         self._gone[peer] = record
         if len(self._gone) > REMEMBERED:
@@ -94,7 +97,8 @@ class Health:
 
     def beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         record = self._of(peer)
-        record.pace.beat(beat, now)
+        if record.pace.beat(beat, now):
+            self._news.add(peer)
         if beat.total_pages:
             record.free = beat.free_pages / beat.total_pages
 
@@ -112,6 +116,7 @@ class Health:
         record.until = now + min(pause, LONGEST_EJECTION)
         record.trial = True
         record.pace.restart()
+        self._news.add(peer)
         self.on_trial.add(peer)
         return first
 
@@ -127,10 +132,15 @@ class Health:
         return 0.0 if record is None else record.until
 
     def compared(self, peer: PeerId, slowness: float) -> bool:
-        """Its block time, as a multiple of that of its like. Whether that is news."""
+        """Its block time, as a multiple of that of its like. Whether that makes another score."""
         record = self._of(peer)
         before, record.slowness = record.slowness, slowness
-        return before != slowness
+        return max(before, ALIKE) != max(slowness, ALIKE)
+
+    def take_news(self) -> set[PeerId]:
+        """Servers whose pace has changed since this was asked last."""
+        news, self._news = self._news, set()
+        return news
 
     def standing(self, peer: PeerId, now: float, hops: int) -> Standing:
         """`hops`: how many it carries for us. On trial it is given one session and no more."""

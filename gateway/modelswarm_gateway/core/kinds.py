@@ -7,7 +7,6 @@ used by `fleet.py`, and by the node to see which greetings make sense.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from modelswarm.protocol.messages import Hello
@@ -30,20 +29,3 @@ def makes_sense(hello: Hello) -> bool:
     """Whether a server that says this of itself can be planned with."""
     spans = 0 <= hello.first < hello.last <= hello.n_blocks <= MOST_BLOCKS
     return spans and hello.max_length > 0
-
-
-def holds_all(hellos: Iterable[Hello], n_blocks: int) -> bool:
-    edge = 0
-    for first, last in sorted((hello.first, hello.last) for hello in hellos):
-        if first > edge:
-            return False
-        edge = max(edge, last)
-    return edge >= n_blocks > 0
-
-
-def longest(hellos: list[Hello], n_blocks: int) -> int:
-    """The longest session that some route over these servers can hold; without a route, what all could hold."""
-    for length in sorted({hello.max_length for hello in hellos}, reverse=True):
-        if holds_all((hello for hello in hellos if hello.max_length >= length), n_blocks):
-            return length
-    return min((hello.max_length for hello in hellos), default=0)

@@ -31,6 +31,12 @@ class _Steps:
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_BEATS))  # by beat
     count: int = 0
     when: float = 0.0  # the last ones
+    typical: float = 0.0  # the median of `seconds`
+
+    def fresh(self, now: float) -> bool:
+        """Whether there is enough evidence, and it is not too old."""
+        evidence = self.count >= EVIDENCE and len(self.seconds) >= BEATS
+        return evidence and now - self.when <= STALE
 
 
 class Pace:
@@ -47,7 +53,8 @@ class Pace:
         """What was measured counts no longer against it."""
         self._sizes.clear()
 
-    def beat(self, beat: Beat, now: float) -> None:
+    def beat(self, beat: Beat, now: float) -> bool:
+        """Whether it told how long new steps took."""
         before, self._last = self._last, beat
         self.step = max(beat.step_ms, beat.step_p99_ms) / 1000
         self.queue = max(0.0, beat.oldest_ready_ms) / 1000
@@ -55,19 +62,21 @@ class Pace:
         if before is None or beat.steps != before.steps:
             self._moved = now
         if before is None:
-            return
+            return False
         steps, rows = beat.steps - before.steps, beat.rows - before.rows
         busy = (beat.busy_ms - before.busy_ms) / 1000
         if steps <= 0 or rows <= 0 or busy <= 0:
-            return
+            return False
         size = round(math.log2(max(1.0, rows / steps)))
         seen = self._sizes.setdefault(size, _Steps())
         seen.seconds.append(busy / steps)
+        seen.typical = median(seen.seconds)
         seen.count += steps
         seen.when = now
         if rows / steps >= PREFILL_ROWS:
             row = busy / rows
             self._row = row if self._row is None else self._row + WEIGHT * (row - self._row)
+        return True
 
     @property
     def rows(self) -> int:
@@ -101,7 +110,10 @@ class Pace:
     def times(self, blocks: int, now: float) -> dict[int, float]:
         """Seconds per block of a step, by its size, as far as there is fresh evidence."""
         return {
-            size: median(seen.seconds) / blocks
-            for size, seen in self._sizes.items()
-            if seen.count >= EVIDENCE and len(seen.seconds) >= BEATS and now - seen.when <= STALE
+            size: seen.typical / blocks for size, seen in self._sizes.items() if seen.fresh(now)
         }
+
+    def times_until(self, now: float) -> float:
+        """When the first of these will be too old."""
+        fresh = (seen.when for seen in self._sizes.values() if seen.fresh(now))
+        return min(fresh, default=math.inf) + STALE

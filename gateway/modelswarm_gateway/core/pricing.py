@@ -8,12 +8,13 @@ little, since every hop is drawn at prices of now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.book import Book
 from modelswarm_gateway.core.health import Standing
 from modelswarm_gateway.core.servers import (
     HANDLING_MS,
@@ -23,14 +24,12 @@ from modelswarm_gateway.core.servers import (
     kv_wait_ms,
 )
 from modelswarm_gateway.core.zones import Zones
-from modelswarm_gateway.routing import LAST_RESORT, Candidate, Floats, Leg, Table
+from modelswarm_gateway.routing import LAST_RESORT, Floats, Leg
 
 KEPT_SECONDS = 0.05  # costs-to-go may be so old, unless who is a last resort has changed
-SWEPT = 32  # servers priced again at every choice, in turn
 MOST_KEPT = 64
 OTHER_DOMAIN_MS = 50.0  # a repair goes so far out of its way for another failure domain
 DEAREST_MS = 1e5  # of a block, a hop or its KV, whatever is said: less than a last resort
-LEAST_USUAL_MS = 0.001  # of a block
 TOO_SHORT = 100 * LAST_RESORT  # a server that can never hold the session
 
 
@@ -59,28 +58,6 @@ class Price:
     last_resort: bool
 
 
-@dataclass(slots=True)
-class _Book:
-    """The servers of one kind."""
-
-    table: Table
-    servers: list[Server]  # by row
-    raw_ms: Floats  # measured block times; NaN: none
-    free: Floats  # pages
-    total: Floats
-    page: Floats
-    longest: Floats
-    resort: Floats  # LAST_RESORT or 0
-    score: Floats  # health
-    usual_ms: float = UNKNOWN_BLOCK_MS
-    zone_changes: int = -1
-    next_row: int = 0
-    priced_at: float = -math.inf
-    stale: bool = True  # prices have changed since
-    urgent: bool = True
-    kept: dict[object, Floats] = field(default_factory=dict)  # costs-to-go, by what was asked
-
-
 class Pricing:
     """One book per kind of servers; the fleet says which servers that are."""
 
@@ -90,12 +67,18 @@ class Pricing:
         self._standing = standing
         self._failing_seconds = failing_seconds
         self.zones = Zones()
-        self._books: dict[object, _Book] = {}
+        self._books: dict[object, Book] = {}
         self._marked: set[PeerId] = set()
 
-    def forget(self) -> None:
-        """Servers came or went."""
-        self._books.clear()
+    def joined(self, key: object, server: Server) -> None:
+        """A server of the kind `key` came; one that went is told of first."""
+        if book := self._books.get(key):
+            book.joined(server)
+
+    def left(self, key: object, peer: PeerId) -> None:
+        self._marked.discard(peer)
+        if book := self._books.get(key):
+            book.left(peer)
 
     def mark(self, peer: PeerId) -> None:
         """Something about this server has changed."""
@@ -169,96 +152,38 @@ class Pricing:
         return UNKNOWN_BLOCK_MS if book is None else book.usual_ms
 
     @staticmethod
-    def _zone(book: _Book, peer: PeerId | None) -> str | None:
+    def _zone(book: Book, peer: PeerId | None) -> str | None:
         """None also for a server that is not in the book: where it is does not matter then."""
         row = None if peer is None else book.table.row.get(peer)
-        return None if row is None else book.servers[row].hello.zone
+        server = None if row is None else book.servers[row]
+        return None if server is None else server.hello.zone
 
     # ---- keeping the books
 
     def _fresh(
         self, key: object, servers: Callable[[], Sequence[Server]], now: float
-    ) -> _Book | None:
+    ) -> Book | None:
         book = self._books.get(key)
-        if book is None:
+        new = None if book is None else book.follow()
+        if book is None or new is None:
+            self._books.pop(key, None)
             found = servers()
             if not found:
                 return None
-            book = self._books[key] = self._open(found)
-            self._price_rows(book, range(len(book.servers)), now)
-        self._update(book, now)
-        if book.urgent or (book.stale and abs(now - book.priced_at) >= KEPT_SECONDS):
-            self._settle(book, now)
-        return book
-
-    def _settle(self, book: _Book, now: float) -> None:
-        """New costs-to-go from here on."""
-        book.kept.clear()
-        book.priced_at, book.stale, book.urgent = now, False, False
-        known = book.raw_ms[~np.isnan(book.raw_ms)]
-        middle = (
-            known.size // 2
-        )  # np.median would import numpy.ma: a quarter of a second without a token
-        usual = float(np.partition(known, middle)[middle]) if known.size else UNKNOWN_BLOCK_MS
-        book.usual_ms = max(LEAST_USUAL_MS, usual)
-        if book.zone_changes != self.zones.changes:
-            book.zone_changes = self.zones.changes
-            book.table.measure(self.zones.delay)
-
-    def _open(self, servers: Sequence[Server]) -> _Book:
-        n_blocks = servers[0].hello.n_blocks
-        hellos = [server.hello for server in servers]
-        table = Table(
-            [Candidate(h.peer, h.first, h.last, h.zone) for h in hellos], n_blocks, self.zones.delay
-        )
-        by_peer: Mapping[PeerId, Server] = {server.hello.peer: server for server in servers}
-        rows = [by_peer[peer] for peer in table.peers]
-        count = len(rows)
-        return _Book(
-            table=table,
-            servers=rows,
-            raw_ms=np.array([_or_nan(server.measured_block_ms) for server in rows]),
-            free=np.array([server.free_pages for server in rows]),
-            total=np.array([float(server.hello.total_pages) for server in rows]),
-            page=np.array([float(server.hello.page_size) for server in rows]),
-            longest=np.array([float(server.hello.max_length) for server in rows]),
-            resort=np.zeros(count),
-            score=np.ones(count),
-        )
-
-    def _update(self, book: _Book, now: float) -> None:
-        """Price what was marked, and some more in turn."""
-        count = len(book.servers)
+            book = self._books[key] = Book(found, self.zones)
+            new = list(range(len(book.servers)))
         marked = {peer for peer in self._marked if peer in book.table.row}
         self._marked -= marked
-        rows = {book.table.row[peer] for peer in marked}
-        swept = range(book.next_row, book.next_row + min(SWEPT, count))
-        book.next_row = (book.next_row + min(SWEPT, count)) % count
-        self._price_rows(book, rows.union(row % count for row in swept), now)
-
-    def _price_rows(self, book: _Book, rows: range | set[int], now: float) -> None:
-        table = book.table
-        for row in rows:
-            server = book.servers[row]
+        for row, server in book.filled(book.due(marked).union(new)):
             price = self.price(server, book.usual_ms, now)
-            resort = LAST_RESORT if price.last_resort else 0.0
-            hop_ms, free = price.hop_ms + resort, server.free_pages
-            if resort != book.resort[row]:
-                book.resort[row] = resort
-                book.urgent = True
-            elif (
-                table.hop_ms[row] != hop_ms
-                or table.block_ms[row] != price.block_ms
-                or book.free[row] != free
-                or book.score[row] != price.score
-            ):
-                book.stale = True
-            table.hop_ms[row], table.block_ms[row] = hop_ms, price.block_ms
-            book.raw_ms[row] = _or_nan(server.measured_block_ms)
-            book.free[row], book.score[row] = free, price.score
+            last = price.last_resort
+            book.put(row, price.hop_ms, price.block_ms, price.score, last_resort=last)
+        if book.urgent or (book.outdated and abs(now - book.priced_at) >= KEPT_SECONDS):
+            book.settle(now)
+        return book
 
 
-def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
+def _extra(book: Book, needs: Needs) -> tuple[Floats | None, object]:
     """What this session makes a hop cost beyond the common price, and a name for it; None if nothing."""
     asked: list[object] = []
     extra = np.zeros(len(book.servers))
@@ -278,7 +203,3 @@ def _extra(book: _Book, needs: Needs) -> tuple[Floats | None, object]:
         extra[out] = math.inf
         asked.append(frozenset(out))
     return (extra, tuple(asked)) if asked else (None, None)
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -1,0 +1,48 @@
+"""One server against others, by the comparison that the gateway runs, and by the simple way that it must agree with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from modelswarm_gateway.core.alike import DEVIATION, LEAST_SPREAD, NOISE, Alike, Times
+from modelswarm_gateway.core.slowness import FAR, SLOW
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    ratio: float  # own time over the median of the others
+    deviations: float  # between the two
+
+
+def slow(compared: Compared) -> bool:
+    return compared.ratio >= SLOW and compared.deviations >= FAR
+
+
+def compare(own: Times, others: Sequence[Times]) -> Compared | None:
+    """None: there is no size of steps that another has made too."""
+    group = Alike()
+    for number, times in enumerate((own, *others)):
+        group.add(f"s{number}")
+        group.put(f"s{number}", times, math.inf)
+    look = group.look()
+    row = group.peers.index("s0")
+    if math.isnan(look.ratios[row]):
+        return None
+    return Compared(float(look.ratios[row]), float(look.deviations[row]))
+
+
+def compare_simply(own: Times, others: Sequence[Times]) -> Compared | None:
+    found = []
+    for size, seconds in sorted(own.items()):
+        known = [times[size] for times in others if size in times]
+        if not known:
+            continue
+        typical, seconds = max(NOISE, median(known)), max(NOISE, seconds)
+        spread = DEVIATION * median(abs(each - typical) for each in known)
+        spread = max(spread, LEAST_SPREAD * typical)
+        found.append(Compared(seconds / typical, (seconds - typical) / spread))
+    found.sort(key=lambda compared: compared.ratio)
+    return found[len(found) // 2] if found else None
