@@ -286,6 +286,7 @@ class Client:
         """The honest end (I8): only for a model that fails again and again, or when no server comes back."""
         scenario = self._tools.scenario
         expected = scenario.weather.failed_step_chance > 0 or scenario.hold_seconds < NEVER
+        expected |= scenario.load.poisons(self.name)
         self._expect(expected, f"the session was given up: {effect.detail}")
         self.abandoned()
 

@@ -20,6 +20,7 @@ from modelswarm_gateway.core.move import parts
 from modelswarm_gateway.core.session import State
 
 TICK = 0.05
+READY = 0.01  # seconds in which a new gateway is told of all servers
 ORDERED = "ordered"  # why a server is left that an administrator named
 
 
@@ -42,6 +43,7 @@ class GatewayProcess:
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
         self._known: dict[PeerId, Address] = {}
+        self.ready_at = tools.clock.now + READY  # it knows who is there
         self._fences_left: int | None = None  # until it dies
         self._die: Callable[[], None] = lambda: None
         self._beats = BeatTimer()
@@ -93,6 +95,11 @@ class GatewayProcess:
 
     def forget(self, peer: PeerId) -> None:
         self._known.pop(peer, None)
+
+    def cut_off(self) -> list[PeerId]:
+        """Servers that it knows of and has no link to: not yet, or not now."""
+        linked = {server.peer for server in self.core.servers()}
+        return [peer for peer in self._known if peer not in linked]
 
     def _dial(self, peer: PeerId) -> None:
         if self.alive and peer in self._known:

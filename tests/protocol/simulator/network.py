@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from protocol.simulator.clock import Clock
 from protocol.simulator.scenario import Weather
-from protocol.simulator.trace import Trace
+from protocol.simulator.trace import Trace, Violation
 
 from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
-from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Send
+from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Rows, Send
 
 _UNLIMITED = 1 << 60
 DIAL_SECONDS = 1.0  # until a dial that nobody answers is given up
@@ -54,7 +54,7 @@ class Port:
 class Channel:
     """One direction of one lane of one link: first in, first out."""
 
-    __slots__ = ("clear", "delivered", "limit", "receiver", "sender", "sent")
+    __slots__ = ("bytes", "clear", "delivered", "limit", "receiver", "sender", "sent")
 
     def __init__(self, sender: Port, receiver: Port, clear: float) -> None:
         self.sender = sender
@@ -63,6 +63,7 @@ class Channel:
         self.sent = 0
         self.delivered = 0
         self.limit = _UNLIMITED  # messages beyond this number are lost
+        self.bytes = 0  # of rows that are on their way
 
 
 class Link:
@@ -182,9 +183,17 @@ class Network:
         channel = link.channels[port.peer, send.lane]
         channel.clear = max(self.clock.now + self._latency(send.lane), channel.clear)
         channel.sent += 1
+        self._fill(channel, send.item)
         self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, send.item)
         if self.weather.duplicate_chance:
             self._perhaps_twice(link, channel, send.item)
+
+    def _fill(self, channel: Channel, item: Item) -> None:
+        """Nobody waits for a lane (R11): who sends more than it takes ends it, with everybody's rows."""
+        channel.bytes += _size(item)
+        if channel.bytes > self.weather.lane_bytes:
+            names = channel.sender.endpoint.name, channel.receiver.endpoint.name
+            raise Violation(f"{channel.bytes} bytes of rows are on their way {'-'.join(names)}")
 
     def _perhaps_twice(self, link: Link, channel: Channel, item: Item) -> None:
         if self._rng.random() < self.weather.duplicate_chance:
@@ -196,6 +205,7 @@ class Network:
         receiver = channel.receiver
         if self._asleep(receiver, self._deliver, link, channel, number, item):
             return
+        channel.bytes -= _size(item)
         if number > channel.limit or receiver.peer not in link.open_at:
             self.lost += 1
             return
@@ -334,3 +344,7 @@ class Network:
         self.trace.note(
             self.clock.now, receiver.endpoint.name, f"{what} {sender.endpoint.name}", item
         )
+
+
+def _size(item: Item) -> int:
+    return len(item.payload) if isinstance(item, Rows) else 0

@@ -14,6 +14,7 @@ from protocol.simulator.planted_gateways import (
     LeasesComeBack,
     WakesAndGoesOn,
 )
+from protocol.simulator.planted_isolation import FailsTogether
 from protocol.simulator.planted_log import (
     KeepsCutRows,
     KeepsRowsWithHoles,
@@ -27,6 +28,7 @@ from protocol.simulator.planted_recovery import (
     NeverSuspects,
     TrustsTheNewestOnly,
 )
+from protocol.simulator.planted_wakes import AsksNotAgain, ForgetsLateAnswers
 from protocol.simulator.processes import Cores
 
 from modelswarm.protocol.identity import Epoch, PeerId
@@ -332,6 +334,8 @@ PLANTS: dict[str, Plant] = {
     "R4 takes late tokens": in_gateway(TakesLateTokens, "late"),
     "R5 forgives pairs": in_gateway(ForgivesPairs, "partition"),
     "R5 silent about links": in_server(SilentAboutLinks, "sparse"),
+    "R2 forgets late answers": in_server(ForgetsLateAnswers, "rebuilds", 40),
+    "R5 asks not again": in_gateway(AsksNotAgain, "asleep", 40),
     "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
     "R6 forgets kept rows": in_gateway(ForgetsKeptRows, "kills"),
     "R13 moves what rests": in_gateway(MovesWhatRests, "rebuilds"),
@@ -349,6 +353,7 @@ PLANTS: dict[str, Plant] = {
     "the same peer and handles after a restart": Plant(
         Cores(server=SameHandlesEveryBoot, nonce=False), "delays"
     ),
+    "I7 fails together": in_server(FailsTogether, "poison"),
     "I5 never closes": in_gateway(NeverCloses, "calm"),
     "I5 ignores Live": in_server(IgnoresLive, "drops"),
 }

@@ -237,22 +237,36 @@ class ServerProcess:
             return
         work, self._work = self._work, ()
         now = clock.now
+        poisoned = self._poisoned()
         chance = self._tools.scenario.weather.failed_step_chance
-        if chance and now < self._tools.scenario.faults.until and self._rng.random() < chance:
-            self._fail(work, now)
+        struck = chance and now < self._tools.scenario.faults.until and self._rng.random() < chance
+        if struck or poisoned:
+            self._fail(work, poisoned, now)
         else:
             self.core.finish_step(self.model.step(work), now)
         self.rows += _rows(work)
         self._pump()
 
-    def _fail(self, work: Sequence[Task], now: float) -> None:
-        """The whole step raises, or one session's part of it fails."""
+    def _poisoned(self) -> list[int]:
+        """Parts of the step that is out that fail, whatever else does, for what their sessions are."""
+        load = self._tools.scenario.load
+        if not load.poisoned:
+            return []
+        return [
+            index
+            for index, (hop, _) in enumerate(self.core._steps._running)
+            if load.poisons(hop.session) and self._rng.random() < load.poison_chance
+        ]
+
+    def _fail(self, work: Sequence[Task], poisoned: Sequence[int], now: float) -> None:
+        """The whole step raises, or some session's part of it fails."""
         self._tools.trace.note(now, self.name, "step fails")
         if self._rng.random() < 0.5:
             self.core.fail_step("the step failed, says the simulator", now)
             return
         results = self.model.step(work)
-        results[self._rng.randrange(len(results))] = Result(error="failed, says the simulator")
+        for index in poisoned or [self._rng.randrange(len(results))]:
+            results[index] = Result(error="failed, says the simulator")
         self.core.finish_step(results, now)
 
 

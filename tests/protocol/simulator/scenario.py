@@ -48,6 +48,7 @@ class Weather:
     failed_step_chance: float = 0.0
     evict_chance: float = 0.0  # of kept rows going right after a Fenced that told of them
     notice: float = 0.003  # mean time until a side hears that a link broke
+    lane_bytes: float = NEVER  # of rows that may be on their way on a lane: a real one ends then
     late_notice_chance: float = 0.2  # ... of one side hearing it `late_notice` later
     late_notice: float = 0.3
 
@@ -85,6 +86,11 @@ class Load:
     sampled_chance: float = 0.5
     slow_reader_chance: float = 0.1
     read_pause: float = 0.01
+    poisoned: int = 0  # of the clients, the first so many: a model that reads what they say fails
+    poison_chance: float = 0.0  # ... in a step
+
+    def poisons(self, session: str) -> bool:
+        return int(session[1:]) < self.poisoned
 
 
 @dataclass(frozen=True, slots=True)

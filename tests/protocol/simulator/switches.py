@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from protocol.simulator import switches_gateways, switches_moves
+from protocol.simulator import switches_gateways, switches_isolation, switches_moves
 from protocol.simulator.processes import ROW_BYTES
 from protocol.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
 
@@ -96,7 +96,7 @@ def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
     """Turn the switch: more of one kind of trouble, less of the others."""
     scenario = SWITCHES[scenario.switch](scenario, rng)
     if not scenario.silent_faults:  # a stall is one that nothing else could have ended
-        scenario = replace(scenario, overdue_seconds=5.0)
+        scenario = replace(scenario, overdue_seconds=5.0, answer_seconds=1.0)
     elif scenario.fenced_seconds == NEVER and rng.random() < 0.7:
         scenario = replace(scenario, fenced_seconds=GatewaySettings().fenced_seconds)
     layout = scenario.layout
@@ -429,6 +429,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "slow_bulk": _slow_bulk,
     "slow_readers": _slow_readers,
     "failures": _failures,
+    "poison": switches_isolation.poison,
     "ragged": _ragged,
     "partition": _partition,
     "deadlines": _deadlines,

@@ -14,7 +14,7 @@ from protocol.simulator.client import Client
 from protocol.simulator.clock import Clock
 from protocol.simulator.coverage import Span
 from protocol.simulator.faults import Faults
-from protocol.simulator.gateway_process import GatewayProcess
+from protocol.simulator.gateway_process import READY, GatewayProcess
 from protocol.simulator.heir import Heir
 from protocol.simulator.network import Network
 from protocol.simulator.oracles import check_at_rest, check_go, check_kept, check_pages
@@ -36,7 +36,7 @@ from modelswarm_gateway.core.move import BALANCE, Ended
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
 WATCH = 0.05
-DEADLINES = ("overdue", "silent")  # causes of a reroute that nobody reported
+DEADLINES = ("overdue", "silent")  # causes of a reroute, or of an ejection, that nobody reported
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class World:
         gateway.tick()
         for server in self.servers.values():
             if server.name not in self._late:
-                gateway.later(self._rng.uniform(0.0, 0.01), gateway.learn, server.address)
+                gateway.later(self._rng.uniform(0.0, READY), gateway.learn, server.address)
         load = self.scenario.load
         for number in range(len(self.clients), len(self.clients) + load.sessions):
             client = Client(self._tools, gateway, f"c{number}")
@@ -213,22 +213,9 @@ class World:
         """Give each client its effects, as the gateway's doors would."""
         by_session: dict[str, list[Effect]] = {}
         for effect in effects:
-            if isinstance(effect, Ejected | Unlink):
-                continue
-            session = getattr(effect, "session", "")
-            by_session.setdefault(session, []).append(effect)
-            if self.trace.enabled:
-                self.trace.note(self.clock.now, "gateway", "=>", effect)
-            if isinstance(effect, Rerouted):
-                self.outcome.reroutes += 1
-                self._check_cause(effect)
-            elif isinstance(effect, Refused):
-                self.outcome.refused += 1
-            elif isinstance(effect, Moved):
-                self.outcome.moves[effect.outcome] += 1
-                self.outcome.balanced += (
-                    effect.why == BALANCE and effect.outcome == Ended.MOVED.value
-                )
+            self._see(gateway, effect)
+            if not isinstance(effect, Ejected | Unlink):
+                by_session.setdefault(getattr(effect, "session", ""), []).append(effect)
         for session, each in by_session.items():
             client = self.clients[session]
             if client.gateway is not gateway:
@@ -241,6 +228,23 @@ class World:
             if not looked:  # a turn that it had left, and came back to, is read by nobody
                 client.sees(each)
 
+    def _see(self, gateway: GatewayProcess, effect: Effect) -> None:
+        """What oracles and the outcome have to know of it."""
+        if self.trace.enabled:
+            self.trace.note(self.clock.now, gateway.name, "=>", effect)
+        match effect:
+            case Rerouted():
+                self.outcome.reroutes += 1
+                self._check_cause(effect)
+            case Ejected():
+                self._check_ejection(gateway, effect)
+            case Refused():
+                self.outcome.refused += 1
+            case Moved():
+                self.outcome.moves[effect.outcome] += 1
+                balanced = effect.why == BALANCE and effect.outcome == Ended.MOVED.value
+                self.outcome.balanced += balanced
+
     def _check_cause(self, effect: Rerouted) -> None:
         """The second oracle: what everybody is told of needs no deadline."""
         self.outcome.causes[effect.cause] += 1
@@ -248,6 +252,14 @@ class World:
             raise Violation(f"a planned move was noticed: {effect}", effect.session)
         if effect.cause in DEADLINES and not self.scenario.silent_faults:
             raise Violation(f"only a deadline helped: {effect}", effect.session)
+        load = self.scenario.load
+        if load.poisoned and not load.poisons(effect.session):
+            raise Violation(f"another one's failure was noticed: {effect}", effect.session)
+
+    def _check_ejection(self, gateway: GatewayProcess, effect: Ejected) -> None:
+        """... nor does an answer to a Fence: who goes around a hop that owes one only hides that it was lost."""
+        if effect.cause in DEADLINES and not self.scenario.silent_faults:
+            raise Violation(f"only a deadline helped: {gateway.name} did without {effect}")
 
     def _watch(self) -> None:
         """With every server back, no session may stand still."""

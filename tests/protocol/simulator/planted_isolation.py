@@ -1,0 +1,16 @@
+"""Bugs on purpose by which sessions suffer for others (I7).
+
+As in `planted.py`, which has the others: subclasses of the real cores, one rule broken in each.
+"""
+
+from __future__ import annotations
+
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.model.base import Result
+
+
+class FailsTogether(ServerCore):
+    """I7: when a step raises, everybody in it has failed; nobody is tried again alone."""
+
+    def fail_step(self, error: str, now: float) -> None:
+        self.finish_step([Result(error=error)] * self._steps._tasks, now)
