@@ -1,4 +1,5 @@
 """How long anybody may wait for a token under a schedule: far less where a way through living servers is always left.
+And whether a session may be begun twice.
 
 Pure; used by `run.py`. Knows what each fault takes away, not what a swarm makes of it.
 """
@@ -10,11 +11,14 @@ from collections.abc import Iterable, Sequence
 from chaos.schedule import Event, Fault
 from protocol.simulator.coverage import Coverage
 
+from modelswarm_gateway.finder import ASK_AGAIN
+
 SOON = 20.0
 """Seconds to notice, to plan around several faults and to compute again what was lost, on a busy machine; also what is
 allowed beyond the hold limit where sessions may have to be held."""
 BACK = 10.0  # seconds in which another process serves in the place of one that died
 _AWAY = (Fault.KILL, Fault.LEAVE, Fault.FREEZE, Fault.SLOW_DISK)
+_SILENT = (Fault.ONE_WAY, Fault.CUT_OFF)
 _PARTED = (Fault.ONE_WAY, Fault.CUT_OFF, Fault.SLOW_LINK)  # a prompt may take all of its time
 
 
@@ -34,6 +38,33 @@ def always_a_way(
     """Whether no moment of the schedule leaves a gateway without a ring of servers that can all talk."""
     names = tuple(gateways)
     return all(_a_way(_during(events, event.at), spans, names) for event in events)
+
+
+def forks(events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Iterable[str]) -> bool:
+    """Whether some gateway may hear for so long of none of the servers of a route that it begins another session of the
+    name (R20). Who is dead holds nobody's."""
+    parting = [event for event in events if event.fault in (*_SILENT, Fault.FREEZE)]
+    names = tuple(gateways)
+    return any(_forks(_through(parting, event.at), spans, names) for event in parting)
+
+
+def _through(events: Iterable[Event], moment: float) -> list[Event]:
+    """Those that last from there on until a search gives up."""
+    until = moment + ASK_AGAIN
+    return [each for each in events if each.at <= moment and until <= each.at + each.seconds]
+
+
+def _forks(now: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Sequence[str]) -> bool:
+    for gateway in gateways:
+        unheard = {
+            name
+            for event in now
+            if event.fault is Fault.FREEZE or gateway in event.targets
+            for name in event.targets
+        }
+        if all(not unheard.isdisjoint(span) for span in spans):
+            return True
+    return False
 
 
 def _during(events: Sequence[Event], moment: float) -> list[Event]:

@@ -26,6 +26,7 @@ from swarm.toy import TOY_LENGTH
 from modelswarm.errors import ModelSwarmError
 
 STANDS, GOES = 0.15, 0.1  # seconds that a slow disk stops a process, and lets it go on
+LEAVING = 30.0  # seconds that a server which is told to end may take
 Heal = Callable[[], None]
 
 
@@ -52,6 +53,7 @@ class Injector:
     counts: Counter[Fault] = field(default_factory=Counter)
     felt: Counter[Fault] = field(default_factory=Counter)  # those that met what they were meant for
     outages: list[Outage] = field(default_factory=list)
+    losses: list[Outage] = field(default_factory=list)  # of what tails keep
     _stopped: Counter[str] = field(default_factory=Counter)  # how many faults keep it still
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began: float = 0.0
@@ -117,6 +119,8 @@ class Injector:
     def _do(self, event: Event) -> Heal | None:
         if len(self.world.gateway_names) > 1 and event.fault in FRAMES:
             self._cut(event)
+        if event.fault is Fault.FULL or not set(self.world.spans[-1]).isdisjoint(event.targets):
+            self._lose(event)
         match event.fault:
             case Fault.KILL:
                 were = [self.world.kill(name) for name in event.targets]
@@ -153,6 +157,13 @@ class Injector:
         if not set(self.world.gateway_names).isdisjoint(event.targets):
             now = time.monotonic()
             self.outages.append(Outage(now, now + event.seconds, killed=False))
+
+    def _lose(self, event: Event) -> None:
+        """A tail dies, or leaves, which may take a while; or pages are short, so that those of lost gateways go."""
+        lasts = {Fault.KILL: 0.0, Fault.LEAVE: LEAVING, Fault.FULL: event.seconds}.get(event.fault)
+        if lasts is not None:
+            now = time.monotonic()
+            self.losses.append(Outage(now, now + lasts, killed=True))
 
     def _felt(self, event: Event, was: bool) -> None:
         self.felt[event.fault] += was

@@ -32,9 +32,13 @@ AROUND_AN_OUTAGE = 20.0  # seconds in which calls may fail: a gateway was killed
 LEASES = 30.0  # seconds after which nobody may suffer any more from what became of a gateway
 
 
+AT_ONCE = 1.0  # seconds; a token that is read comes from servers that lived so shortly before
+
+
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A gateway was killed, stood still, or, of several, had a bad link. Of time.monotonic."""
+    """A gateway was killed, stood still, or, of several, had a bad link. Of time.monotonic. Or what a tail kept went
+    with it."""
 
     began: float
     ended: float
@@ -52,7 +56,8 @@ class Tally:
     refused: int = 0
     left: int = 0
     tokens: int = 0
-    resumed: int = 0  # answers that went on after their connection broke
+    torn: int = 0  # answers whose connection broke in their midst, and whose readers do not give up
+    resumed: int = 0  # of these, how many came to their ends
     near_ties: int = 0  # answers that part from their twin where rounding may decide
     waits: list[float] = field(default_factory=list)  # the longest of each answer
     codes: Counter[str] = field(default_factory=Counter)
@@ -66,7 +71,8 @@ class Judge:
     outages: Sequence[Outage]  # grows
     settle: Callable[[Answer, Answer], None] | None
     gateways: int = 1
-    only_gateways: bool = False  # are hurt: servers keep what they have until two leases are over
+    losses: Sequence[Outage] = ()  # of servers of the last span, or of room there; grows
+    forks: bool = False  # a gateway may have begun another session of a name
     note: Callable[[float, str], None] = lambda at, words: None
     tally: Tally = field(default_factory=Tally)
     wrong: list[str] = field(default_factory=list)
@@ -101,7 +107,8 @@ class Judge:
         tally.tokens += len(heard.answer.tokens)
         tally.answers += bool(heard.answer.finish)
         tally.left += heard.left
-        tally.resumed += bool(heard.breaks and heard.answer.finish)
+        tally.torn += bool(heard.torn)
+        tally.resumed += bool(heard.torn and heard.answer.finish)
         if heard.code:
             tally.codes[heard.code] += 1
             if heard.answer.tokens:
@@ -155,7 +162,7 @@ class Judge:
                 raise Wrong(f"nothing but refusals for {heard.ended - heard.asked:.0f} s")
             return
         lost = heard.code == LOST or (self.gateways > 1 and ANOTHER in heard.details)
-        if lost and self.only_gateways and heard.last_wait < 2 * LEASE_SECONDS:
+        if lost and not self._may_be_lost(heard):
             raise Wrong(f"it was lost after {heard.last_wait:.1f} s: {heard.details}")
         again = nothing and (heard.code in AFTER_A_KILL or GO_ON in heard.details)
         if self._outage(heard, LEASES) and (lost or again):
@@ -163,6 +170,13 @@ class Judge:
         if heard.code in GATEWAY_GONE and self._outage(heard, AROUND_AN_OUTAGE, killed=True):
             return
         raise Wrong(f"it ended with {heard.code!r}: {heard.details}")
+
+    def _may_be_lost(self, heard: Heard) -> bool:
+        """A tail keeps all that was read, for two leases: what is lost with a gateway is what the tail lost, too."""
+        if self.forks or heard.last_wait >= 2 * LEASE_SECONDS:
+            return True
+        read = heard.ended - heard.last_wait - AT_ONCE
+        return any(each.began <= heard.ended and read <= each.ended for each in self.losses)
 
     def _elsewhere(self, heard: Heard) -> tuple[str, ...]:
         """Who cannot see the servers that know a session takes it for a new one, until they see it again."""

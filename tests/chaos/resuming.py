@@ -25,11 +25,12 @@ GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another 
 
 @dataclass(slots=True)
 class Reader:
-    """Plays one ask. `doors`: HTTP, of every gateway."""
+    """Plays one ask. `doors`: HTTP, of every gateway; `home`: the one where it begins, "" is any."""
 
     doors: Sequence[str]
     ask: Ask
     rng: random.Random
+    home: str = ""
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     last: str = ""  # id of the last event with tokens
@@ -41,6 +42,7 @@ class Reader:
     code: str = ""
     details: str = ""
     breaks: int = 0  # of the connection
+    torn: int = 0  # ... after the first token
 
     def read(self) -> None:
         """To its end, good or bad."""
@@ -51,16 +53,21 @@ class Reader:
                     if self._once(client):
                         return
                 except httpx.TransportError:
-                    self.breaks += 1
+                    self._broke()
                 time.sleep(PAUSE)
         self.code, self.details = "given_up", f"no end after {TRY_SECONDS:g} s: {self.details}"
 
     def answer(self) -> Answer:
         return Answer(self.ask, tuple(self.tokens), tuple(self.positions), self.text, self.finish)
 
+    def _broke(self) -> None:
+        self.breaks += 1
+        self.torn += bool(self.tokens)
+        self.home = ""
+
     def _once(self, client: httpx.Client) -> bool:
         """Whether it is over."""
-        url = f"http://{self.rng.choice(self.doors)}/v1/completions"
+        url = f"http://{self.home or self.rng.choice(self.doors)}/v1/completions"
         headers = {"Last-Event-ID": self.last} if self.last else {}
         with client.stream("POST", url, json=_body(self.ask), headers=headers) as answer:
             if answer.status_code != 200:
@@ -92,7 +99,7 @@ class Reader:
         """A refusal is tried again once something has come: the answer is there, its gateway may not be yet."""
         self.details = error["message"]
         if GO_ON in self.details and self.tokens and status == 200:
-            self.breaks += 1
+            self._broke()
             return False
         if self.tokens and status in AGAIN:
             return False

@@ -15,12 +15,12 @@ from itertools import product
 from pathlib import Path
 
 from chaos.asks import scripts_of
-from chaos.bounds import longest_wait
+from chaos.bounds import forks, longest_wait
 from chaos.faults import Injector
 from chaos.judge import Judge, Tally
 from chaos.picture import held, look, loops
 from chaos.right import Right, right_by
-from chaos.schedule import FRAMES, LEASE_SECONDS, OF_GATEWAYS, Fault, schedule
+from chaos.schedule import FRAMES, LEASE_SECONDS, Fault, schedule
 from chaos.streams import Client
 from chaos.world import Plan, World, world
 from swarm.pids import gone_within, group_alive
@@ -80,7 +80,7 @@ class Outcome:
             f"({', '.join(self._felt(fault) for fault in sorted(self.faults))}); "
             f"why sessions looked for a route: {self.loops}; "
             f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, "
-            f"{tally.resumed} resumed elsewhere, {tally.refused} refused, "
+            f"{tally.resumed} of {tally.torn} that broke off went on, {tally.refused} refused, "
             f"{tally.begun} ended with an error ({dict(tally.codes)}), {tally.near_ties} near ties; "
             f"longest wait in an answer: median {p50:.2f} s, p99 {p99:.2f} s, most {waits[-1]:.2f} s; "
             f"{len(self.wrong)} wrong"
@@ -116,6 +116,7 @@ def chaos(
         run.calm_down()
     run.nobody_left()
     run.everything_was_felt()
+    run.sessions_went_on()
     run.judge.finish()
     return run.outcome()
 
@@ -149,19 +150,22 @@ class _Run:
             self._injector.outages,
             right.settle,
             options.gateways,
-            only_gateways=options.faults <= OF_GATEWAYS,
+            losses=self._injector.losses,
+            forks=forks(events, scene.spans, scene.gateway_names),
             note=lambda at, words: self._injector.note(words, at),
         )
         self._stopping = threading.Event()
+        doors = scene.doors  # half of the clients go on with all that breaks off, as many at each
         self._clients = [
             Client(
                 f"c{i}",
                 scene.stubs,
-                scene.doors,
+                doors,
                 scripts,
                 self.judge.hear,
                 self._stopping,
                 options.seed,
+                home=doors[i // 2 % len(doors)] if doors and i % 2 else "",
             )
             for i in range(options.streams)
         ]
@@ -232,6 +236,12 @@ class _Run:
         missing = self._options.faults - counts.keys()
         if each and missing and not self.judge.wrong:  # which else had ended it before
             self.judge.blame(f"never injected: {sorted(missing)}")
+
+    def sessions_went_on(self) -> None:
+        """Whose gateway is lost goes on at another one, unless the tail is lost with it: that is rare."""
+        torn, resumed = self.judge.tally.torn, self.judge.tally.resumed
+        if torn >= RARE and 2 * resumed < torn:
+            self.judge.blame(f"{torn} answers broke off, and only {resumed} went on")
 
     def _felt(self) -> Counter[Fault]:
         network = self._scene.network

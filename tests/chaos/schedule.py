@@ -36,7 +36,6 @@ class Fault(enum.StrEnum):
     GATEWAY_FREEZE = "gateway-freeze"  # SIGSTOP for longer than its lease, so that others may adopt; then SIGCONT
 
 
-OF_GATEWAYS = frozenset((Fault.GATEWAY_KILL, Fault.GATEWAY_FREEZE))
 FRAMES = frozenset(
     (Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE)
 )

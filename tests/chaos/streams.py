@@ -41,6 +41,7 @@ class Heard:
     last_wait: float = 0.0  # from the last token to the end
     waited_until: float = 0.0  # time.monotonic: when it was over
     breaks: int = 0  # of connections, after which it went on elsewhere
+    torn: int = 0  # of these, in the midst of its answer
     asked: float = 0.0  # time.monotonic, when first: refusals before are no answers
 
 
@@ -52,10 +53,13 @@ class _Said:
     details: str = ""
     left: bool = False
     breaks: int = 0
+    torn: int = 0
 
 
 @dataclass(slots=True)
 class Client:
+    """`home`: of the doors, the one where all its answers begin; it goes on with each that breaks off."""
+
     name: str
     stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
     doors: Sequence[str]  # HTTP, likewise; none: nobody resumes
@@ -63,6 +67,7 @@ class Client:
     hear: Callable[[Heard], None]
     stopping: threading.Event
     seed: int
+    home: str = ""
     _talks: int = 0
     _patient: bool = False  # never leaves
     _thread: threading.Thread | None = None
@@ -124,7 +129,7 @@ class Client:
 
     def _once(self, twin: Answer) -> Heard:
         began, clock = time.monotonic(), time.perf_counter()
-        resumes = bool(self.doors) and self._rng.random() < RESUMES
+        resumes = bool(self.home) or (bool(self.doors) and self._rng.random() < RESUMES)
         self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session} {resumes}"
         said = self._resuming(twin) if resumes else self._called(twin)
         self.doing = ""
@@ -144,6 +149,7 @@ class Client:
             last_wait=waits[-1],
             waited_until=began + times[waits.index(longest) + 1] - clock,
             breaks=said.breaks,
+            torn=said.torn,
         )
 
     def _called(self, twin: Answer) -> _Said:
@@ -162,10 +168,15 @@ class Client:
         if not ask.session:
             self._talks += 1
             ask = replace(ask, session=f"{self.name}-{self._talks}")
-        reader = Reader(self.doors, ask, self._rng)
+        reader = Reader(self.doors, ask, self._rng, self.home)
         reader.read()
         return _Said(
-            reader.answer(), reader.times, reader.code, reader.details, breaks=reader.breaks
+            reader.answer(),
+            reader.times,
+            reader.code,
+            reader.details,
+            breaks=reader.breaks,
+            torn=reader.torn,
         )
 
     def _leave(self, stream: Stream, length: int) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from chaos.bounds import BACK, SOON, always_a_way, longest_wait
+from chaos.bounds import BACK, SOON, always_a_way, forks, longest_wait
 from chaos.schedule import GATEWAY, Event, Fault
 
+from modelswarm_gateway.finder import ASK_AGAIN
+
 SPANS = (("a", "b"), ("c", "d"))
+OTHER = "gateway-2"
 
 
 def way(*events: Event) -> bool:
@@ -44,3 +47,18 @@ def test_dead_links_count_where_no_ring_goes_around_them() -> None:
         Event(1.0, Fault.CUT_OFF, (GATEWAY, "a"), 5.0),
         Event(2.0, Fault.CUT_OFF, ("b", GATEWAY), 1.0),
     )
+
+
+def test_a_gateway_begins_a_session_again_only_if_it_hears_of_no_route_for_long() -> None:
+    def begins(*events: Event) -> bool:
+        return forks(events, SPANS, (GATEWAY, OTHER))
+
+    cut = Event(1.0, Fault.CUT_OFF, (GATEWAY, "a"), 5.0)
+    assert not begins(cut)
+    assert not begins(cut, Event(2.0, Fault.ONE_WAY, ("b", GATEWAY), 5.0)), "the same span"
+    assert not begins(cut, Event(2.0, Fault.ONE_WAY, ("c", OTHER), 5.0)), "another gateway"
+    assert begins(cut, Event(2.0, Fault.ONE_WAY, ("c", GATEWAY), 5.0))
+    assert begins(cut, Event(2.0, Fault.FREEZE, ("d",), ASK_AGAIN))
+    assert not begins(cut, Event(2.0, Fault.FREEZE, ("d",), ASK_AGAIN - 0.1)), "it is asked again"
+    assert not begins(cut, Event(4.0, Fault.FREEZE, ("d",), 4.0)), "a moment at a time"
+    assert not begins(cut, Event(2.0, Fault.KILL, ("d",))), "who died has nobody's session"

@@ -30,7 +30,8 @@ SAMPLE = Options(
     ),
     each=True,
 )
-"""By this seed none of them takes away all that others leave, so that nobody may wait for long (`bounds.py`)."""
+"""By this seed none of them takes away all that others leave, so that nobody may wait for long (`bounds.py`). The tails
+live while a gateway is lost, so nothing that was read may be lost with it; and two readers at each gateway go on."""
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,7 @@ def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> N
     check(outcome)
     assert outcome.faults == Counter(SAMPLE.faults)
     assert all(outcome.felt[fault] for fault in SAMPLE.faults), outcome.summary()
-    cut = outcome.tally.resumed + outcome.tally.codes["UNAVAILABLE"]
-    assert cut, f"nobody was at the gateway that was killed: {outcome.summary()}"
+    assert outcome.tally.resumed, f"no answer outlived its gateway: {outcome.summary()}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chaos.judge import PATIENCE, Judge, Outage
+from chaos.judge import ANOTHER, PATIENCE, Judge, Outage
 from chaos.right import check_text
 from chaos.schedule import LEASE_SECONDS
 from chaos.streams import Heard
@@ -22,6 +22,7 @@ TWIN = Answer(Ask((1, 2, 3), 4), (7, 8, 9, 7), (3, 4, 5, 6), "abca", "length")
 CUT = replace(TWIN, tokens=(7, 8), positions=(3, 4), text="ab", finish="")
 KILL = Outage(95.0, 95.0, killed=True)  # of the gateway, while all of this happens
 LONG_AGO = Outage(20.0, 20.0, killed=True)
+LEAVES = Outage(85.0, 115.0, killed=True)
 FROZEN = Outage(91.0, 99.0, killed=False)
 NOTHING = replace(CUT, tokens=(), positions=(), text="")
 NAMED = replace(TWIN.ask, session="s")
@@ -70,6 +71,7 @@ def test_the_right_answer_is_right() -> None:
         (CUT, "UNAVAILABLE", (FROZEN,)),  # who stands still keeps its connections, and goes on
         (CUT, "session_lost", ()),
         (CUT, "session_lost", (LONG_AGO,)),
+        (CUT, "session_lost", (KILL,)),  # its tail lives, and has it
         (NOTHING, "model_not_found", (LONG_AGO,)),
         (NOTHING, "session_elsewhere", ()),  # there is no other gateway
         (CUT, "session_elsewhere", (KILL,)),
@@ -88,7 +90,6 @@ def test_an_end_that_is_not_honest_is_found(
 def test_honest_ends_are_right() -> None:
     assert not judged(heard(NOTHING, "no_servers"))
     assert not judged(heard(NOTHING, "no_capacity"))
-    assert not judged(heard(CUT, "session_lost"), (KILL,))
     assert not judged(heard(replace(NOTHING, ask=NAMED), "session_elsewhere"), gateways=2)
     assert not judged(heard(replace(NOTHING, ask=NAMED), "session_busy"), (FROZEN,))
     assert not judged(heard(CUT, "UNAVAILABLE"), (KILL,))
@@ -106,12 +107,32 @@ def test_who_is_refused_for_ever_is_found() -> None:
     assert not judged(replace(said, asked=100.0 - PATIENCE + 1.0))
 
 
-def test_a_session_that_is_lost_though_its_servers_have_it_is_found() -> None:
-    judge = Judge(10.0, (KILL,), None, only_gateways=True)
-    judge.hear(heard(CUT, "session_lost", last_wait=2 * LEASE_SECONDS + 1.0))
-    assert not judge.wrong
-    judge.hear(heard(CUT, "session_lost", last_wait=LEASE_SECONDS + 1.0))
-    assert judge.wrong
+@pytest.mark.parametrize(
+    ("died", "last_wait", "forks", "right"),
+    (
+        (94.0, 6.0, False, True),  # the tail, after the last token
+        (LEAVES, 6.0, False, True),
+        (80.0, 6.0, False, False),  # long before it: another one had taken its place
+        (None, 6.0, False, False),  # nobody had a reason to lose anything
+        (None, 2 * LEASE_SECONDS + 1.0, False, True),  # the servers do not keep it for longer
+        (None, 6.0, True, True),  # a gateway that heard of nobody has begun it once more
+    ),
+)
+def test_what_is_lost_with_a_gateway_is_what_its_tail_lost_as_well(
+    died: float | Outage | None, last_wait: float, forks: bool, right: bool
+) -> None:
+    loss = Outage(died, died, killed=True) if isinstance(died, float) else died
+    losses = () if loss is None else (loss,)
+    for said in (
+        heard(CUT, "session_lost", last_wait=last_wait),
+        heard(CUT, "invalid_request", last_wait=last_wait, details=f"it {ANOTHER}"),
+    ):
+        judge = Judge(10.0, (KILL,), None, gateways=2, losses=losses, forks=forks)
+        judge.hear(said)
+        assert bool(judge.wrong) is not right
+    nobody = Judge(10.0, (), None, gateways=2, losses=losses, forks=forks)
+    nobody.hear(heard(CUT, "session_lost", last_wait=last_wait))
+    assert nobody.wrong, "no gateway was hurt"
 
 
 def test_a_connection_that_breaks_off_though_no_gateway_was_hurt_is_found() -> None:
