@@ -77,12 +77,16 @@ def ask() -> Ask:
 def calm(place: Installed, ask: Ask, model: PreTrainedModel) -> Answer:
     """The same stream when nothing happens."""
     place.wait_whole()
-    before = place.reroutes()
-    answer = place.stream(ask).answer()
-    assert place.reroutes() == before
-    check_contiguous(answer)
-    check_tokens(model, answer)
-    return answer
+    for _ in range(5):
+        before = place.reroutes()
+        answer = place.stream(ask).answer()
+        check_contiguous(answer)
+        check_tokens(model, answer)
+        if place.reroutes() == before:
+            return (
+                answer  # else something did happen: half a second of silence is a reason to reroute
+            )
+    raise AssertionError("nothing happened, and five streams were rerouted")
 
 
 def test_the_quickstart_chats_through_the_service(quickstart: Quickstart, place: Installed) -> None:
@@ -125,23 +129,22 @@ def test_a_deleted_pod_costs_the_stream_nothing(
     finish(place, stream, fault, calm, model)
     successor = place.lives.successor(victim, fault, REPLACED_SECONDS)
     place.wait_whole()
+    for part in (f"{victim} is Terminating", "Progressing=True", "Progressing=False", "Event "):
+        place.wait(part, partial(is_told, place, fault, part), 30)
     tell(place, fault, f"kubectl delete pod of the {'head' if hop == 0 else 'tail'}")
     assert successor.name != victim
     assert successor.created - fault < 10
-    story = " ".join(place.timeline.told(fault))
-    for part in (f"{victim} is Terminating", "Progressing=True", "Progressing=False", "Event "):
-        assert part in story
 
 
 def test_a_killed_container_costs_the_stream_nothing(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """The same pod comes back, by the kubelet; the operator leaves it alone."""
+    processes = processes_of(place)
     stream, carried = begin(place, ask)
     victim = carried.servers[-1]
-    (pid,) = place.cluster.container_pids(victim, NAMESPACE)
     fault = place.timeline.now(f"kill -9 of the process in {victim}")
-    os.kill(pid, signal.SIGKILL)
+    os.kill(processes[victim], signal.SIGKILL)
     finish(place, stream, fault, calm, model)
     place.lives.wait("its restart", partial(ready_again, victim, fault), REPLACED_SECONDS)
     place.wait_whole()
@@ -175,8 +178,7 @@ def test_a_gateway_that_is_deleted_finishes_its_stream(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     stream, carried = begin(place, ask)
-    fault = place.timeline.now(f"gateway {carried.gateway} is deleted")
-    place.kubectl("delete", "pod", carried.gateway, "--wait=false")
+    fault = place.delete_pod(carried.gateway)
     others = [place.stream(replace(ask, new=KILL_AT)) for _ in range(3)]
     for each in (other.answer() for other in others):
         check_contiguous(each)
@@ -196,10 +198,10 @@ def test_a_killed_gateway_ends_its_streams_and_another_answers(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """No stream outlives its gateway's process by itself: the client is told, and asks again."""
+    processes = processes_of(place)
     stream, carried = begin(place, ask)
-    (pid,) = place.cluster.container_pids(carried.gateway, NAMESPACE)
     fault = place.timeline.now(f"kill -9 of the process in {carried.gateway}")
-    os.kill(pid, signal.SIGKILL)
+    os.kill(processes[carried.gateway], signal.SIGKILL)
     heard, error = stream.heard()
     place.timeline.now(f"its stream ends: {code_of(error)}, after {len(heard.tokens)} tokens")
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
@@ -216,11 +218,11 @@ def test_a_stream_does_not_miss_the_operator(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """It is killed, and a server with it: the stream goes on, and who leads next refills the slot."""
+    processes = processes_of(place)
     stream, carried = begin(place, ask)
     leader, victim = place.operator(), carried.servers[-1]
-    (pid,) = place.cluster.container_pids(leader.rpartition("_")[0], NAMESPACE)
     place.timeline.now(f"kill -9 of the operator that leads, {leader}")
-    os.kill(pid, signal.SIGKILL)
+    os.kill(processes[leader.rpartition("_")[0]], signal.SIGKILL)
     fault = place.delete_pod(victim)
     finish(place, stream, fault, calm, model)
     place.wait("another operator to lead", lambda: place.operator() not in ("", leader), 60)
@@ -233,13 +235,15 @@ def test_a_stream_does_not_miss_the_operator(
 def test_streams_go_on_and_begin_while_the_api_server_is_down(
     place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
+    processes = processes_of(place)
     stream, carried = begin(place, ask)
     api = place.cluster.api
-    (pid,) = place.cluster.container_pids(carried.servers[0], NAMESPACE)
     fault = place.timeline.now("the API server is killed")
     api.stop_apiserver()
     try:
-        os.kill(pid, signal.SIGKILL)  # and nobody but the kubelet can know
+        os.kill(
+            processes[carried.servers[0]], signal.SIGKILL
+        )  # and nobody but the kubelet can know
         place.timeline.now("kill -9 of the head's process")
         finish(place, stream, fault, calm, model)
         check_twins(model, calm, place.stream(ask).answer())
@@ -290,6 +294,12 @@ def nothing_of(place: Installed, kind: str) -> bool:
 def ready_again(name: str, after: float, lives: list[Life]) -> Life | None:
     mine = (life for life in lives if life.name == name and life.restarts)
     return next((life for life in mine if life.ready > after), None)
+
+
+def processes_of(place: Installed) -> dict[str, int]:
+    """By pod. Looked up before a stream begins: on a busy machine it could be over before that is known."""
+    place.wait_whole()
+    return {name: pid for name, (pid,) in place.cluster.all_pids(NAMESPACE).items()}
 
 
 def begin(place: Installed, ask: Ask) -> tuple[Stream, Carried]:
@@ -346,6 +356,10 @@ def ask_until_answered(place: Installed, ask: Ask) -> Stream:
         assert code_of(error) == grpc.StatusCode.UNAVAILABLE
         assert time.monotonic() < deadline, error
         time.sleep(0.1)
+
+
+def is_told(place: Installed, since: float, part: str) -> bool:
+    return any(part in line for line in place.timeline.told(since))
 
 
 def tell(place: Installed, fault: float, title: str) -> None:

@@ -69,10 +69,12 @@ def lose_midway(release: Release, swarm: str) -> None:
 
     Its process is killed first: one that is asked to stop would move the streams away, and no recovery would show.
     """
+    space = release.kubectl.namespace
+    processes = release.cluster.all_pids(space)  # now: the streams may be short
     with ThreadPoolExecutor(STREAMS) as clients, Plain(release.cluster.api) as plain:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
-        pod, space = busy(release, swarm), release.kubectl.namespace
-        for pid in release.cluster.container_pids(pod, space):
+        pod = busy(release, swarm)
+        for pid in processes[pod]:
             os.kill(pid, signal.SIGKILL)
         plain.delete(f"{PODS.format(space)}/{pod}", gracePeriodSeconds=0)
         assert [stream.result() for stream in streams] == [LONG] * STREAMS

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cluster.kube import build, kwok
 from cluster.kube.api_level import ApiLevel, ApiSettings
@@ -138,7 +139,15 @@ class RealCluster:
 
     def container_pids(self, pod: str, namespace: str) -> list[int]:
         """The first process of each container of a pod, as the host numbers them: to be killed by tests."""
-        found = self.kubectl.within(namespace).get("pod", pod)
+        return self._pids(self.kubectl.within(namespace).get("pod", pod))
+
+    def all_pids(self, namespace: str) -> dict[str, list[int]]:
+        """The same of all running pods: for whom looking it up takes too long at the moment of the kill."""
+        pods = self.kubectl.within(namespace).items("pods")
+        running = (pod for pod in pods if pod["status"]["phase"] == "Running")
+        return {pod["metadata"]["name"]: self._pids(pod) for pod in running}
+
+    def _pids(self, found: dict[str, Any]) -> list[int]:
         runtime = self._nodes[found["spec"]["nodeName"]].runtime
         statuses = found["status"].get("containerStatuses", [])
         identities = [status["containerID"].removeprefix("containerd://") for status in statuses]
