@@ -190,7 +190,7 @@ def test_a_dead_node_is_noticed_and_comes_back(cluster: RealCluster, namespace: 
         print(f"from the node's death to NotReady: {time.monotonic() - died:.1f} s")
         wait_for("the pod's eviction", lambda: _terminating(kubectl, "dies"), 60)
         print(f"from the node's death to the pod's eviction: {time.monotonic() - died:.1f} s")
-        assert kubectl.condition("pod", "stays", "Ready") == "True"
+        kubectl.wait_condition("pod", "stays", "Ready", 30)
     finally:
         revived = time.monotonic()
         cluster.revive_node("n2")
@@ -256,7 +256,7 @@ def test_what_a_killed_owner_left_is_swept_up(cluster: RealCluster) -> None:
     assert leftovers(Layout(folder), record.octet) != []
     assert sweep() == [folder]
     assert leftovers(Layout(folder), record.octet) == []
-    cluster.kubectl.wait_condition("node", "n2", "Ready", 5)
+    cluster.kubectl.wait_condition("node", "n2", "Ready", 60)
 
 
 @pytest.mark.skipif(not can_build(), reason=NO_GO)
