@@ -14,7 +14,7 @@ from protocol.simulator.planted_gateways import (
     LeasesComeBack,
     WakesAndGoesOn,
 )
-from protocol.simulator.planted_isolation import FailsTogether
+from protocol.simulator.planted_isolation import FailsTogether, LetsAllCome
 from protocol.simulator.planted_log import (
     KeepsCutRows,
     KeepsRowsWithHoles,
@@ -353,6 +353,7 @@ PLANTS: dict[str, Plant] = {
     "the same peer and handles after a restart": Plant(
         Cores(server=SameHandlesEveryBoot, nonce=False), "delays"
     ),
+    "R12 lets all come": in_server(LetsAllCome, "bursts"),
     "I7 fails together": in_server(FailsTogether, "poison"),
     "I5 never closes": in_gateway(NeverCloses, "calm"),
     "I5 ignores Live": in_server(IgnoresLive, "drops"),

@@ -5,8 +5,12 @@ As in `planted.py`, which has the others: subclasses of the real cores, one rule
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from modelswarm_serving.core.server import ServerCore
-from modelswarm_serving.model.base import Result
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.model.base import ModelShape, Result
 
 
 class FailsTogether(ServerCore):
@@ -14,3 +18,12 @@ class FailsTogether(ServerCore):
 
     def fail_step(self, error: str, now: float) -> None:
         self.finish_step([Result(error=error)] * self._steps._tasks, now)
+
+
+class LetsAllCome(ServerCore):
+    """R12: each hop grants its window, however much all of them have coming from one peer."""
+
+    def __init__(
+        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(replace(settings, coming_bytes=1 << 60), shape, draw)

@@ -430,6 +430,7 @@ SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "slow_readers": _slow_readers,
     "failures": _failures,
     "poison": switches_isolation.poison,
+    "bursts": switches_isolation.bursts,
     "ragged": _ragged,
     "partition": _partition,
     "deadlines": _deadlines,
