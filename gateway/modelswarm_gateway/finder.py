@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from modelswarm_gateway.asks import Ask
-from modelswarm_gateway.core.effects import Whereabouts
+from modelswarm_gateway.core.effects import SessionView, Whereabouts
 from modelswarm_gateway.engine import Engine
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.resume import check_mark
@@ -42,26 +42,42 @@ class Finder:
 
         Raises Elsewhere, or ApiError when it cannot be had now.
         """
-        if self._book.has(key):
-            if self._book.busy(key) or self._engine.session(self._book.name(key)) is not None:
-                return 0
-            self._book.drop(key)  # another gateway took it, or it could not be saved
+        if self._book.busy(key):
+            return 0
+        kept = self._kept(key)
+        if kept is not None and kept.seen:
+            return 0
         if key in self._coming:
             raise self._book.is_busy(key)
         self._coming.add(key)
         try:
-            return await self._find(ask, key)
+            return await self._find(ask, key) if kept is None else await self._unseen(ask, key)
         finally:
             self._coming.discard(key)
 
+    def _kept(self, key: Key) -> SessionView | None:
+        """What is kept of it here. One that only the book has was taken by another gateway, or could not be saved."""
+        if not self._book.has(key):
+            return None
+        kept = self._engine.session(self._book.name(key))
+        if kept is None:
+            self._book.drop(key)
+        return kept
+
+    async def _unseen(self, ask: Ask, key: Key) -> int:
+        """It is kept here, and on no server: another gateway that was asked for it meanwhile found it nowhere."""
+        try:
+            where = await self._heard(ask, key, self._clock())
+        except Elsewhere:
+            self._book.drop(key)
+            raise
+        return where.epoch.counter if self._kept(key) is None else 0
+
     async def _find(self, ask: Ask, key: Key) -> int:
         begun = self._clock()
-        deadline, sure = begun + PATIENCE, begun + ASK_AGAIN
+        deadline = begun + PATIENCE
         while True:
-            where = await self._alone(ask, key, deadline)
-            if where.unheard and self._clock() < sure:  # they may know who has it, or more of it
-                await asyncio.sleep(LOOK_AGAIN / 10)
-                continue
+            where = await self._heard(ask, key, begun)
             if not where.holders:
                 if where.unheard and ask.after is not None:
                     raise _unknown()
@@ -77,6 +93,14 @@ class Finder:
             else:
                 await self._wait(where, deadline)
 
+    async def _heard(self, ask: Ask, key: Key, begun: float) -> Whereabouts:
+        """What all servers know that may know it; for a while those that are silent or cut off are asked again."""
+        while True:
+            where = await self._alone(ask, key, begun + PATIENCE)
+            if not where.unheard or self._clock() >= begun + ASK_AGAIN:
+                return where
+            await asyncio.sleep(LOOK_AGAIN / 10)
+
     async def _alone(self, ask: Ask, key: Key, deadline: float) -> Whereabouts:
         """What the servers know, when no gateway that lives has it, and no other one is about to open it."""
         opens = True
@@ -85,18 +109,16 @@ class Finder:
             where = await self._engine.find(wire_name(key), key[0], opens)
             if where.living:
                 raise _at(where, ask)
-            if where.opener:  # it has it in a moment, or comes to nothing
-                if asked >= deadline:
-                    detail = "another gateway is about to open this session"
-                    raise ApiError(
-                        Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0
-                    )
-                opens = False
-                await asyncio.sleep(random.uniform(0.5, 1.5) * LOOK_AGAIN / 10)
-            elif opens and self._clock() - asked <= LOOK_AGAIN:
+            if opens and not where.opener and self._clock() - asked <= LOOK_AGAIN:
                 return where
-            else:  # nobody is before us any more, or so long ago that it tells nothing
-                opens = True
+            if self._clock() >= deadline:
+                detail = "another gateway is about to open this session"
+                raise ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
+            opens = (
+                not where.opener
+            )  # if another one is before us, it has it in a moment, or comes to nothing
+            if where.opener:
+                await asyncio.sleep(random.uniform(0.5, 1.5) * LOOK_AGAIN / 10)
 
     async def _wait(self, where: Whereabouts, deadline: float) -> None:
         """The gateway that had it may come back until its lease is over."""

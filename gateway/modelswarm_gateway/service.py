@@ -76,7 +76,8 @@ class Service:
     async def start(self, ask: Ask) -> Generation:
         """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
         self._asked_at = asked_at = self.clock()
-        if not self.accepting:
+        here = ask.forwarded and ask.session_id and self.book.has((ask.model, ask.session_id))
+        if not self.accepting and not here:  # nobody else can answer for a session that is here
             raise stopping()
         if len(self._running) >= self.settings.generations:
             detail = f"{self.settings.generations} requests are running already"

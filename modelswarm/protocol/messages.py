@@ -297,6 +297,7 @@ class Find:
 
     session: str
     opens: bool = False  # who asks is about to open or adopt it, if nobody else is
+    number: int = 0  # of the search; the answer has it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +324,7 @@ class Found:
     older: tuple[FoundHop, ...] = ()  # of epochs since `ran`
     ran: Epoch | None = None  # the newest that is known here to have run; None: `epoch`
     opener: PeerId = ""  # another gateway that was about to open it, and said so here first
+    number: int = 0  # of the Find
 
 
 @dataclass(frozen=True, slots=True)

@@ -1006,17 +1006,20 @@ class Find(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     OPENS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     opens: _builtins.bool
+    number: _builtins.int
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
         opens: _builtins.bool = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["opens", b"opens", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "opens", b"opens", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1069,6 +1072,7 @@ class Found(_message.Message):
     OLDER_FIELD_NUMBER: _builtins.int
     RAN_FIELD_NUMBER: _builtins.int
     OPENER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     owner: _builtins.str
     target: _builtins.str
@@ -1076,6 +1080,7 @@ class Found(_message.Message):
     gone_ms: _builtins.float
     lease_ms: _builtins.float
     opener: _builtins.str
+    number: _builtins.int
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -1098,10 +1103,11 @@ class Found(_message.Message):
         older: _abc.Iterable[Global___FoundHop] | None = ...,
         ran: Global___Epoch | None = ...,
         opener: _builtins.str = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ran", b"ran"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "older", b"older", "opener", b"opener", "owner", b"owner", "ran", b"ran", "session", b"session", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "number", b"number", "older", b"older", "opener", b"opener", "owner", b"owner", "ran", b"ran", "session", b"session", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,6 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.effects import Outranked, Whereabouts
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_serving.core.finding import OPENER_SECONDS
 from modelswarm_serving.core.peers import AWAKE_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
@@ -229,55 +228,6 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
     left = [g for g in both if any(isinstance(e, Outranked) for e in g.effects)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
-
-
-def wide(seed: int | None = None) -> Gateways:
-    """Two routes that share no server."""
-    made = swarm(seed)
-    made.serve(0, 2)
-    made.serve(2, 4)
-    return made
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_open_it(
-    seed: int,
-) -> None:
-    made = wide(seed)
-    both = [made.gateway(1), made.gateway(2)]
-    for gateway in both:
-        gateway.core.find(SESSION, MODEL, made.now, opens=True)
-    made.run()
-    free = [gateway for gateway in both if not whereabouts(gateway).opener]
-    assert len(free) < 2
-    if not free:  # each was first somewhere: they try again, not at once
-        made.wait(OPENER_SECONDS + 0.1)
-        assert not made.find(both[0], SESSION, opens=True).opener
-        free = both[:1]
-    (other,) = [gateway for gateway in both if gateway not in free]
-    assert made.find(other, SESSION, opens=True).opener == free[0].name
-    made.open(free[0], SESSION, PROMPT, NEW, ahead=1 << 40)
-    made.run()
-    assert made.find(other, SESSION, opens=True).living
-
-
-def test_who_wanted_to_open_a_name_and_did_not_keeps_nobody_out_for_long() -> None:
-    made = wide()
-    first, second = made.gateway(1), made.gateway(2)
-    for _ in range(3):
-        assert not made.find(first, SESSION, opens=True).opener, "it may ask as often as it likes"
-        assert made.find(second, SESSION).opener == first.name
-    made.wait(OPENER_SECONDS)
-    assert not made.find(second, SESSION, opens=True).opener
-    assert made.find(first, SESSION, opens=True).opener == second.name
-    made.kill(second)
-    assert not made.find(first, SESSION, opens=True).opener
-
-
-def whereabouts(gateway: Gateway) -> Whereabouts:
-    found = gateway.last(Whereabouts)
-    assert isinstance(found, Whereabouts)
-    return found
 
 
 def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old_text() -> None:

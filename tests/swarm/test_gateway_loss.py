@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -152,35 +151,6 @@ def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
     swarm.kill("first")
     assert whole(two, short) == made, "waited for the lease, then adopted"
     swarm.kill("second")
-
-
-def test_a_name_that_two_gateways_are_asked_for_at_once_is_opened_by_one(tmp_path: Path) -> None:
-    """Two spans of two servers: each gateway finds a route that the other one has no part in."""
-    with two_spans(tmp_path, *LEASE) as swarm:
-        swarm.server("t0", "0:2", *LEASE)
-        swarm.server("t1", "2:4", *LEASE)
-        swarm.servers_ready("t0", "t1")
-        doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
-        for number in range(12):
-            body = NAMED | {"session_id": f"new-{number}", "max_tokens": 3, "seed": number}
-            start = threading.Barrier(2)
-
-            def ask(
-                each: Doors, body: dict[str, Any] = body, start: threading.Barrier = start
-            ) -> int:
-                start.wait(10)
-                return httpx.post(f"{each.url}/v1/completions", json=body, timeout=30).status_code
-
-            with ThreadPoolExecutor() as pool:
-                codes = list(pool.map(ask, doors))
-            assert 200 in codes and set(codes) <= {200, 409, 503}, codes
-            kept = [
-                httpx.post(
-                    f"{each.url}/v1/completions", json=body, headers={"x-modelswarm-forwarded": "1"}
-                ).status_code
-                for each in doors
-            ]
-            assert sorted(kept) == [200, 503], "one has it, and the other one knows"
 
 
 def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) -> None:

@@ -78,7 +78,7 @@ MESSAGES: list[Message] = [
     Copy(HANDLE, EPOCH, NEIGHBOUR, 7, 2, 4),
     Copy(HANDLE, EPOCH, None),
     Find("s"),
-    Find("s", opens=True),
+    Find("s", opens=True, number=7),
     Found(
         "s",
         EPOCH,
@@ -91,7 +91,7 @@ MESSAGES: list[Message] = [
         (FoundHop(8, 9, 3, 4, Epoch(2, 1)),),
         Epoch(2, 1),
     ),
-    Found("s", Epoch(0, 0), opener="g2/1/a"),
+    Found("s", Epoch(0, 0), opener="g2/1/a", number=7),
     LogRequest("s"),
     LogRequest("s", EPOCH),
     LogChunk("s", EPOCH, 0, 300, tuple(range(300)), Turn(99, 100, SAMPLING)),

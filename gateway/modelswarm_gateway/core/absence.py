@@ -31,6 +31,13 @@ class Absence:
             if session.in_turn:
                 self._ask(session)
 
+    def cut_off(self, session: Session) -> None:
+        """A server of its route may hear nothing of us for a lease, and give it to another one. Asked for at the next
+        turn; one that runs has its Fences."""
+        if session.named and not session.in_turn and session.awake is None:
+            session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
+            session.asked = False
+
     def next_turn(self, session: Session) -> None:
         """Once is enough: what is found later may be what a loser left on a server that nobody reached."""
         if session.asked:

@@ -39,6 +39,7 @@ class _Search:
     until: float
     silent: set[PeerId]  # asked, and not heard yet
     cut_off: set[PeerId]  # known, and without a link: nobody waits for them here
+    number: int  # answers to an earlier one tell what was true then
     found: dict[PeerId, Found] = field(default_factory=dict)
 
 
@@ -62,6 +63,7 @@ class Searches:
         self._emit = emit
         self._searches: dict[str, _Search] = {}
         self._fetches: dict[str, _Fetch] = {}
+        self._number = 0
 
     def find(
         self,
@@ -72,10 +74,11 @@ class Searches:
         now: float,
     ) -> None:
         """Whereabouts follow, also if nobody answers. `cut_off`: servers that cannot be asked now."""
+        self._number += 1
         asked, until = set(servers), now + self._settings.find_seconds
-        self._searches[session] = _Search(until, set(asked), set(cut_off))
+        self._searches[session] = _Search(until, set(asked), set(cut_off), self._number)
         for peer in sorted(asked):
-            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session, opens)))
+            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session, opens, self._number)))
         self._look(session, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
@@ -86,7 +89,7 @@ class Searches:
 
     def found(self, peer: PeerId, found: Found, now: float) -> None:
         search = self._searches.get(found.session)
-        if search is not None and peer in search.silent:
+        if search is not None and peer in search.silent and found.number == search.number:
             search.silent.discard(peer)
             search.found[peer] = found
             self._look(found.session, now)

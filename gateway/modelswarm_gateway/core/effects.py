@@ -235,6 +235,7 @@ class SessionView:
     reused: int  # entries that this turn found in the head's KV
     replayed: int  # entries that this turn ran again after faults
     waits: str = ""  # for what it is held
+    seen: bool = True  # a server that is linked knows it
 
 
 class CoreError(Exception):

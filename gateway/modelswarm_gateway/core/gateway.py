@@ -128,6 +128,7 @@ class GatewayCore:
         self._searches.lost_link(peer, now)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
+                self._absence.cut_off(session)
                 self._recovery.fault(session, "link_down", peer, now)
         self._detection.left(peer, now)
 
@@ -405,7 +406,7 @@ class GatewayCore:
     def _view(self, session: Session) -> SessionView:
         held = session.state is State.HELD
         waits = detail(self._fleet, session, session.refusal) if held else ""
-        return session_view(session, waits)
+        return session_view(session, self._fleet, waits)
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""

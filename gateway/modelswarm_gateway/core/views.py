@@ -31,7 +31,7 @@ def server_view(server: Server, fleet: Fleet, now: float) -> ServerView:
     )
 
 
-def session_view(s: Session, waits: str) -> SessionView:
+def session_view(s: Session, fleet: Fleet, waits: str) -> SessionView:
     """`waits`: what it is held for."""
     return SessionView(
         session=s.name,
@@ -43,4 +43,5 @@ def session_view(s: Session, waits: str) -> SessionView:
         reused=s.reused,
         replayed=s.replayed,
         waits=waits,
+        seen=any(fleet.linked(hop.peer) for hop in s.hops),
     )

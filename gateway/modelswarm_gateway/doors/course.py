@@ -14,8 +14,8 @@ from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.finder import PATIENCE
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between two tries
-AGAIN = (Code.SESSION_ELSEWHERE, Code.SESSION_BUSY, Code.NO_CAPACITY, Code.NO_SERVERS)
 MOVED = (Code.SESSION_ELSEWHERE, Code.STOPPING)  # said in the middle: the answer goes on elsewhere
+AGAIN = (*MOVED, Code.SESSION_BUSY, Code.NO_CAPACITY, Code.NO_SERVERS)
 
 
 def broken() -> ApiError:

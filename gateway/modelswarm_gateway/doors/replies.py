@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -121,7 +122,7 @@ class Reply(Response):
 
     async def _answer(self, left: asyncio.Future[None], send: Send) -> None:
         try:
-            generation = await self._start(send)
+            generation = await self._start(left, send)
         except Elsewhere as elsewhere:
             return await self._pass_on(elsewhere, left, send)
         watcher = asyncio.create_task(_watch(left, generation))
@@ -143,13 +144,17 @@ class Reply(Response):
             watcher.cancel()
             generation.close()
 
-    async def _start(self, send: Send) -> Generation:
+    async def _start(self, left: asyncio.Future[None], send: Send) -> Generation:
         """A session of a gateway that is gone may have to be waited for: then the stream begins with comments."""
         starting = asyncio.ensure_future(self._service.start(self._asked()))
         try:
-            while not (await asyncio.wait({starting}, timeout=self._keepalive))[0]:
+            first = asyncio.FIRST_COMPLETED
+            either: set[asyncio.Future[Any]] = {starting, left}
+            while not (await asyncio.wait(either, timeout=self._keepalive, return_when=first))[0]:
                 if self._looks.stream and self._ask.session_id is not None:
                     await self._wait(send)
+            if not starting.done():  # what it waits for would keep its own return out
+                raise ApiError(Code.CANCELLED, "the client left")
             return await starting
         finally:
             if not starting.done():

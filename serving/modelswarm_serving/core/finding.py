@@ -45,7 +45,9 @@ class Finding:
         """What is older than what ran last is of no use to anybody: rewinds that it missed are not known any more."""
         hops, opener = self._of(find.session), self._opener(peer, find, now)
         if not hops:
-            self._out.to_gateway(peer, Found(find.session, NO_EPOCH, opener=opener))
+            self._out.to_gateway(
+                peer, Found(find.session, NO_EPOCH, opener=opener, number=find.number)
+            )
             return
         newest, ran = hops[0], max(hop.ran for hop in hops)
         owner = newest.gateway
@@ -62,11 +64,14 @@ class Finding:
             older=tuple(_told(hop) for hop in hops if ran <= hop.epoch < newest.epoch),
             ran=ran,
             opener=opener,
+            number=find.number,
         )
         self._out.to_gateway(peer, found)
 
     def _opener(self, peer: PeerId, find: Find, now: float) -> PeerId:
-        """Who was first, if that is another gateway, and linked."""
+        """Who was first, if that is another gateway, and linked. What it sends may wait here while this process stands
+        still: such time does not count."""
+        now = self._peers.awake(now)
         first, until = self._openers.get(find.session, (peer, now))
         if first != peer and now < until and self._peers.is_up(first):
             return first
