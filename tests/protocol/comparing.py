@@ -35,6 +35,18 @@ def compare(own: Times, others: Sequence[Times]) -> Compared | None:
 
 
 def compare_simply(own: Times, others: Sequence[Times]) -> Compared | None:
+    return _simply(own, others) or _simply(own, [at_most(times) for times in others])
+
+
+def at_most(times: Times) -> Times:
+    """What steps of any size took no longer than: larger ones."""
+    return {
+        size: times[min(each for each in times if each >= size)]
+        for size in range(max(times, default=-1) + 1)
+    }
+
+
+def _simply(own: Times, others: Sequence[Times]) -> Compared | None:
     found = []
     for size, seconds in sorted(own.items()):
         known = [times[size] for times in others if size in times]

@@ -237,6 +237,17 @@ def test_large_steps_are_not_compared_with_small_ones() -> None:
     assert compared is not None and not slow(compared)
 
 
+def test_small_steps_that_take_longer_than_large_ones_of_others_are_slow() -> None:
+    """Where there are none of the same size: so many rows more take no less."""
+    compared = compare({0: 0.2}, [{3: 0.02}, {2: 0.01, 9: 9.0}])
+    assert compared is not None and slow(compared)
+    assert compared.ratio == pytest.approx(0.2 / 0.015)
+    compared = compare({0: 0.01}, [{3: 0.2}])
+    assert compared is not None and not slow(compared)
+    same = compare({0: 0.2}, [{0: 0.19}, {3: 0.01}])
+    assert same is not None and same.ratio == pytest.approx(0.2 / 0.19), "the same size says more"
+
+
 def test_half_of_the_others_may_be_out_of_their_minds() -> None:
     compared = compare({0: 0.01}, [{0: 0.011}, {0: 0.012}, {0: 0.00001}, {0: 0.00001}])
     assert compared is not None

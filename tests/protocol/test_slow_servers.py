@@ -111,6 +111,47 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     assert all_right(swarm)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("born", [True, False])
+def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
+    place: int, born: bool
+) -> None:
+    """Nothing it does can be compared: the session goes to the equal first, and its reader notices only the speed."""
+    swarm = paced_swarm()
+    swarm.core.open("a0", MODEL, swarm.now)
+    request = TurnRequest((*PROMPT, 0), 2 * TOKENS, Sampling(), credit_ahead=1 << 40)
+    swarm.core.turn("a0", request, swarm.now)
+    swarm.run()
+    if not born:
+        swarm.wait(1.0, STEP)
+    slow = swarm.servers[route(swarm)[place]]
+    assert isinstance(slow, Paced)
+    slow.seconds = 20 * STEP
+    swarm.wait(30.0, STEP)
+    assert ejected(swarm) == {(slow.peer, "slow")}
+    assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
+    moved = [each for each in swarm.effects if isinstance(each, Moved)]
+    assert [(each.peer, each.outcome) for each in moved] == [(slow.peer, "moved")]
+    assert swarm.answer("a0") == expected([*PROMPT, 0], 2 * TOKENS)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: float) -> None:
+    """Of a type that is slower, and is no fault."""
+    swarm = paced_swarm()
+    swarm.core.open("a0", MODEL, swarm.now)
+    request = TurnRequest((*PROMPT, 0), TOKENS, Sampling(), credit_ahead=1 << 40)
+    swarm.core.turn("a0", request, swarm.now)
+    swarm.run()
+    server = swarm.servers[route(swarm)[0]]
+    assert isinstance(server, Paced)
+    server.seconds = factor * STEP
+    swarm.wait(30.0, STEP)
+    assert not ejected(swarm)
+    assert not [each for each in swarm.effects if isinstance(each, Moved | Rerouted)]
+    assert swarm.answer("a0") == expected([*PROMPT, 0], TOKENS)
+
+
 def test_a_machine_that_is_twice_as_slow_is_no_reason_to_move() -> None:
     swarm = paced_swarm()
     start(swarm)

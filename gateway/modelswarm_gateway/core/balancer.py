@@ -50,29 +50,38 @@ class Balancer:
             span: [
                 Load(peer, own[peer], max(equal.load, own[peer]))
                 for equal in self._fleet.equals(server)
-                if self._well(equal, now) and (peer := equal.hello.peer)
+                if does_well(self._fleet, equal, now) and (peer := equal.hello.peer)
             ]
             for span, server in spans.items()
         }
 
-    def _well(self, server: Server, now: float) -> bool:
-        standing = self._fleet.standing(server.hello.peer, now)
-        return not (server.draining or standing.ejected or standing.canary)
-
     def _shift(self, shift: Shift, now: float) -> bool:
-        """The shortest one that may go: it costs least to copy."""
-        parted = self._fleet.bad_pairs(now)
-        for session, hop in sorted(self._there(shift), key=lambda found: found[0].length):
-            apart = shift.new in bad_neighbours(beside(session, hop), parted)
-            if not apart and self._moves.shift(session, hop, shift.new, now):
-                return True
-        return False
+        there = movable(self._fleet, self._sessions.values(), shift, now)
+        return any(self._moves.shift(session, hop, shift.new, now) for session, hop in there)
 
-    def _there(self, shift: Shift) -> Iterable[tuple[Session, Hop]]:
-        for session in self._sessions.values():
-            peers = [hop.peer for hop in session.hops]
-            if peers.count(shift.old) == 1 and shift.new not in peers:
-                yield session, session.hops[peers.index(shift.old)]
+
+def does_well(fleet: Fleet, server: Server, now: float) -> bool:
+    """Whether sessions may be moved to it that have no need to."""
+    standing = fleet.standing(server.hello.peer, now)
+    return not (server.draining or standing.ejected or standing.canary)
+
+
+def movable(
+    fleet: Fleet, sessions: Iterable[Session], shift: Shift, now: float
+) -> list[tuple[Session, Hop]]:
+    """Sessions that could go where the shift says, with their hops there, the shortest first: they cost least."""
+    parted = fleet.bad_pairs(now)
+    there = [
+        (session, session.hops[peers.index(shift.old)])
+        for session in sessions
+        if (peers := [hop.peer for hop in session.hops]).count(shift.old) == 1
+        and shift.new not in peers
+    ]
+    return [
+        (session, hop)
+        for session, hop in sorted(there, key=lambda found: found[0].length)
+        if shift.new not in bad_neighbours(beside(session, hop), parted)
+    ]
 
 
 def _span(server: Server) -> Hashable:

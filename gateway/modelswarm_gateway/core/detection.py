@@ -21,6 +21,7 @@ from modelswarm_gateway.core.recovery import Recovery
 from modelswarm_gateway.core.session import Hop, Session, State
 from modelswarm_gateway.core.slowness import Slowness
 from modelswarm_gateway.core.suspicion import Suspicion
+from modelswarm_gateway.core.trials import Trials
 
 COMPARE_SECONDS = 1.0
 ALIVE_SECONDS = 2.0  # a server that says other things may take so long over a Fence
@@ -49,6 +50,7 @@ class Detection:
         self._suspicion = Suspicion(settings.silent_seconds)
         self._progress: dict[str, Progress] = {}
         self._slowness = Slowness(fleet)
+        self._trials = Trials(fleet, moves)
         self._compared_at = 0.0
         self._slow: set[PeerId] = set()  # servers whose sessions are moved away
         self.live: set[PeerId] = set()  # servers that carry routes which run
@@ -60,6 +62,7 @@ class Detection:
     def left(self, peer: PeerId, now: float) -> None:
         self._suspicion.leave(peer)
         self._slowness.left(peer)
+        self._trials.left(peer)
         self._take_back({peer} & self._slow, now)
         self._fleet.suspect(self._suspicion.suspected)
 
@@ -88,7 +91,7 @@ class Detection:
         self._slowness.read_some(now)
         if now - self._compared_at >= COMPARE_SECONDS:
             self._compared_at = now
-            self._compare(now)
+            self._compare(sessions, now)
             self._give_up(time)
 
     def _resting(self, sessions: Collection[Session]) -> Counter[PeerId]:
@@ -123,7 +126,7 @@ class Detection:
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._recovery.fault(session, "silent", peer, now)
 
-    def _compare(self, now: float) -> None:
+    def _compare(self, sessions: Collection[Session], now: float) -> None:
         """Slow servers are left for a while, and then have to show that they are no longer slow."""
         over = {peer for peer in self._slow if self._fleet.ejection_over(peer, now)}
         self._take_back(over, now)
@@ -131,6 +134,9 @@ class Detection:
             self._fleet.blame(peer, SLOW, now)
             self._slow.add(peer)
             self._moves.leave(peer, SLOW, now)
+        for peer in self._slowness.doubtful:
+            if equal := self._trials.begin(peer, sessions, now):
+                self._slowness.tried(peer, equal)
 
     def _give_up(self, time: float) -> None:
         """Coverage counts who is linked; a link that nobody speaks on is none."""

@@ -7,13 +7,15 @@ overload all are equally slow, and nobody is found.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Hello
-from modelswarm_gateway.core.alike import Alike
+from modelswarm_gateway.core.alike import Alike, Look, side_by_side
 from modelswarm_gateway.core.fleet import Fleet
 from modelswarm_gateway.core.health import ALIKE
 from modelswarm_gateway.core.kinds import Kind, kind_of
@@ -24,13 +26,15 @@ MOST_UNREAD = 128  # news that may wait for a look; of more ...
 MOST_READ = 128  # ... so many are read at a tick
 LOOKS = 3  # in a row that find a server slow, each by something new
 
+Group: TypeAlias = tuple[str, Kind, int, bool]
+
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
     """That found a server slow."""
 
     count: int = 0
-    rows: int = -1  # that it had run by the last one
+    rows: int = -1  # that had been run by the last one
 
     def next(self, rows: int) -> _Looks:
         """What has been looked at before says nothing more."""
@@ -40,9 +44,11 @@ class _Looks:
 class Slowness:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._groups: dict[object, Alike] = {}
-        self._group_of: dict[PeerId, object] = {}
-        self._looks: dict[PeerId, _Looks] = {}
+        self._groups: dict[Group, Alike] = {}
+        self._group_of: dict[PeerId, Group] = {}
+        self._looks: dict[PeerId, _Looks] = {}  # of those that are slow, ...
+        self._doubts: dict[PeerId, _Looks] = {}  # ... and of those that may be
+        self._tried: dict[PeerId, PeerId] = {}
         self._unread: set[PeerId] = set()  # who has said something new
 
     def joined(self, peer: PeerId) -> None:
@@ -56,7 +62,8 @@ class Slowness:
         name = self._group_of.pop(peer, None)
         if name is None:
             return
-        self._looks.pop(peer, None)
+        for each in (self._looks, self._doubts, self._tried):
+            each.pop(peer, None)
         self._groups[name].remove(peer)
         if not self._groups[name]:
             del self._groups[name]
@@ -64,17 +71,38 @@ class Slowness:
     def find(self, now: float) -> list[PeerId]:
         """Who is slow from now on, and can be done without: all of them together, the slowest first."""
         self._read_all(now)
-        before, self._looks = self._looks, {}
+        looks = {name: group.look() for name, group in self._groups.items()}
+        self._doubts = self._counted(self._doubtful(looks), self._doubts)
+        slow = [peer for name, look in looks.items() for peer in self._slow(name, look)]
+        self._looks = self._counted(slow, self._looks)
         found: list[PeerId] = []
-        for group in self._groups.values():
-            for peer in self._slow(group):
-                looks = before.get(peer, _Looks()).next(self._fleet.pace(peer).rows)
-                self._looks[peer] = looks
-                if looks.count >= LOOKS and self._fleet.spare(peer, now, found):
-                    found.append(peer)
+        for peer, seen in self._looks.items():
+            if seen.count >= LOOKS and self._fleet.spare(peer, now, found):
+                found.append(peer)
         for peer in found:
             del self._looks[peer]
+            self._tried.pop(peer, None)
         return found
+
+    @property
+    def doubtful(self) -> list[PeerId]:
+        """Who looks slow, and has nobody to be compared with."""
+        return [peer for peer, seen in self._doubts.items() if seen.count >= LOOKS]
+
+    def tried(self, peer: PeerId, equal: PeerId) -> None:
+        """A session of a doubtful one runs on its equal from now on: what that does says something of both."""
+        self._tried[peer] = equal
+
+    def _counted(
+        self, peers: Sequence[PeerId], before: Mapping[PeerId, _Looks]
+    ) -> dict[PeerId, _Looks]:
+        return {peer: before.get(peer, _Looks()).next(self._rows(peer)) for peer in peers}
+
+    def _rows(self, peer: PeerId) -> int:
+        """What grows with all that is new about it."""
+        equal = self._tried.get(peer)
+        rows = self._fleet.pace(equal).rows if equal is not None else 0
+        return self._fleet.pace(peer).rows + rows
 
     def read_some(self, now: float) -> None:
         """At every tick: of very many news not all are left for the next look, which would take long."""
@@ -99,19 +127,37 @@ class Slowness:
         times = pace.times(server.hello.last - server.hello.first, now)
         self._groups[self._group_of[peer]].put(peer, times, pace.times_until(now))
 
-    def _slow(self, group: Alike) -> list[PeerId]:
+    def _slow(self, name: Group, look: Look) -> list[PeerId]:
         """The slowest first. The fleet hears of all to whom it makes a difference."""
-        look = group.look()
+        group = self._groups[name]
         ratios = np.where(np.isnan(look.ratios), 1.0, look.ratios)
         counts = np.maximum(ratios, ALIKE)
         for row in np.flatnonzero(counts != group.told):
             if peer := group.peers[row]:
                 self._fleet.compared(peer, float(ratios[row]))
         group.told = counts
-        slow = np.flatnonzero((look.ratios >= SLOW) & (look.deviations >= FAR))
+        slow = np.flatnonzero(look.slow(SLOW, FAR))
         return [group.peers[row] for row in sorted(slow, key=lambda row: -look.ratios[row])]
 
+    def _doubtful(self, looks: Mapping[Group, Look]) -> list[PeerId]:
+        """Who has work of ours and does it much slower than it did; or, if it was never found well beside its like,
+        than servers do that have other work."""
+        found: list[PeerId] = []
+        strange: list[Group] = []
+        for name, look in looks.items():
+            group = self._groups[name]
+            found += group.of(group.vouch(look, look.slow(SLOW, FAR), SLOW))
+            if any(self._fleet.hops[peer] for peer in group.of(group.strangers(look))):
+                strange.append(name)
+        for model, kind in dict.fromkeys(name[:2] for name in strange):
+            names = [name for name in looks if name[:2] == (model, kind)]
+            beside = side_by_side([self._groups[name] for name in names])
+            for name, look in zip(names, beside, strict=True):
+                group = self._groups[name]
+                found += group.of(look.slow(SLOW, FAR) & group.strangers(looks[name]))
+        return [peer for peer in dict.fromkeys(found) if self._fleet.hops[peer]]
 
-def alike(hello: Hello) -> tuple[str, Kind, int, bool]:
+
+def alike(hello: Hello) -> Group:
     """The same for servers whose steps can be compared."""
     return hello.model, kind_of(hello), hello.last - hello.first, hello.last == hello.n_blocks
