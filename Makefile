@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check soak chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo test check style soak chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,22 +28,26 @@ $(STAMP): constraints.txt pyproject.toml
 demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute
 	$(BIN)/python -m modelswarm.cli demo
 
-check: $(STAMP) ## format, lint, types, import rules
+check: style ## format, lint, import rules, types
+	$(BIN)/mypy
+
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
 
-# Swarms of processes have the machine to themselves; those without processes run beside a cluster, which mostly waits, and are
-# shown at the end.
+# Swarms of processes have the machine to themselves; types and tests without processes are looked at beside a cluster, which
+# mostly waits, and are shown at the end.
 SWARMS := tests/chaos tests/swarm
 ALONE := tests/unit tests/protocol
 
-test: check cluster-ready ## check, then every test
+test: style cluster-ready ## check, and every test
 	@failed=0; $(BIN)/pytest $(SWARMS) || failed=1; \
-	log=$$(mktemp); nice -n 19 $(BIN)/pytest $(ALONE) > $$log 2>&1 & alone=$$!; trap 'kill $$alone 2> /dev/null; rm -f $$log' EXIT; \
+	said=$$(mktemp); nice -n 19 $(BIN)/mypy > $$said 2>&1 & types=$$!; \
+	log=$$(mktemp); nice -n 19 $(BIN)/pytest $(ALONE) > $$log 2>&1 & alone=$$!; \
+	trap 'kill $$types $$alone 2> /dev/null; rm -f $$said $$log' EXIT; \
 	$(BIN)/pytest $(addprefix --ignore=,$(SWARMS) $(ALONE)) || failed=1; \
-	wait $$alone || failed=1; cat $$log; exit $$failed
+	wait $$types || failed=1; wait $$alone || failed=1; cat $$log $$said; exit $$failed
 
 soak: check cluster-ready ## what takes too long for every day: long outages, many seeds
 	$(BIN)/pytest -m soak --timeout 3600
