@@ -38,8 +38,8 @@ style: $(STAMP)
 
 # Swarms of processes have the machine to themselves; types and tests without processes are looked at beside a cluster, which
 # mostly waits, and are shown at the end.
-SWARMS := tests/chaos tests/swarm
-ALONE := tests/unit tests/protocol
+SWARMS := tests/chaos tests/processes
+ALONE := tests/unit tests/core
 
 test: style cluster-ready ## check, and every test
 	@failed=0; $(BIN)/pytest $(SWARMS) || failed=1; \
@@ -69,16 +69,16 @@ images: ## build the container images with docker, podman or buildah, whatever i
 	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(IMAGE_TAG)" --base "$(IMAGE_BASE)"
 
 cluster: $(STAMP) ## a real Kubernetes on this machine; prints the KUBECONFIG to export (NODES=2 GPUS=4)
-	@PYTHONPATH=tests $(BIN)/python -m cluster.kube up --nodes $(or $(NODES),2) --gpus $(or $(GPUS),4)
+	@$(BIN)/python -m tools.devcluster up --nodes $(or $(NODES),2) --gpus $(or $(GPUS),4)
 
 cluster-down: $(STAMP) ## take it away: nothing is left
-	@PYTHONPATH=tests $(BIN)/python -m cluster.kube down
+	@$(BIN)/python -m tools.devcluster down
 
 cluster-packages: $(STAMP) ## install the Debian packages that real nodes need (as root)
-	@PYTHONPATH=tests $(BIN)/python -m cluster.kube packages
+	@$(BIN)/python -m tools.devcluster packages
 
 cluster-ready: $(STAMP) ## all that a cluster is made of: packages, programs, images (20 minutes once, then seconds)
-	@PYTHONPATH=tests $(BIN)/python -m cluster.kube prepare
+	@$(BIN)/python -m tools.devcluster prepare
 
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py

@@ -12,9 +12,9 @@ import random
 import signal
 import time
 
-from cluster.installed import Installed, pause_after
-from cluster.quickstart import NAMESPACE
-from swarm.running import Answer, Ask
+from support.kubernetes.installed import Installed, pause_after
+from support.kubernetes.quickstart import NAMESPACE
+from support.processes.swarm import Answer, Ask
 
 from bench.gaps import Gaps
 from bench.harness import Bar, Result

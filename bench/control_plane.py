@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.kube.api_level import ApiLevel, ApiSettings
-from cluster.kube.kwok import fake_node
-from cluster.kube.layout import Layout
-from cluster.kube.namespaces import own_namespace
-from cluster.kube.waiting import wait_for
-from cluster.operators import ACCOUNT, Operator, grant
-from cluster.plain import PODS, SWARMS, Json, Plain
-from cluster.scenes import install_crd
+from support.kubernetes.api_client import PODS, SWARMS, Json, Plain
+from support.kubernetes.operator_process import ACCOUNT, Operator, grant
+from support.kubernetes.operator_scene import install_crd
+
+from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kwok import fake_node
+from tools.devcluster.layout import Layout
+from tools.devcluster.network.namespaces import own_namespace
+from tools.devcluster.waiting import wait_for
 
 NODES = 10
 SPANS, REPLICAS = 5, 2  # ten pods per swarm

@@ -22,8 +22,8 @@ import grpc
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, swarm_of
+from modelswarm.client.swarm import SwarmDoor
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.protocol.identity import name_of
 
 DRAINS = int(os.environ.get("MODELSWARM_BENCH_DRAINS", "40"))

@@ -17,8 +17,8 @@ from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
+from modelswarm.client.swarm import SwarmDoor
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.protocol.identity import name_of
 
 FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))

@@ -16,9 +16,9 @@ from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
+from modelswarm.client.swarm import SwarmDoor
 from modelswarm.local.supervisor import JobView
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.protocol.identity import name_of
 
 KILLS = int(os.environ.get("MODELSWARM_BENCH_KILLS", "200"))

@@ -19,9 +19,9 @@ from statistics import mean
 from bench.harness import Bar, Result
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
-from modelswarm_gateway.core.fleet import Fleet
-from modelswarm_gateway.core.kinds import kind_of
-from modelswarm_gateway.core.pricing import Needs
+from modelswarm_gateway.core.routing.cost_model import Needs
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.servers.variant import kind_of
 
 SERVERS, GATEWAYS, SESSIONS = 20, 4, 400
 BLOCKS = 8

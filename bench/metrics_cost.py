@@ -14,9 +14,9 @@ from prometheus_client import generate_latest
 
 from bench.harness import Bar, Result
 from modelswarm.protocol.identity import Epoch
-from modelswarm_gateway.core.effects import HopView, SessionView
-from modelswarm_gateway.metrics import Metrics as GatewayMetrics
-from modelswarm_gateway.metrics import Outcome
+from modelswarm_gateway.core.interface.effects import HopView, SessionView
+from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
+from modelswarm_gateway.metrics.counters import Outcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
 from modelswarm_serving.model.base import ModelShape
 from tools.metric_registries import BLOCKS, MODEL, hello, new_node

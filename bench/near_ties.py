@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bench.harness import Bar, Result
 
 if TYPE_CHECKING:
-    from swarm.running import Answer, Ask
+    from support.processes.swarm import Answer, Ask
     from transformers import PreTrainedModel
 
 ROUNDS, NEW, KILL_AT = 12, 160, 15
@@ -32,8 +32,8 @@ class Verdict:
 
 
 def run() -> Result:
-    from swarm.oracles import TAU
-    from swarm.toy import JUDGED, make_toy
+    from support.models.toy import JUDGED, make_toy
+    from support.processes.oracles import TAU
 
     verdict = Verdict()
     with tempfile.TemporaryDirectory() as folder:
@@ -72,9 +72,9 @@ def run() -> Result:
 def fail_and_judge(toy: Path, verdict: Verdict) -> int:
     """How many answers were judged."""
     import torch
-    from swarm import kills
-    from swarm.models import load_whole
-    from swarm.running import local_settings, running_swarm
+    from support.models.tiny_models import load_whole
+    from support.processes import kill_scenarios
+    from support.processes.swarm import local_settings, running_swarm
 
     torch.set_num_threads(1)
     model = load_whole(toy)
@@ -82,8 +82,8 @@ def fail_and_judge(toy: Path, verdict: Verdict) -> int:
     tried = 0
     with running_swarm(toy, "near-ties", spans=4, replicas=2, settings=settings) as running:
         for number in range(ROUNDS):
-            place = number % (kills.TAIL + 1)
-            for answer in kills.kill_under_many(running, asks(number), place, KILL_AT):
+            place = number % (kill_scenarios.TAIL + 1)
+            for answer in kill_scenarios.kill_under_many(running, asks(number), place, KILL_AT):
                 judge(model, answer, verdict)
                 tried += 1
     return tried
@@ -91,9 +91,9 @@ def fail_and_judge(toy: Path, verdict: Verdict) -> int:
 
 def asks(number: int) -> Sequence[Ask]:
     """Eight requests, other ones in every round."""
-    from swarm.kills import SAMPLED, prompt_of
-    from swarm.models import VOCAB
-    from swarm.running import Ask
+    from support.models.tiny_models import VOCAB
+    from support.processes.kill_scenarios import SAMPLED, prompt_of
+    from support.processes.swarm import Ask
 
     from modelswarm.protocol.messages import Sampling
 
@@ -116,7 +116,7 @@ def asks(number: int) -> Sequence[Ask]:
 
 
 def judge(model: PreTrainedModel, answer: Answer, verdict: Verdict) -> None:
-    from swarm.oracles import check_contiguous, check_tokens
+    from support.processes.oracles import check_contiguous, check_tokens
 
     try:
         check_contiguous(answer)

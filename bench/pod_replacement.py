@@ -10,9 +10,9 @@ import os
 import signal
 import time
 
-from cluster.installed import Installed
-from cluster.quickstart import NAMESPACE
-from cluster.watches import Life
+from support.kubernetes.event_log import Life
+from support.kubernetes.installed import Installed
+from support.kubernetes.quickstart import NAMESPACE
 
 from bench.harness import Bar, Result, quantile
 from bench.real_cluster import SHAPE, counting_swarm

@@ -39,7 +39,7 @@ class Tally:
 
 
 def run() -> Result:
-    from protocol.simulator.switches import SWITCHES
+    from support.simulator.scenarios.base import SWITCHES
 
     jobs = [(s, at) for s in SWITCHES for at in range(FIRST, FIRST + SEEDS, CHUNK)]
     tallies: dict[str, Tally] = {switch: Tally() for switch in SWITCHES}
@@ -74,8 +74,8 @@ def run() -> Result:
 
 def explore(switch: str, first: int) -> Tally:
     """Seeds [first, first + CHUNK) of a switch."""
-    from protocol.simulator.trace import Violation
-    from protocol.simulator.world import simulate
+    from support.simulator.trace import Violation
+    from support.simulator.world import simulate
 
     tally = Tally(seeds=CHUNK)
     for seed in range(first, first + CHUNK):

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.installed import Installed, installed
-from cluster.kube.down import PARENT, PREFIX
-from cluster.kube.layout import Layout
-from cluster.kube.packages import obstacles
-from cluster.kube.project_images import project_archives
-from cluster.kube.real import RealCluster, RealSettings
-from cluster.quickstart import Quickstart
+from support.kubernetes.installed import Installed, installed
+from support.kubernetes.quickstart import Quickstart
+
+from tools.devcluster.build.packages import obstacles
+from tools.devcluster.build.project_images import project_archives
+from tools.devcluster.down import PARENT, PREFIX
+from tools.devcluster.layout import Layout
+from tools.devcluster.real import RealCluster, RealSettings
 
 SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of one machine"
 

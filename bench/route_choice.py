@@ -19,10 +19,10 @@ from statistics import median
 
 from bench.harness import Bar, Result
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
-from modelswarm_gateway.core.fleet import Fleet
-from modelswarm_gateway.core.kinds import kind_of
-from modelswarm_gateway.core.pricing import Needs
-from modelswarm_gateway.core.slowness import Slowness
+from modelswarm_gateway.core.detection.outlier_detector import Slowness
+from modelswarm_gateway.core.routing.cost_model import Needs
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.servers.variant import kind_of
 
 SERVERS, BLOCKS, ZONES = 10_000, 100, 20
 ROUNDS = 40

@@ -15,8 +15,8 @@ import grpc
 from modelswarm.local.commands import GATEWAY, LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.protocol import api_pb2, api_pb2_grpc
-from modelswarm.resources_load import parse_document
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm.resources.loading import parse_document
 
 START_SECONDS = 120.0
 STREAM_SECONDS = 300.0

@@ -1,4 +1,4 @@
-"""Regenerate the protobuf modules (`make proto`) of every .proto in modelswarm/protocol.
+"""Regenerate the protobuf modules (`make proto`) of every .proto in modelswarm/protocol/wire.
 
 Run by developers after a change of a .proto; the results are committed, so that users need no
 compiler. Each file gets a _pb2.py and a _pb2.pyi; one that declares a service a _pb2_grpc.py too.
@@ -14,7 +14,7 @@ from pathlib import Path
 from grpc_tools import protoc  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTOS = ROOT / "modelswarm" / "protocol"
+PROTOS = ROOT / "modelswarm" / "protocol" / "wire"
 
 
 def arguments(proto: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Write images/requirements/*.txt: what each image installs, pinned by constraints.txt, with hashes (`make lock`).
 
 What an extra of pyproject.toml needs is read from the installed packages' metadata (no network); only the hashes come
-from the package index, through pip itself, for both processor kinds. `tests/unit/test_requirements.py` runs the first
-half, so a dependency that was added or raised without `make lock` fails there.
+from the package index, through pip itself, for both processor kinds. `tests/unit/repository/test_requirements.py`
+runs the first half, so a dependency that was added or raised without `make lock` fails there.
 """
 
 from __future__ import annotations

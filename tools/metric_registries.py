@@ -11,13 +11,13 @@ from prometheus_client.core import Metric
 
 from modelswarm.protocol.identity import Address
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
-from modelswarm_gateway.cluster import Cluster
-from modelswarm_gateway.core.effects import GatewaySettings
-from modelswarm_gateway.members import MembersFolder
-from modelswarm_gateway.metrics import Metrics as GatewayMetrics
-from modelswarm_gateway.node import Node
-from modelswarm_gateway.pod_gauges import PodGauges
-from modelswarm_operator.metrics import Metrics as OperatorMetrics
+from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.kubernetes_source import Cluster
+from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
+from modelswarm_gateway.metrics.pod_gauges import PodGauges
+from modelswarm_gateway.runtime.node import Node
+from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.metrics import Metrics as ServerMetrics

@@ -7,13 +7,13 @@ takes a server's loop and engine some tenths of a millisecond from the rows.
 
 from __future__ import annotations
 
-from modelswarm.protocol import beats
-from modelswarm.protocol.beats import IDLE_SECONDS
+from modelswarm.protocol import heartbeat
+from modelswarm.protocol.heartbeat import IDLE_SECONDS
 
 BUSY_SECONDS = 1.0
 
 
-class BeatTimer(beats.BeatTimer):
+class BeatTimer(heartbeat.BeatTimer):
     def __init__(self, lease_seconds: float = 30.0) -> None:
         """A lease never ends for want of a beat (R19)."""
         idle = min(IDLE_SECONDS, lease_seconds / 4)

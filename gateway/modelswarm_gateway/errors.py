@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import grpc
 
-from modelswarm_gateway.core.effects import CoreError, PromptTooLong, Refused, SessionBusy, Why
+from modelswarm_gateway.core.interface.effects import (
+    CoreError,
+    PromptTooLong,
+    Refused,
+    SessionBusy,
+    Why,
+)
 
 
 class Code(enum.Enum):

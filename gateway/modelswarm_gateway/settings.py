@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
-from modelswarm.protocol.beats import LEAST_LEASE
+from modelswarm.process.command_line import read_flags, split_target
+from modelswarm.protocol.heartbeat import LEAST_LEASE
 from modelswarm_gateway import timeouts
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from modelswarm.errors import UserError
 from modelswarm.protocol.messages import Hello
-from modelswarm_gateway.core.suspicion import least_silence
+from modelswarm_gateway.core.detection.failure_detector import least_silence
 
 KEEPALIVE, FENCE, SILENCE, DEAD = 5.0, 5.0, 0.3, 15.0  # seconds, where nobody says otherwise
 LEAST_KEEPALIVE = 0.1

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelswarm.checkpoint.documents import read_json
 from modelswarm.checkpoint.families import FAMILIES, Family
-from modelswarm.checkpoint.names import Part, block_of
-from modelswarm.checkpoint.tensors import Entry, read_tensors
+from modelswarm.checkpoint.json_files import read_json
+from modelswarm.checkpoint.tensor_index import Entry, read_tensors
+from modelswarm.checkpoint.tensor_names import Part, block_of
 from modelswarm.errors import ModelSourceError, UserError
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelswarm.checkpoint.tensors import Entry
+from modelswarm.checkpoint.tensor_index import Entry
 from modelswarm.errors import ModelSourceError
 
 SCHEME = "hf://"

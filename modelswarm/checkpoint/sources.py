@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlparse
 
 from modelswarm.checkpoint.facts import read_outline
 from modelswarm.checkpoint.hub import SCHEME, HubModel, download, hub_model
-from modelswarm.checkpoint.names import canonical
-from modelswarm.checkpoint.tensors import INDEX, SINGLE, shard_names
+from modelswarm.checkpoint.tensor_index import INDEX, SINGLE, shard_names
+from modelswarm.checkpoint.tensor_names import canonical
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from modelswarm.cli.chat import chat
-from modelswarm.cli.demo import demo
+from modelswarm.cli.demo.demo import demo
 from modelswarm.cli.drain import drain
 from modelswarm.cli.generate import generate
 from modelswarm.cli.plan import plan

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.completions import Door, DoorError
-from modelswarm.cli.printing import say
-from modelswarm.cli.sampling import request_fields, sampling_options
-from modelswarm.cli.where import base_url, grpc_target, swarm_options
+from modelswarm.cli.options.sampling import request_fields, sampling_options
+from modelswarm.cli.options.target import base_url, grpc_target, swarm_options
+from modelswarm.cli.terminal.printing import say
+from modelswarm.client.openai import Door, DoorError
+from modelswarm.client.swarm import SwarmDoor, route_text
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.swarm_door import SwarmDoor, route_text
 
 HELP = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from modelswarm.cli.where import grpc_options, grpc_target
+from modelswarm.cli.options.target import grpc_options, grpc_target
+from modelswarm.client.swarm import DrainUnfinished, SwarmDoor
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.swarm_door import DrainUnfinished, SwarmDoor
-from modelswarm.protocol import api_pb2
 from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.wire import api_pb2
 
 _SECONDS = click.FloatRange(min=0, max=86400)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.completions import Door
-from modelswarm.cli.printing import say
-from modelswarm.cli.sampling import request_fields, sampling_options
-from modelswarm.cli.where import base_url, swarm_options
+from modelswarm.cli.options.sampling import request_fields, sampling_options
+from modelswarm.cli.options.target import base_url, swarm_options
+from modelswarm.cli.terminal.printing import say
+from modelswarm.client.openai import Door
 
 
 @click.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modelswarm.cli.tables import console, table
+from modelswarm.cli.terminal.tables import console, table
 from modelswarm.local.planning import plan_of
 from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
 from modelswarm.placement.quantity import human_bytes

@@ -9,11 +9,11 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from modelswarm.cli.tables import console, table
-from modelswarm.cli.where import grpc_options, grpc_target
-from modelswarm.local.swarm_door import SwarmDoor, route_text
-from modelswarm.protocol import api_pb2
+from modelswarm.cli.options.target import grpc_options, grpc_target
+from modelswarm.cli.terminal.tables import console, table
+from modelswarm.client.swarm import SwarmDoor, route_text
 from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.wire import api_pb2
 
 SHOWN_SESSIONS = 20
 LAST_RESORT_MS = 1e9  # a cost beyond this: only because nobody else holds some block

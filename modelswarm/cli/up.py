@@ -10,17 +10,17 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from modelswarm.cli.signals import ignore_signals, stopping_on_signals
-from modelswarm.cli.tables import console, table
+from modelswarm.cli.terminal.signals import ignore_signals, stopping_on_signals
+from modelswarm.cli.terminal.tables import console, table
+from modelswarm.client.swarm import SwarmDoor, SwarmDoorError
 from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
-from modelswarm.local.rundir import RunInfo
+from modelswarm.local.run_folder import RunInfo
 from modelswarm.local.supervisor import Change, JobView, State
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.local.swarm_door import SwarmDoor, SwarmDoorError
 from modelswarm.protocol.identity import name_of
-from modelswarm.resources_load import load_document
+from modelswarm.resources.loading import load_document
 
 REFRESH_SECONDS = 0.5
 

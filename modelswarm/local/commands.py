@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelswarm.local.rundir import RunFolder
+from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 
@@ -73,7 +73,7 @@ def server_command(
         flags["--token-budget"] = str(settings.token_budget)
     switches = ["--hash-model"] if settings.hash_model else []
     further = settings.flags.get(slot.name, ())
-    return [*_python("modelswarm_serving.main"), *_flat(flags), *switches, *further]
+    return [*_python("modelswarm_serving"), *_flat(flags), *switches, *further]
 
 
 def gateway_command(
@@ -93,7 +93,7 @@ def gateway_command(
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
     further = settings.flags.get(GATEWAY, ())
-    return [*_python("modelswarm_gateway.main"), *_flat(flags), *further]
+    return [*_python("modelswarm_gateway"), *_flat(flags), *further]
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.inspect import inspect_model
+from modelswarm.checkpoint.inspection import inspect_model
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.resources import Model, ModelSwarm
-from modelswarm.resources_load import load_document
+from modelswarm.resources.loading import load_document
+from modelswarm.resources.spec import Model, ModelSwarm
 
 
 def plan_of(path: Path | str, memory: str | None = None) -> SwarmPlan:

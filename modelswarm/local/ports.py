@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from modelswarm.command_line import split_target
 from modelswarm.errors import UserError
+from modelswarm.process.command_line import split_target
 
 
 def check_free(addresses: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.backoff import Backoff
-from modelswarm.local.processes import Child, Lifeline, how_it_ended, last_words, stop_all
+from modelswarm.local.child_process import Child, Lifeline, how_it_ended, last_words, stop_all
 
 LOOK_EVERY = 0.05  # seconds
 STOP_SECONDS = 6.0  # that a process gets to stop by itself

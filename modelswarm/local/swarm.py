@@ -15,8 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from modelswarm.client.swarm import SwarmDoor
 from modelswarm.errors import UserError
 from modelswarm.local.backoff import Backoff
+from modelswarm.local.child_process import last_words
 from modelswarm.local.commands import (
     GATEWAY,
     LocalSettings,
@@ -26,8 +28,7 @@ from modelswarm.local.commands import (
 )
 from modelswarm.local.members import Announcement, Member, read_announcement, read_member
 from modelswarm.local.ports import check_free
-from modelswarm.local.processes import last_words
-from modelswarm.local.rundir import RunFolder, RunInfo
+from modelswarm.local.run_folder import RunFolder, RunInfo
 from modelswarm.local.supervisor import (
     LOOK_EVERY,
     Change,
@@ -37,7 +38,6 @@ from modelswarm.local.supervisor import (
     State,
     Supervisor,
 )
-from modelswarm.local.swarm_door import SwarmDoor
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, coverage, slots_of
 

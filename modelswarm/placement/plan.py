@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
-from modelswarm.placement.kept_rows import replay_bytes
 from modelswarm.placement.quantity import bytes_of, human_bytes
+from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
-from modelswarm.resources import ModelSwarm, Spec, seconds_of
+from modelswarm.resources.spec import ModelSwarm, Spec, seconds_of
 
 PAGE_SIZE = 16  # positions
 REPAIR_FRACTION = 0.1  # of the pages; new sessions never get these (R12)

@@ -14,9 +14,9 @@ from typing import Any
 import click
 import yaml
 
-from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
-from modelswarm_operator.policy import Policy
+from modelswarm.process.command_line import read_flags, split_target
+from modelswarm_operator.reconcile.state.policy import Policy
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

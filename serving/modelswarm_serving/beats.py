@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelswarm.protocol import beats
-from modelswarm.protocol.beats import BUSY_SECONDS, IDLE_SECONDS
+from modelswarm.protocol import heartbeat
+from modelswarm.protocol.heartbeat import BUSY_SECONDS, IDLE_SECONDS
 
 STATUS_SECONDS = 0.5
 
 
-class BeatTimer(beats.BeatTimer):
+class BeatTimer(heartbeat.BeatTimer):
     def __init__(self, jitter: Callable[[], float], busy_seconds: float = BUSY_SECONDS) -> None:
         """`jitter` gives numbers in [0, 1): idle beats of many servers do not come at once."""
         early = BUSY_SECONDS / 2

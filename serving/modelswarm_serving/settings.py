@@ -15,10 +15,10 @@ from typing import Any
 import click
 
 from modelswarm.checkpoint.facts import DTYPES
-from modelswarm.command_line import read_flags, split_target
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.protocol.beats import LEAST_LEASE
+from modelswarm.process.command_line import read_flags, split_target
+from modelswarm.protocol.heartbeat import LEAST_LEASE
 
 
 @dataclass(frozen=True, slots=True)

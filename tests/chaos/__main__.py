@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.run import Options, chaos
 from chaos.schedule import Fault
-from swarm.toy import make_toy
+from support.models.toy import make_toy
 
 MODELS = ("hash", "torch")
 

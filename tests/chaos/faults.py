@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from chaos.judge import Outage
-from chaos.proxy import Weather
 from chaos.schedule import FRAMES, Event, Fault
-from chaos.world import World
-from swarm.kills import prompt_of
-from swarm.models import VOCAB
-from swarm.running import Ask, Stream
-from swarm.toy import TOY_LENGTH
+from support.chaos.oracle import Outage
+from support.chaos.proxy import Weather
+from support.chaos.swarm import World
+from support.models.tiny_models import VOCAB
+from support.models.toy import TOY_LENGTH
+from support.processes.kill_scenarios import prompt_of
+from support.processes.swarm import Ask, Stream
 
 from modelswarm.errors import ModelSwarmError
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
 
-from chaos.asks import scripts_of
-from chaos.bounds import forks, longest_wait
 from chaos.faults import Injector
-from chaos.judge import Judge, Tally
-from chaos.picture import held, look, loops
-from chaos.right import Right, right_by
 from chaos.schedule import FRAMES, LEASE_SECONDS, Fault, schedule
-from chaos.streams import Client
-from chaos.world import Plan, World, world
-from swarm.pids import gone_within, group_alive
-from swarm.running import Answer, Ask, wait_until
+from support.chaos.clients import Client
+from support.chaos.oracle import Judge, Tally
+from support.chaos.reference import Right, right_by
+from support.chaos.requests import scripts_of
+from support.chaos.snapshot import held, look, loops
+from support.chaos.swarm import Plan, World, world
+from support.chaos.waiting_bounds import forks, longest_wait
+from support.processes.pids import gone_within, group_alive
+from support.processes.swarm import Answer, Ask, wait_until
 
 LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from chaos.frames import PREFACE, FrameCutter, message_of
-from chaos.proxy import Network, Weather
-from swarm.peers import Node, nodes
+from support.chaos.http2_frames import PREFACE, FrameCutter, message_of
+from support.chaos.proxy import Network, Weather
+from support.processes.link_peers import Node, nodes
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Input, Lane, Token

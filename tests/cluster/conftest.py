@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from cluster.kube.api_level import ApiLevel, ApiSettings
-from cluster.kube.chosen import existing_kubeconfig
-from cluster.kube.down import PARENT, PREFIX
-from cluster.kube.existing import ExistingCluster
-from cluster.kube.kubectl import Kubectl
-from cluster.kube.layout import Layout
-from cluster.kube.namespaces import own_namespace
-from cluster.kube.packages import NO_GO, can_build, obstacles
-from cluster.kube.project_images import project_archives
-from cluster.kube.real import RealCluster, RealSettings
-from cluster.scenes import Scene, scene
+from support.kubernetes.operator_scene import Scene, scene
+
+from tools.devcluster.build.packages import NO_GO, can_build, obstacles
+from tools.devcluster.build.project_images import project_archives
+from tools.devcluster.chosen import existing_kubeconfig
+from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kubectl import Kubectl
+from tools.devcluster.down import PARENT, PREFIX
+from tools.devcluster.existing import ExistingCluster
+from tools.devcluster.layout import Layout
+from tools.devcluster.network.namespaces import own_namespace
+from tools.devcluster.real import RealCluster, RealSettings
 
 FIRST = pytest.mark.timeout(1500).mark
 CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a namespace can be on

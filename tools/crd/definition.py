@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelswarm.resources import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
-from modelswarm.resources_rules import NAME, SERVED_NAME_STAYS, Cel
-from modelswarm.resources_status import Status
+from modelswarm.resources.rules import NAME, SERVED_NAME_STAYS, Cel
+from modelswarm.resources.spec import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
+from modelswarm.resources.status import Status
 from tools.crd.schema import VALIDATIONS, Schema, structural, undescribed
 
 GROUP, VERSION = API_VERSION.split("/")

@@ -28,11 +28,9 @@ from modelswarm.protocol.messages import (
     Window,
     reply_address,
 )
-from modelswarm_gateway.core.absence import Absence
-from modelswarm_gateway.core.adoption import Searches, take_over
-from modelswarm_gateway.core.balancer import Balancer
-from modelswarm_gateway.core.detection import Detection
-from modelswarm_gateway.core.effects import (
+from modelswarm_gateway.core.detection.monitor import Detection
+from modelswarm_gateway.core.explain import Reasons, reasons
+from modelswarm_gateway.core.interface.effects import (
     CoreError,
     Effect,
     Emitted,
@@ -51,15 +49,17 @@ from modelswarm_gateway.core.effects import (
     Whereabouts,
     Why,
 )
-from modelswarm_gateway.core.fleet import Fleet
-from modelswarm_gateway.core.holds import Holds
-from modelswarm_gateway.core.moves import Moves
-from modelswarm_gateway.core.reasons import Reasons, reasons
-from modelswarm_gateway.core.recovery import Recovery
-from modelswarm_gateway.core.session import Session, State
-from modelswarm_gateway.core.views import server_view, session_view
-from modelswarm_gateway.core.waiting import detail
-from modelswarm_gateway.core.wishes import Wishes
+from modelswarm_gateway.core.migration.drain_requests import Wishes
+from modelswarm_gateway.core.migration.migrations import Moves
+from modelswarm_gateway.core.migration.rebalancer import Balancer
+from modelswarm_gateway.core.recovery.hold_limit import Holds
+from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.recovery.refusals import detail
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.sessions.session import Session, State
+from modelswarm_gateway.core.snapshots import server_view, session_view
+from modelswarm_gateway.core.takeover.ownership_check import Absence
+from modelswarm_gateway.core.takeover.takeover import Searches, take_over
 
 
 class GatewayCore:

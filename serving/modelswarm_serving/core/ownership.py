@@ -10,7 +10,7 @@ import enum
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fence
-from modelswarm_serving.core.session import Hop
+from modelswarm_serving.core.hops.hop import Hop
 
 
 class Claim(enum.Enum):

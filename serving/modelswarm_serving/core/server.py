@@ -29,20 +29,20 @@ from modelswarm.protocol.messages import (
     Window,
     Wish,
 )
-from modelswarm_serving.core import intake, outflow
-from modelswarm_serving.core.copies import Copies
-from modelswarm_serving.core.finding import Finding
-from modelswarm_serving.core.lifecycle import Lifecycle
-from modelswarm_serving.core.outbox import Outbox
-from modelswarm_serving.core.peers import Peers
-from modelswarm_serving.core.registry import FreedHop
-from modelswarm_serving.core.replay_log import ReplayLog
-from modelswarm_serving.core.schedule import Schedule
-from modelswarm_serving.core.session import Fault, Hop, Phase
+from modelswarm_serving.core.fencing import Lifecycle
+from modelswarm_serving.core.flow import receive, send
+from modelswarm_serving.core.flow.flow_control import Windows
+from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
+from modelswarm_serving.core.hops.hop_table import FreedHop
+from modelswarm_serving.core.hops.outbox import Outbox
+from modelswarm_serving.core.hops.peers import Peers
+from modelswarm_serving.core.hops.replay_log import ReplayLog
+from modelswarm_serving.core.kv.transfer import Copies
+from modelswarm_serving.core.scheduler import Schedule
+from modelswarm_serving.core.session_lookup import Finding
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.core.stats import ServerStats
-from modelswarm_serving.core.steps import Steps
-from modelswarm_serving.core.windows import Windows
+from modelswarm_serving.core.step import Steps
 from modelswarm_serving.model.base import ModelShape, Result, Task
 
 
@@ -177,7 +177,7 @@ class ServerCore:
             return
         if hop.pending is not None:  # not answered yet: no gateway can have planned with it
             return
-        fault = hop.go_fault(go) or outflow.kept_fault(self._log, hop, go)
+        fault = hop.go_fault(go) or send.kept_fault(self._log, hop, go)
         if fault is not None:
             hop.refuse(go)
             self._out.report(hop, "", fault)
@@ -231,7 +231,7 @@ class ServerCore:
             return
         if hop.go is None:
             window, row_bytes = self._settings.row_window, self._shape.row_bytes
-            intake.keep_rows(hop.early, peer, rows, window, row_bytes)
+            receive.keep_rows(hop.early, peer, rows, window, row_bytes)
             return
         before = hop.go.predecessor
         if before is None or peer != before.address.peer or rows.store_only != hop.go.warm:
@@ -239,7 +239,7 @@ class ServerCore:
         if rows.store_only:
             self._went_well(hop, peer, self._copies.take(hop, rows))
             return
-        fault = intake.take_rows(hop, rows, self._shape.row_bytes)
+        fault = receive.take_rows(hop, rows, self._shape.row_bytes)
         if self._went_well(hop, peer, fault):
             self._windows.grant(hop)
             self._steps.wake(hop, now)
@@ -248,7 +248,7 @@ class ServerCore:
         hop = self._current(token)
         if hop is None or hop.go is None or not hop.is_head or hop.is_tail:
             return
-        fault = intake.take_token(hop, token, self._shape.vocab_size)
+        fault = receive.take_token(hop, token, self._shape.vocab_size)
         if self._went_well(hop, peer, fault):
             self._steps.wake(hop, now)
 
@@ -257,9 +257,9 @@ class ServerCore:
         if hop is None or peer != hop.gateway or not (hop.is_head or hop.is_tail):
             return
         if hop.pending is not None:
-            intake.keep_input(hop.early, entries)
+            receive.keep_input(hop.early, entries)
             return
-        fault = intake.take_input(hop, entries, self._shape.vocab_size)
+        fault = receive.take_input(hop, entries, self._shape.vocab_size)
         if self._went_well(hop, peer, fault):
             self._steps.wake(hop, now)
 
@@ -272,16 +272,16 @@ class ServerCore:
         elif hop.is_tail:
             if peer == hop.gateway:
                 hop.credit = max(hop.credit, window.limit)
-                outflow.release(self._out, hop)
+                send.release(self._out, hop)
         elif hop.go is None:
-            intake.keep_window(hop.early, peer, window)
+            receive.keep_window(hop.early, peer, window)
         elif hop.go.successor is not None and peer == hop.go.successor.address.peer:
             hop.window = max(hop.window, window.limit)
             hop.acked = max(hop.acked, window.received)
-            gone = outflow.send_kept(self._out, hop, self._log, self._shape.row_bytes)
+            gone = send.send_kept(self._out, hop, self._log, self._shape.row_bytes)
             if not self._went_well(hop, "", gone):
                 return
-            outflow.flush_live(self._out, hop)
+            send.flush_live(self._out, hop)
         self._steps.wake(hop, now)
 
     def _went_well(self, hop: Hop, peer: PeerId, fault: Fault | None) -> bool:

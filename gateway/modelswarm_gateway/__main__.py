@@ -1,0 +1,56 @@
+"""`modelswarm-gateway`: flags in, a serving process, an exit code out.
+
+0 after a graceful stop, 2 with one sentence when it cannot start; that sentence is the last line on stderr. Little is
+imported before the flags are read and a signal can end the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from modelswarm.process.early_signals import end_when_asked
+
+if TYPE_CHECKING:
+    from modelswarm_gateway.settings import Settings
+
+PROGRAM = "modelswarm-gateway"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the flags (default: those of the command line), serve, and return the exit code."""
+    end_when_asked()  # until the process has its own way to stop
+    from modelswarm.process.command_line import exit_code
+    from modelswarm_gateway.settings import parse
+
+    return exit_code(
+        PROGRAM, lambda: _serve(parse(sys.argv[1:] if arguments is None else arguments))
+    )
+
+
+def _serve(settings: Settings) -> int:
+    import asyncio
+    import gc
+    import logging
+
+    from modelswarm.process.parent_watch import end_with_parent
+
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    if settings.parent_fd is not None:
+        end_with_parent(settings.parent_fd)
+    from modelswarm_gateway.app import Process
+
+    gc.collect()
+    gc.freeze()  # modules are not garbage: looking at them again would hold up every stream
+    asyncio.run(Process(settings).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Serves an ASGI app on a socket that is bound before: uvicorn, without its signals and its logs.
+
+Used by `main.py` for the HTTP door and for the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from modelswarm.errors import UserError
+from modelswarm.process.command_line import split_target
+
+SEND_BUFFER = 64 << 10  # bytes the kernel may hold for a client that does not read (R7)
+START_SECONDS = 10.0
+GRACE_SECONDS = 1  # for answers that are being written when everything ends
+
+
+def bind(field: str, target: str) -> socket.socket:
+    """Raises UserError when it cannot be had."""
+    host, port = split_target(field, target)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP, asyncio turns off Nagle's algorithm: else every answer waits 40 ms for an ack.
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
+    try:
+        made.bind((host, port))
+        made.listen(2048)  # also finds a second listener, which bind() alone may not
+    except OSError as error:
+        made.close()
+        reason = error.strerror or str(error)
+        raise UserError(
+            field, f"cannot listen on {target}: {reason}; allowed: a free port, or 0"
+        ) from error
+    made.setblocking(False)
+    return made
+
+
+class _Quiet(uvicorn.Server):
+    """uvicorn that leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class WebServer:
+    def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
+        host, port = bound.getsockname()[:2]
+        self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._socket = bound
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            backlog=2048,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        self._server = _Quiet(config)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve([self._socket]))
+        async with asyncio.timeout(START_SECONDS):
+            while not self._server.started:  # uvicorn has no event for it
+                if self._task.done():
+                    self._task.result()
+                await asyncio.sleep(0.005)
+
+    def close_idle(self) -> None:
+        """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops; but no new ones:
+        their first request is on its way, and is told that it came too late."""
+        for connection in tuple(self._server.server_state.connections):
+            if isinstance(connection, H11Protocol) and connection.cycle is not None:
+                connection.shutdown()
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task

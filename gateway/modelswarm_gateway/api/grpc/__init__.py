@@ -1,0 +1,1 @@
+"""The gRPC API: the Inference and Swarm services."""

@@ -1,0 +1,77 @@
+"""One call of `Swarm.Drain`: begins a drain, or takes it back, and tells how it goes until the server is empty.
+
+Used by the gRPC door. The drain goes on when its caller goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.errors import stopping
+from modelswarm_gateway.runtime.drains import Drains, uncovered, undone
+
+LOOK_SECONDS = 0.1
+SETTLED_LOOKS = 3  # that find it empty too: what others sent before they heard of it may come
+
+
+async def drain(
+    drains: Drains, request: api_pb2.DrainRequest, accepting: Callable[[], bool]
+) -> AsyncIterator[api_pb2.DrainState]:
+    """Raises ApiError: no such server, blocks that nobody else holds and nobody took over in time, or taken back."""
+    peer = drains.find(request.server)
+    if request.undo:
+        drains.undo(peer)
+        yield _state(drains, peer)
+        return
+    async for state in _until_covered(drains, peer, request.wait_seconds):
+        yield state
+    drains.begin(peer)
+    last: api_pb2.DrainState | None = None
+    empty = 0
+    while last is None or not last.done:
+        if not accepting():
+            raise stopping()
+        now = _state(drains, peer)
+        empty = empty + 1 if now.done else 0
+        now.done = now.gone or empty > SETTLED_LOOKS
+        if not now.gone and drains.taken_back(peer):
+            raise undone(peer)
+        if now != last:
+            yield now
+            last = now
+        if not now.done:
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _until_covered(
+    drains: Drains, peer: PeerId, seconds: float
+) -> AsyncIterator[api_pb2.DrainState]:
+    """Until other servers hold all its blocks, or it has no link."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    last: api_pb2.DrainState | None = None
+    while (view := drains.look(peer)) is not None and view.only_there:
+        if asyncio.get_running_loop().time() >= deadline:
+            raise uncovered(peer, view.only_there)
+        now = _state(drains, peer)
+        if now != last:
+            yield now
+            last = now
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
+    view = drains.look(peer)
+    if view is None:
+        gone = drains.is_gone(peer)
+        return api_pb2.DrainState(peer=peer, done=gone, gone=gone)
+    return api_pb2.DrainState(
+        peer=peer,
+        own_sessions=view.hops,
+        other_sessions=view.others,
+        moving=view.moving,
+        uncovered_blocks=view.only_there,
+        done=drains.is_empty(peer),
+    )

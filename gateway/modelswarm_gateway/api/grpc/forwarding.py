@@ -1,0 +1,73 @@
+"""Passes a gRPC call on to the gateway that holds its session, and its parts back as they come (R20).
+
+Used by the gRPC door. What `passing.py` is for HTTP; knows nothing of sessions either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.failover import MOVED
+from modelswarm_gateway.api.forwarding import CONNECT_SECONDS, MARK, Gone, Lives, watched
+from modelswarm_gateway.errors import ApiError, Code, code_of
+from modelswarm_gateway.generation.request import Ask
+from modelswarm_gateway.generation.service import Service
+
+
+async def passed_on(
+    target: str, request: api_pb2.GenerateRequest, lives: Lives
+) -> AsyncIterator[api_pb2.GenerateResponse]:
+    """What the gateway says that has the session. Raises Gone when it is so no more, or ApiError."""
+    said = finished = False
+    async with aio.insecure_channel(target) as channel:
+        call = api_pb2_grpc.InferenceStub(channel).GenerateStream(request, metadata=((MARK, "1"),))
+        parts = aiter(call)
+        try:
+            while (part := await watched(anext(parts, None), lives)) is not None:
+                yield part
+                said, finished = True, bool(part.finish_reason)
+        except (aio.AioRpcError, Gone) as error:
+            if not finished:
+                raise await _meaning(error, said, lives) from error
+        finally:
+            call.cancel()
+    if not finished:
+        raise Gone
+
+
+async def _meaning(error: aio.AioRpcError | Gone, said: bool, lives: Lives) -> Exception:
+    """Its own words are an ApiError; what its library or the network says is not."""
+    if isinstance(error, Gone):
+        return error
+    trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
+    words = {name: str(value) for name, value in trailing or ()}
+    if "error-code" in words:
+        code = code_of(words["error-code"])
+        if said and code in MOVED:
+            return Gone()
+        wait = float(words["retry-after"]) if "retry-after" in words else None
+        detail = error.details() or ""
+        return ApiError(code, detail, param=words.get("error-param"), retry_after=wait)
+    if said or not await lives():
+        return Gone()
+    detail = f"the gateway that holds this session cannot be reached: {error.details()}"
+    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
+
+
+async def lives_at(service: Service, asked: Ask, target: str) -> bool:
+    """Whether servers hear the gateway there as the session's, or, where they know none, it answers us."""
+    lives = await service.lives_elsewhere(asked, target)
+    if lives is not None:
+        return lives
+    async with aio.insecure_channel(target) as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        try:
+            await check(health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS)
+        except aio.AioRpcError:
+            return False
+    return True

@@ -1,0 +1,84 @@
+"""GenerateRequest of api.proto as an Ask, with the ranges of the HTTP door. Used by the gRPC door."""
+
+from __future__ import annotations
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.errors import invalid
+from modelswarm_gateway.generation.request import (
+    LONGEST_SESSION_ID,
+    LONGEST_STOP,
+    MOST_STOPS,
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from modelswarm_gateway.models.sampling_defaults import Options
+
+ROLES = ("developer", "system", "user", "assistant", "tool")
+
+
+def ask(request: api_pb2.GenerateRequest) -> Ask:
+    """Raises ApiError. The ranges are those of the HTTP door."""
+    if not request.model:
+        raise invalid("model", "model: this field is required")
+    field, prompt = _prompt(request)
+    stops = tuple(request.stop)
+    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+        raise invalid("stop", f"stop: up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
+    if len(request.session_id) > LONGEST_SESSION_ID:
+        raise invalid("session_id", f"session_id: at most {LONGEST_SESSION_ID} characters")
+    after = request.resume_after if request.HasField("resume_after") else None
+    if after is not None and not request.session_id:
+        raise invalid("resume_after", "resume_after: only a named session can be resumed")
+    session = request.session_id or None
+    return Ask(
+        request.model, prompt, field, _options(request), stops, session,
+        after=after, mark=request.resume_mark,
+    )  # fmt: skip
+
+
+def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:
+    match request.WhichOneof("input"):
+        case "prompt":
+            return "prompt", TextPrompt(request.prompt)
+        case "tokens":
+            return "tokens", TokenPrompt(tuple(request.tokens.ids))
+        case "chat":
+            return "chat", ChatPrompt(_messages(request.chat))
+        case _:
+            raise invalid("input", "input: one of prompt, chat and tokens is required")
+
+
+def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
+    made = []
+    for place, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            field = f"chat.messages[{place}].role"
+            raise invalid(field, f"{field}: must be one of {', '.join(ROLES)}")
+        role = "system" if message.role == "developer" else message.role
+        entry = {"role": role, "content": message.content}
+        made.append({**entry, "name": message.name} if message.name else entry)
+    if not made:
+        raise invalid("chat.messages", "chat.messages: at least one message is needed")
+    return made
+
+
+def _options(request: api_pb2.GenerateRequest) -> Options:
+    given = request.sampling
+    set_fields = {name.name: value for name, value in given.ListFields()}
+    ranges: dict[str, tuple[float, float]] = {
+        "temperature": (0, 2),
+        "top_p": (1e-9, 1),
+        "top_k": (-1, float("inf")),
+        "min_p": (0, 1),
+        "repetition_penalty": (1e-9, 10),
+    }
+    for name, (low, high) in ranges.items():
+        if name in set_fields and not low <= set_fields[name] <= high:
+            raise invalid(
+                f"sampling.{name}", f"sampling.{name}: {set_fields[name]} is out of range"
+            )
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else None
+    return Options(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)

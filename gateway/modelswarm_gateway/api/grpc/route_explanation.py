@@ -1,0 +1,60 @@
+"""What routes cost and why they were chosen, in the words of api.proto. Used by the gRPC door."""
+
+from __future__ import annotations
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.backend.protocol import Engine
+from modelswarm_gateway.core.explain import HopReason, RouteReason, ServerCost
+from modelswarm_gateway.errors import ApiError, Code
+
+
+def routes(engine: Engine, model: str) -> api_pb2.RoutesReply:
+    """About `model`; empty: about all. Raises ApiError for one that is not known here."""
+    known = sorted({card.name for card in engine.cards()} | {v.model for v in engine.servers()})
+    if model and model not in known:
+        there = f"known are: {', '.join(known)}" if known else "no server has answered yet"
+        raise ApiError(
+            Code.MODEL_NOT_FOUND, f"{model!r} is not served here; {there}", param="model"
+        )
+    found = engine.reasons(model)
+    return api_pb2.RoutesReply(
+        servers=[_server(server) for server in found.servers],
+        sessions=[_session(session) for session in found.sessions],
+    )
+
+
+def _server(cost: ServerCost) -> api_pb2.ServerCost:
+    return api_pb2.ServerCost(
+        peer=cost.peer,
+        model=cost.model,
+        first=cost.first,
+        last=cost.last,
+        zone=cost.zone,
+        block_ms=cost.block_ms,
+        hop_ms=cost.hop_ms,
+        wait_ms=cost.wait_ms,
+        rtt_ms=cost.rtt_ms,
+        load=cost.load,
+        score=cost.score,
+        state=cost.state,
+    )
+
+
+def _session(reason: RouteReason) -> api_pb2.RouteReason:
+    return api_pb2.RouteReason(
+        id=reason.session,
+        model=reason.model,
+        state=reason.state,
+        hops=[_hop(hop) for hop in reason.hops],
+        cost_ms=reason.cost_ms,
+        best_ms=reason.best_ms,
+        best=[api_pb2.Hop(peer=hop.peer, first=hop.first, last=hop.last) for hop in reason.best],
+    )
+
+
+def _hop(hop: HopReason) -> api_pb2.HopReason:
+    made = api_pb2.HopReason(peer=hop.peer, first=hop.first, last=hop.last)
+    if hop.chosen is not None:
+        made.chosen_ms, made.best_ms = hop.chosen.to_go_ms, hop.chosen.best_ms
+        made.best, made.options = hop.chosen.best, hop.chosen.options
+    return made

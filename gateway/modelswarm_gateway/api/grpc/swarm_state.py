@@ -1,0 +1,72 @@
+"""The swarm as this gateway sees it at one moment, in the words of api.proto. Used by the gRPC door."""
+
+from __future__ import annotations
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.backend.protocol import Engine, ModelCard
+from modelswarm_gateway.core.interface.effects import ServerView, SessionView
+from modelswarm_gateway.core.routing.server_registry import SLOW
+
+
+def snapshot(engine: Engine, model: str = "") -> api_pb2.Snapshot:
+    """Everything about `model`; empty: about all."""
+
+    def wanted(name: str) -> bool:
+        return not model or name == model
+
+    return api_pb2.Snapshot(
+        models=[_model(card) for card in engine.cards() if wanted(card.name)],
+        servers=[_server(view) for view in engine.servers() if wanted(view.model)],
+        sessions=[_session(view) for view in engine.sessions() if wanted(view.model)],
+    )
+
+
+def _model(card: ModelCard) -> api_pb2.ModelState:
+    return api_pb2.ModelState(
+        model=card.name,
+        revision=card.revision,
+        n_blocks=card.n_blocks,
+        ready=card.ready,
+        missing_blocks=card.missing,
+        tokenizer_loaded=card.text is not None,
+    )
+
+
+def _server(view: ServerView) -> api_pb2.Server:
+    made = api_pb2.Server(
+        peer=view.peer,
+        target=view.target,
+        model=view.model,
+        revision=view.revision,
+        first=view.first,
+        last=view.last,
+        n_blocks=view.n_blocks,
+        health=_health(view),
+        score=view.score,
+        own_sessions=view.own_sessions,
+    )
+    if view.beat is not None:
+        beat = view.beat
+        made.free_pages, made.total_pages = beat.free_pages, beat.total_pages
+        made.sessions, made.step_ms = beat.sessions, beat.step_ms
+        made.steps, made.rows = beat.steps, beat.rows
+    return made
+
+
+def _health(view: ServerView) -> str:
+    if view.leaving and view.leaving != SLOW:
+        return "draining"
+    if view.suspected:
+        return "suspected"
+    return "ejected" if view.ejected or view.leaving else "linked"
+
+
+def _session(view: SessionView) -> api_pb2.Session:
+    return api_pb2.Session(
+        id=view.session,
+        model=view.model,
+        state=view.state,
+        epoch=view.epoch.counter,
+        length=view.length,
+        route=[api_pb2.Hop(peer=h.peer, first=h.first, last=h.last) for h in view.route],
+    )

@@ -1,0 +1,218 @@
+"""The HTTP door: OpenAI's routes, health and readiness.
+
+`main.py` serves the app that this makes. Every failure has OpenAI's error envelope, every answer an `x-request-id`.
+Knows the service; neither sessions nor servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from modelswarm_gateway.api.forwarding import MARK, Original, Passing
+from modelswarm_gateway.api.http.generation_response import Looks, Reply, Way, error_response
+from modelswarm_gateway.api.http.json_body import read_json
+from modelswarm_gateway.api.http.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    parse_chat,
+    parse_completion,
+)
+from modelswarm_gateway.api.http.openai_responses import ChatShape, Shape, TextShape
+from modelswarm_gateway.backend.protocol import ModelCard
+from modelswarm_gateway.errors import ApiError, Code, invalid, model_not_found
+from modelswarm_gateway.generation.request import Ask
+from modelswarm_gateway.generation.resumption import HEADER, parse_id
+from modelswarm_gateway.generation.service import Service
+from modelswarm_gateway.metrics.counters import OTHER
+
+log = logging.getLogger(__name__)
+
+
+def http_app(service: Service, unready: Callable[[], str | None] | None = None) -> ASGIApp:
+    """`unready` says why clients should not come yet; without it, they may once a model can answer."""
+    app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
+    _generation_routes(app, service)
+    _model_routes(app, service)
+    _state_routes(app, service, unready or (lambda: _uncovered(service.engine.cards())))
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _our_fault)
+    return Marked(app, lambda: service.leaving)
+
+
+def _generation_routes(app: FastAPI, service: Service) -> None:
+    passing = Passing()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _reply(request, service, passing, parse_chat, ChatShape)
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await _reply(request, service, passing, parse_completion, TextShape)
+
+
+async def _reply(
+    request: Request,
+    service: Service,
+    passing: Passing,
+    parse: Callable[[object], ChatRequest | CompletionRequest],
+    shape: type[Shape],
+) -> Response:
+    try:
+        body = await read_json(request)
+        asked = parse(body)
+        ask = _marked(request, asked.ask(), bool(asked.stream))
+    except ApiError as error:
+        service.metrics.request(OTHER, error.code)
+        raise
+    return Reply(
+        service,
+        ask,
+        shape,
+        way=Way(passing, Original(request.url.path, request.headers, body)),
+        looks=Looks(bool(asked.stream), asked.usage_in_stream, bool(asked.return_token_ids)),
+    )
+
+
+def _marked(request: Request, ask: Ask, stream: bool) -> Ask:
+    """With what its headers say: where a stream goes on, and that another gateway has passed it on."""
+    said = request.headers.get(HEADER)
+    if said is not None:
+        if ask.session_id is None or not stream:
+            raise invalid(HEADER, f"{HEADER}: only a stream with a session_id can be resumed")
+        after, mark = parse_id(said)
+        ask = replace(ask, after=after, mark=mark)
+    return replace(ask, forwarded=MARK in request.headers)
+
+
+def _model_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        data = [_model(card) for card in service.engine.cards()]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        card = service.engine.card(name)
+        if card is None:
+            raise model_not_found(name)
+        return JSONResponse(_model(card))
+
+
+def _model(card: ModelCard) -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.since,
+        "owned_by": "modelswarm",
+        "max_model_len": card.max_length or None,
+        "ready": card.ready,
+    }
+
+
+def _state_routes(app: FastAPI, service: Service, unready: Callable[[], str | None]) -> None:
+    @app.get("/health")
+    @app.get("/live")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        reason = "the gateway is stopping" if service.leaving else unready()
+        return JSONResponse(
+            {
+                "ready": reason is None,
+                "reason": reason,
+                "models": [_state(card) for card in service.engine.cards()],
+            },
+            status_code=200 if reason is None else 503,
+        )
+
+
+def _state(card: ModelCard) -> dict[str, Any]:
+    return {
+        "model": card.name,
+        "ready": card.ready,
+        "missing_blocks": list(card.missing),
+        "tokenizer_loaded": card.text is not None,
+    }
+
+
+def _uncovered(cards: Iterable[ModelCard]) -> str | None:
+    """Why no model can answer; None when one can."""
+    said: list[str] = []
+    for card in cards:
+        if card.ready:
+            return None
+        if card.missing:
+            said.append(f"{card.name}: no server for blocks {_ranges(card.missing)}")
+        if card.text is None:
+            said.append(f"{card.name}: its tokenizer has not come yet")
+    return "; ".join(said) or "no server is linked"
+
+
+def _ranges(blocks: Iterable[int]) -> str:
+    """[0, 1, 2, 5] as "0-2, 5"."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and block == runs[-1][1] + 1:
+            runs[-1][1] = block
+        else:
+            runs.append([block, block])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed here"
+    else:
+        code, message = Code.NOT_FOUND, f"there is nothing at {request.url.path}"
+    response = error_response(ApiError(code, message))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _our_fault(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(Code.INTERNAL, "internal error"))
+
+
+class Marked:
+    """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors.
+
+    When the gateway leaves, every answer is the last one on its connection: clients that keep connections open come
+    back on a new one, elsewhere.
+    """
+
+    def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:
+        self._app, self._leaving = app, leaving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        marks = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode())]
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                last = [(b"connection", b"close")] if self._leaving() else []
+                message["headers"] = [*message["headers"], *marks, *last]
+            await send(message)
+
+        await self._app(scope, receive, marked)

@@ -1,0 +1,280 @@
+"""OpenAI's requests: what is accepted, what is refused and in which words.
+
+Used by the HTTP door. Four kinds of fields: those below are obeyed; those of `REFUSED` (they would change the answer
+and are not built) give 400 unless they ask for nothing; every other one (`user`, `metadata`, `store` ...) is ignored;
+and null means unset for all of them. Knows neither HTTP nor sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from modelswarm_gateway.errors import ApiError, Code, invalid
+from modelswarm_gateway.generation.request import (
+    LONGEST_SESSION_ID,
+    LONGEST_STOP,
+    MOST_STOPS,
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+from modelswarm_gateway.models.sampling_defaults import Options
+
+TEXT_TOKENS = 16  # OpenAI's default for text completions
+
+Harmless: TypeAlias = Callable[[Any], bool]
+
+
+def _only(*values: object) -> Harmless:
+    return lambda value: any(value == v and type(value) is type(v) for v in values)
+
+
+def _zero(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
+
+
+def _empty(value: Any) -> bool:
+    return isinstance(value, list | dict | str) and not value
+
+
+def _plain_text(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "text"
+
+
+# field -> (what it may be because it asks for nothing, and that in words)
+REFUSED: dict[str, tuple[Harmless, str]] = {
+    "n": (_only(1), "1"),
+    "best_of": (_only(1), "1"),
+    "presence_penalty": (_zero, "0"),
+    "frequency_penalty": (_zero, "0"),
+    "logprobs": (_only(False), "false"),
+    "top_logprobs": (_zero, "0"),
+    "prompt_logprobs": (_zero, "0"),
+    "logit_bias": (_empty, "{}"),
+    "tools": (_empty, "[]"),
+    "tool_choice": (_only("none", "auto"), "none"),
+    "functions": (_empty, "[]"),
+    "function_call": (_only("none", "auto"), "none"),
+    "response_format": (_plain_text, '{"type": "text"}'),
+    "structured_outputs": (_empty, "{}"),
+    "modalities": (_only(["text"]), '["text"]'),
+    "audio": (_empty, "{}"),
+    "web_search_options": (lambda value: False, "null"),
+    "suffix": (_empty, '""'),
+    "echo": (_only(False), "false"),
+    "stop_token_ids": (_empty, "[]"),
+    "bad_words": (_empty, "[]"),
+    "allowed_token_ids": (_empty, "[]"),
+    "min_tokens": (_zero, "0"),
+    "use_beam_search": (_only(False), "false"),
+    "include_stop_str_in_output": (_only(False), "false"),
+    "skip_special_tokens": (_only(True), "true"),
+    "add_generation_prompt": (_only(True), "true"),
+    "continue_final_message": (_only(False), "false"),
+    "truncate_prompt_tokens": (lambda value: False, "null"),
+    "prompt_embeds": (lambda value: False, "null"),
+    "documents": (_empty, "[]"),
+    "chat_template": (lambda value: False, "null"),
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class TextPart(_Strict):
+    type: Literal["text", "refusal"]
+    text: str = ""
+
+
+Entry = TypeVar("Entry")
+# Of a million wrong entries the first is told; findings about all of them would fill the memory.
+ListOf = Annotated[list[Entry], Field(fail_fast=True)]
+Content: TypeAlias = str | ListOf[TextPart]
+
+
+class ChatMessage(_Strict):
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: ListOf[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class _Request(_Strict):
+    model: str = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    session_id: str | None = Field(None, min_length=1, max_length=LONGEST_SESSION_ID)
+
+    usual_tokens: ClassVar[int | None] = None
+
+    @property
+    def usage_in_stream(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def limit(self) -> int | None:
+        return self.max_tokens
+
+    def prompt_given(self) -> tuple[str, Prompt]:
+        """The field that carries the prompt, and the prompt."""
+        raise NotImplementedError
+
+    def ask(self) -> Ask:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        field, prompt = self.prompt_given()
+        options = Options(
+            max_tokens=self.limit(),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
+        )
+        return Ask(self.model, prompt, field, options, stop, self.session_id, self.usual_tokens)
+
+
+class ChatRequest(_Request):
+    messages: ListOf[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def limit(self) -> int | None:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            raise invalid(
+                "max_completion_tokens",
+                f"max_completion_tokens is {new} and max_tokens is {old}: give one, or the same",
+            )
+        return old if new is None else new
+
+    def prompt_given(self) -> tuple[str, Prompt]:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return "messages", ChatPrompt([_message(m) for m in self.messages], variables)
+
+
+class CompletionRequest(_Request):
+    prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
+    usual_tokens = TEXT_TOKENS
+
+    def prompt_given(self) -> tuple[str, Prompt]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return "prompt", TextPrompt(prompt)
+        if not prompt:
+            raise invalid("prompt", "prompt: the list is empty")
+        first = prompt[0]
+        if isinstance(first, int):
+            return "prompt", TokenPrompt(tuple(t for t in prompt if isinstance(t, int)))
+        if len(prompt) > 1:
+            raise ApiError(
+                Code.UNSUPPORTED,
+                f"prompt: one prompt per request is supported, this list has {len(prompt)}",
+                param="prompt",
+            )
+        return "prompt", TextPrompt(first) if isinstance(first, str) else TokenPrompt(tuple(first))
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    """As templates know it: one text, and `system` for what OpenAI now calls developer."""
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(part.text for part in content)
+    made: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": "" if content is None else content,
+    }
+    for name in ("name", "tool_calls", "tool_call_id"):
+        value = getattr(message, name)
+        if value is not None:
+            made[name] = value
+    return made
+
+
+def parse_chat(body: object) -> ChatRequest:
+    """Raises ApiError."""
+    try:
+        return ChatRequest.model_validate(_screened(body))
+    except ValidationError as error:
+        raise _first_problem(error) from error
+
+
+def parse_completion(body: object) -> CompletionRequest:
+    """Raises ApiError."""
+    try:
+        return CompletionRequest.model_validate(_screened(body))
+    except ValidationError as error:
+        raise _first_problem(error) from error
+
+
+def _screened(body: object) -> dict[str, Any]:
+    """The fields that are set, once none of them asks for what is not built."""
+    if not isinstance(body, dict):
+        raise invalid(None, "the body must be a JSON object")
+    fields = {name: value for name, value in body.items() if value is not None}
+    for name in REFUSED.keys() & fields.keys():
+        harmless, allowed = REFUSED[name]
+        if not harmless(fields[name]):
+            detail = f"{name}: not supported by this server yet; leave it out or send {allowed}"
+            raise ApiError(Code.UNSUPPORTED, detail, param=name)
+    return fields
+
+
+# Fields of several types: pydantic's finding would name only one of them.
+_SHAPES = {
+    "content": "must be a string or a list of text parts",
+    "stop": f"must be a string or a list of up to {MOST_STOPS} strings, none of them empty",
+    "prompt": "must be a string, a list of one string, or a list of token ids",
+}
+
+
+def _first_problem(error: ValidationError) -> ApiError:
+    """What is wrong, with the path to it as the client would write it."""
+    found = error.errors(include_url=False, include_context=False)
+    place = found[0]["loc"][0]
+    # Of a field of several types the finding that got deepest is about the one that was meant.
+    problem = max((p for p in found if p["loc"][0] == place), key=lambda p: len(p["loc"]))
+    path, shape = "", ""
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in _NAMES:
+            path += f".{part}" if path else part
+            shape = _SHAPES.get(part, "")
+    message = "this field is required" if problem["type"] == "missing" else shape or problem["msg"]
+    return invalid(path, f"{path}: {message}")
+
+
+_NAMES = frozenset(
+    name
+    for model in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    for name in model.model_fields
+)

@@ -1,0 +1,182 @@
+"""A running gateway: its parts, the order in which they start, and how it leaves.
+
+Made by `__main__.py`. All ports are bound before anything is served, so that a port in use leaves nothing half started.
+The first signal lets running answers end; the second ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from modelswarm.process.run_files import announce, withdraw
+from modelswarm.protocol.identity import peer_id
+from modelswarm_gateway import timeouts
+from modelswarm_gateway.api.asgi_server import WebServer, bind
+from modelswarm_gateway.api.grpc.server import GrpcDoor
+from modelswarm_gateway.api.http.app import http_app
+from modelswarm_gateway.api.metrics_app import metrics_app
+from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.discovery.dialer import Source
+from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.readiness import Readiness
+from modelswarm_gateway.generation.service import Service, ServiceSettings
+from modelswarm_gateway.metrics.counters import Metrics
+from modelswarm_gateway.metrics.pod_gauges import PodGauges
+from modelswarm_gateway.runtime.node import Node
+from modelswarm_gateway.settings import Settings, reachable_at
+
+if TYPE_CHECKING:
+    from modelswarm_gateway.discovery.kubernetes_source import Cluster
+
+log = logging.getLogger(__name__)
+CLOSE_SECONDS = 3.0  # for doors and links, after the answers have ended
+
+
+class Process:
+    """The parts of a running gateway and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until a signal; UserError when it cannot start."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        source, cluster = self._source(loop.time)
+        if cluster is not None:
+            await cluster.check()
+        sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
+        node = self._node(source, loop.time)
+        metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
+        if cluster is not None:
+            metrics.registry.register(PodGauges(cluster))
+        options = ServiceSettings(
+            sessions=settings.sessions,
+            idle_seconds=settings.idle_seconds,
+            keepalive_seconds=settings.keepalive_seconds,
+        )
+        service = Service(node, metrics, loop.time, options)
+        grpc_door = GrpcDoor(service, node.drains)
+        grpc_target = await grpc_door.start("--grpc", settings.grpc)
+        doors = [
+            WebServer(http_app(service, _unready(node, cluster, loop.time)), sockets[0]),
+            WebServer(metrics_app(metrics.registry), sockets[1]),
+        ]
+        for door in doors:
+            await door.start()
+        node.reachable_at(reachable_at(settings, doors[0].target, grpc_target))
+        tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
+        targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
+        if settings.announce is not None:
+            announce(settings.announce, {**targets, "peer": node.peer})
+        log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
+        try:
+            await self._stopping.wait()
+            await self._leave(service, grpc_door, doors[0])
+        finally:
+            if settings.announce is not None:
+                withdraw(settings.announce)
+            await _all([grpc_door.stop(), *(door.stop() for door in doors)])
+            for task in tasks:
+                task.cancel()
+            await _all([node.shut_down()])
+
+    def _source(self, clock: Callable[[], float]) -> tuple[Source, Cluster | None]:
+        """Who tells which servers exist."""
+        settings = self._settings
+        if settings.members is not None:
+            return MembersFolder(settings.members), None
+        from modelswarm_gateway.discovery.kubernetes_source import Cluster
+
+        cluster = Cluster(settings.kubeconfig, settings.namespaces, clock, random.random)
+        return cluster, cluster
+
+    def _node(self, source: Source, clock: Callable[[], float]) -> Node:
+        settings = self._settings
+        incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
+        core = GatewaySettings(
+            hold_seconds=settings.hold_seconds,
+            silent_seconds=settings.silence_seconds,
+            fenced_seconds=settings.fence_seconds,
+            dead_seconds=timeouts.dead_seconds(settings.silence_seconds),
+            lease_seconds=settings.lease_seconds,
+            rebalance_seconds=settings.rebalance_seconds,
+        )
+        peer = peer_id(settings.name, incarnation)
+        return Node(peer, incarnation, source, core, clock, time.time)
+
+    def _jobs(
+        self, node: Node, service: Service, cluster: Cluster | None
+    ) -> list[Coroutine[Any, Any, None]]:
+        jobs = [
+            _every(0.05, node.tick),
+            _every(0.2, node.look_around),
+            _every(1.0, service.book.sweep),
+        ]
+        if cluster is not None:
+            cluster.on_change = node.look_around
+            jobs.append(cluster.run())
+        return jobs
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            os._exit(1)  # asked twice: whatever hangs, hang no longer
+        self._stopping.set()
+
+    async def _leave(self, service: Service, grpc_door: GrpcDoor, http_door: WebServer) -> None:
+        """Sends clients elsewhere, until they have gone; then takes nothing new and waits for what runs; what does not
+        end is told so. Whoever must reach this process hears late that it leaves, on a full machine seconds late."""
+        quiet, drain = self._settings.leave_seconds, self._settings.drain_seconds
+        ends = service.clock() + quiet + drain
+        service.leaving = True
+        await grpc_door.leave()
+        if quiet:
+            log.info("leaving: new requests are taken until none has come for %g s", quiet)
+            if not await service.unasked(quiet, until=ends - drain / 2):
+                log.warning("requests still come: clients do not heed /ready, or hear late of it")
+        service.accepting = False
+        log.info("stopping: %d answers are running", service.running)
+        http_door.close_idle()
+        left = ends - service.clock()
+        refusing = asyncio.create_task(grpc_door.stop(left))
+        await service.quiet(left)
+        service.abort_all()
+        refusing.cancel()
+
+
+def _unready(
+    node: Node, cluster: Cluster | None, clock: Callable[[], float]
+) -> Callable[[], str | None] | None:
+    if cluster is None:
+        return None
+    return Readiness(cluster.unready, node.settled, clock).unready
+
+
+async def _every(seconds: float, job: Callable[[], None]) -> None:
+    """A job that fails is logged and comes again: streams must not end for a bad beat."""
+    while True:
+        try:
+            job()
+        except Exception:
+            log.exception("a periodic job failed by a fault of ours")
+        await asyncio.sleep(seconds)
+
+
+async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """All at once, each as far as it gets in the time there is."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+        elif (error := task.exception()) is not None:
+            log.error("could not close cleanly", exc_info=error)

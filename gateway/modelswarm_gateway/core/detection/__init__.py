@@ -1,0 +1,1 @@
+"""Failure detection and outlier detection over peers, and probe migrations."""

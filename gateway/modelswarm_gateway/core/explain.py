@@ -1,0 +1,132 @@
+"""Why routes are as they are: what every server costs now, and what each session's route was chosen against.
+
+Called by `gateway.py` for whoever asks (`modelswarm routes`); looks at everything and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.interface.effects import HopView
+from modelswarm_gateway.core.recovery.route_planner import needs_of
+from modelswarm_gateway.core.routing.cost_model import Price
+from modelswarm_gateway.core.routing.path_search import Leg
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.servers.server import Server
+from modelswarm_gateway.core.sessions.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCost:
+    """What a hop on one server costs a new session now; milliseconds."""
+
+    peer: PeerId
+    model: str
+    first: int
+    last: int
+    zone: str
+    block_ms: float  # for every block, under the present load, divided by the score
+    hop_ms: float  # once, divided by the score
+    wait_ms: float  # of that for rows that queue; and for KV, if not even a page of it is free
+    rtt_ms: float | None  # of this gateway
+    load: float  # sessions in a turn, of all gateways, with what is on its way
+    score: float  # health, in (0, 1]
+    state: str  # "", or why it is a last resort: draining, ejected, failing; canary: about to come back
+
+
+@dataclass(frozen=True, slots=True)
+class HopReason:
+    peer: PeerId
+    first: int
+    last: int
+    chosen: Leg | None  # with what was known then; None: taken over
+
+
+@dataclass(frozen=True, slots=True)
+class RouteReason:
+    session: str
+    model: str
+    state: str
+    hops: tuple[HopReason, ...]
+    cost_ms: float | None  # of its route now; None if a server of it is gone
+    best_ms: float | None  # of the best route there is now
+    best: tuple[HopView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    servers: tuple[ServerCost, ...]
+    sessions: tuple[RouteReason, ...]
+
+
+def reasons(fleet: Fleet, sessions: Iterable[Session], model: str, now: float) -> Reasons:
+    """About one model; "" for all."""
+
+    def wanted(name: str) -> bool:
+        return not model or name == model
+
+    return Reasons(
+        tuple(_server(fleet, each, now) for each in fleet if wanted(each.hello.model)),
+        tuple(_route(fleet, each, now) for each in sessions if wanted(each.model)),
+    )
+
+
+def _server(fleet: Fleet, server: Server, now: float) -> ServerCost:
+    hello, price = server.hello, fleet.price(server, now)
+    return ServerCost(
+        peer=hello.peer,
+        model=hello.model,
+        first=hello.first,
+        last=hello.last,
+        zone=hello.zone,
+        block_ms=price.block_ms,
+        hop_ms=price.hop_ms,
+        wait_ms=price.queue_ms + server.wait_ms(1, repair=False),
+        rtt_ms=server.rtt_ms,
+        load=price.load,
+        score=price.standing.score,
+        state=_state(server, price),
+    )
+
+
+def _state(server: Server, price: Price) -> str:
+    if server.draining:
+        return "draining"
+    if price.standing.ejected:
+        return "ejected"
+    if price.last_resort:
+        return "failing"
+    return "canary" if price.standing.canary else ""
+
+
+def _route(fleet: Fleet, session: Session, now: float) -> RouteReason:
+    cost: float | None = None
+    best: list[tuple[PeerId, int, int]] = []
+    best_ms: float | None = None
+    if session.kind is not None and session.hops:
+        route = [(hop.peer, hop.first, hop.last) for hop in session.hops]
+        if all(fleet.linked(hop.peer) for hop in session.hops):
+            cost = fleet.cost(session.model, session.kind, route, now)
+        legs = fleet.cover(
+            session.model,
+            session.kind,
+            (0, session.kind.n_blocks),
+            now,
+            between=(None, None),
+            needs=needs_of(session, frozenset()),
+            cheapest=True,
+        )
+        if legs:
+            best = [(leg.peer, leg.first, leg.last) for leg in legs]
+            best_ms = fleet.cost(session.model, session.kind, best, now)  # added up alike
+    return RouteReason(
+        session=session.name,
+        model=session.model,
+        state=session.state.value,
+        hops=tuple(HopReason(hop.peer, hop.first, hop.last, hop.chosen) for hop in session.hops),
+        cost_ms=cost,
+        best_ms=best_ms,
+        best=tuple(HopView(*leg) for leg in best),
+    )

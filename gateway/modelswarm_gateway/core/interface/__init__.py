@@ -1,0 +1,1 @@
+"""What enters and leaves the core: settings, turns, effects, views."""

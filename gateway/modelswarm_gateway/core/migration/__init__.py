@@ -1,0 +1,1 @@
+"""Live migration of sessions: drain, rebalancing, cutover."""

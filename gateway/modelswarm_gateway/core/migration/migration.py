@@ -1,0 +1,108 @@
+"""One planned move (R13) as `moves.py` keeps it: what it is, how it ended, and what earlier ones have taught."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm_gateway.core.sessions.session import Hop, Session, State
+
+BALANCE = "balance"  # why a session leaves a server that goes on: an equal one has less to do
+
+
+class Ended(enum.Enum):
+    """How a move ended."""
+
+    MOVED = "moved"  # with a copy
+    REBUILT = "rebuilt"  # without one: the loop had to run the rows again
+    DROPPED = "dropped"  # the copy failed or got no nearer; tried again later
+    OVERTAKEN = "overtaken"  # a fault, or the end of the turn, came first
+
+
+@dataclass(slots=True)
+class Move:
+    """One session on its way from a hop to new ones for the same blocks."""
+
+    session: Session
+    epoch: Epoch
+    why: str
+    old: Hop
+    warm: bool  # with a copy
+    began: float
+    new: list[Hop] = field(default_factory=list)
+    copying: bool = False  # all new hops are open
+    lag: int = 1 << 60  # positions; the least so far
+    since: float = 0.0  # when it last shrank
+    near_at: float | None = None  # when the new hops first had nearly all
+    rest_at: float | None = None  # when the session was told to come to rest
+    still_at: float | None = None  # when it did
+    kv: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
+    fed: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
+
+
+@dataclass(slots=True)
+class Rest:
+    """What earlier moves of a session have taught."""
+
+    epoch: Epoch
+    failures: int = 0
+    until: float = 0.0
+    refused: set[PeerId] = field(default_factory=set)
+    targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+
+    def wait(self, now: float, pause: float, *, failed: bool) -> None:
+        """Before the next try. A move that was overtaken says nothing against copies."""
+        self.until = now + pause * 2 ** min(self.failures, 5)
+        self.failures += failed
+
+
+class Rests(dict[str, Rest]):
+    """By session."""
+
+    def of(self, session: Session) -> Rest:
+        rest = self.setdefault(session.name, Rest(session.epoch))
+        if rest.epoch != session.epoch:
+            rest.epoch = session.epoch
+            rest.targets.clear()
+        return rest
+
+    def tidy(self, sessions: Collection[str]) -> None:
+        for name in self.keys() - sessions:
+            del self[name]
+
+
+@dataclass(frozen=True, slots=True)
+class MovesView:
+    """How far a server has been left."""
+
+    leaving: bool
+    hops: int  # of this gateway, that are still there
+    others: int  # of other gateways
+    empty: bool  # the server itself says that there are none
+    moving: int
+    only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
+
+
+def behind(move: Move) -> int:
+    """Positions that a new hop lacks of those that a loop would have it hold."""
+    return move.session.length - 1 - min(move.kv.values())
+
+
+def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
+    """Servers that a hop of the route exchanges rows or tokens with: route and ring make a circle."""
+    at = session.hops.index(hop)
+    around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
+    return frozenset(other.peer for other in around if other is not hop)
+
+
+def repairs(sessions: Iterable[Session]) -> bool:
+    """Whether any is under way: they come before moves."""
+    states = (State.FENCING, State.RUNNING)
+    return any(s.fault_at is not None and s.state in states for s in sessions)
+
+
+def parts(move: Move) -> set[PeerId]:
+    """Servers that have work with it."""
+    return {move.old.peer, *(hop.peer for hop in move.new)}

@@ -1,0 +1,34 @@
+"""How long sessions of a model may be held: as the latest of its servers said, else as this gateway was told.
+
+Used by the loop (`recovery.py`), by `detection.py` for Fences and, through the core, by the doors: whoever waits within
+a hold asks here how long that is. Pure.
+"""
+
+from __future__ import annotations
+
+from modelswarm.protocol.messages import Hello
+from modelswarm_gateway.core.interface.effects import GatewaySettings
+
+LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
+
+
+class Holds:
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._said: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
+
+    def learn(self, hello: Hello) -> None:
+        if hello.hold_ms:
+            self._said[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
+
+    def seconds(self, model: str) -> float:
+        """0: its sessions are not held at all."""
+        return self._said.get(model, self._settings.hold_seconds)
+
+    def fence_seconds(self, model: str) -> float:
+        """For how long an answer to a Fence is waited for if there is no way around it: no longer than a session is
+        held, but long enough for its server to be suspected before."""
+        settings, hold = self._settings, self.seconds(model)
+        if not hold:
+            return settings.fenced_seconds
+        return min(settings.fenced_seconds, max(hold, 2 * settings.silent_seconds))

@@ -1,0 +1,51 @@
+"""Why a session cannot run now: what a server's refusal means for it, and what its client is told.
+
+Used by the loop (`recovery.py`) and for views. Decides neither whether a session waits nor for how long.
+"""
+
+from __future__ import annotations
+
+from modelswarm.protocol.messages import Refusal
+from modelswarm_gateway.core.interface.effects import Why
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.sessions.session import Session
+
+_MEANING = {
+    Refusal.NO_PAGES: Why.NO_ROOM,
+    Refusal.TOO_LONG: Why.TOO_LONG,
+    Refusal.DRAINING: Why.NO_SERVERS,  # room would not help: its KV elsewhere is worth keeping
+    Refusal.WRONG_BLOCKS: Why.NO_SERVERS,
+}
+
+
+def meaning(refusal: Refusal) -> Why:
+    return _MEANING[refusal]
+
+
+def detail(fleet: Fleet, session: Session, why: Why) -> str:
+    model = session.model
+    if why is Why.TOO_LONG:
+        return f"{session.turn.reserve} positions are more than a server of {model} can ever hold"
+    if why is Why.NO_ROOM:
+        return f"no free KV for {session.turn.reserve} positions on the servers of {model}"
+    if why is Why.FAULTS:
+        last = f": the last route ended with {session.trouble}" if session.trouble else ""
+        return f"no token in {session.loops} attempts{last}"
+    if missing := fleet.uncovered(model):
+        return (
+            f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {model}"
+        )
+    if leaving := fleet.uncovered(model, without=fleet.stopping):
+        return f"the servers of {model} for blocks {ranges(leaving)} are about to stop"
+    return f"the servers of {model} do not answer"
+
+
+def ranges(blocks: list[int]) -> str:
+    """`[0, 1, 2, 5]` → `0:3, 5:6`."""
+    runs: list[list[int]] = []
+    for block in blocks:
+        if runs and runs[-1][1] == block:
+            runs[-1][1] = block + 1
+        else:
+            runs.append([block, block + 1])
+    return ", ".join(f"{first}:{last}" for first, last in runs) or "?"

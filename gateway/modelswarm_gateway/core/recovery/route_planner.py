@@ -1,0 +1,182 @@
+"""The route of a session: the hops that can stay, and servers for the blocks between them.
+
+Used by the loop (`recovery.py`). Changes nothing: new hops are still legs here. Prices are the fleet's; what is decided
+here is which hops a session gives up: those of dead, refusing or shunned servers, one end of a pair of servers that
+keeps failing, and between turns those that the session is better off without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.migration.migration import beside
+from modelswarm_gateway.core.routing.cost_model import Needs
+from modelswarm_gateway.core.routing.path_search import Leg
+from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.servers.variant import Kind
+from modelswarm_gateway.core.sessions.session import Hop, Session, State
+
+MOST_DETOURS = 32  # servers left out of a plan, in search of one without failing pairs
+
+Plan: TypeAlias = list[Hop | Leg]
+
+
+class Planner:
+    def __init__(self, settings: GatewaySettings, fleet: Fleet) -> None:
+        self._settings = settings
+        self._fleet = fleet
+
+    def plan(
+        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        """Around the servers `without` and those that the session shuns. None: some block has no other."""
+        without |= session.shunned
+        if session.state is State.PARKED:
+            tired = self._tired(session, now) - without
+            if (
+                tired
+                and (elsewhere := self._elsewhere(session, kind, tired | without, now)) is not None
+            ):
+                return elsewhere
+        return self._around(session, kind, without, now)
+
+    def _around(
+        self, session: Session, kind: Kind, shunned: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        """A route free of pairs that keep failing (R5), or the one through those that failed least.
+
+        Leaves out one or the other end of such a pair, a new hop before a kept one, then of what that brings.
+        """
+        best: Plan | None = None
+        fewest = 0
+        bad_pairs = self._fleet.bad_pairs(now)
+        mine = {hop.peer for hop in session.hops}
+        without = [frozenset[PeerId]()]
+        for left_out in without:  # grows below
+            route = self._fill(session, kind, left_out | shunned, now)
+            if route is None:
+                continue
+            bad = failing([hop.peer for hop in route], bad_pairs)
+            if not bad:
+                return route
+            failures = sum(bad.values())
+            if best is None or failures < fewest:
+                best, fewest = route, failures
+            ends = sorted(next(iter(bad)), key=lambda peer: (peer in mine, peer))
+            if len(without) < MOST_DETOURS:
+                without += [left_out | {peer} for peer in ends]
+        return best
+
+    def _fill(
+        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        """The session's hops that can stay, and good servers for the blocks between them."""
+        route: Plan = []
+        kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
+        needs = needs_of(session, without, lost=[h for h in session.hops if h not in kept])
+        edge = 0
+        for hop in [*kept, None]:
+            end = kind.n_blocks if hop is None else hop.first
+            if edge < end:
+                legs = self._fleet.cover(
+                    session.model,
+                    kind,
+                    (edge, end),
+                    now,
+                    between=(route[-1].peer if route else None, hop.peer if hop else None),
+                    needs=needs,
+                )
+                if legs is None:
+                    return None
+                route += legs
+            if hop is not None:
+                route.append(hop)
+                edge = hop.last
+        return route
+
+    # ---- affinity: a session keeps its route between turns, unless that breaks its patience
+
+    def _tired(self, session: Session, now: float) -> frozenset[PeerId]:
+        """The servers of its route that a new turn had better not wait for."""
+        more = session.turn.reserve - session.length
+        return frozenset(
+            hop.peer for hop in session.hops if self._slow(hop.peer, max(0, more), now)
+        )
+
+    def _elsewhere(
+        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        """A route without those servers, if nobody in it is as bad."""
+        route = self._fill(session, kind, without, now)
+        if route is None or failing([hop.peer for hop in route], self._fleet.bad_pairs(now)):
+            return None
+        new = [hop.peer for hop in route if isinstance(hop, Leg)]
+        reserve = session.turn.reserve
+        return None if any(self._slow(peer, reserve, now) for peer in new) else route
+
+    def _slow(self, peer: PeerId, positions: int, now: float) -> bool:
+        server = self._fleet.get(peer)
+        if server is None:
+            return False  # it is gone, and no matter of taste
+        price = self._fleet.price(server, now)
+        wait = server.wait_ms(positions, repair=False) + price.queue_ms
+        return price.last_resort or wait > 1000 * self._settings.affinity_seconds
+
+
+def places(
+    fleet: Fleet, session: Session, old: Hop, refused: set[PeerId], now: float
+) -> list[Leg] | None:
+    """Servers for the blocks of a hop that is to be left, none of them to be left itself; None: there are none.
+
+    Those that have refused the session before are asked again, and forgotten, where nobody else is."""
+    assert session.kind is not None, "a session that has hops has a kind"
+    at = session.hops.index(old)
+    before, after = session.hops[:at], session.hops[at + 1 :]
+    between = before[-1].peer if before else None, after[0].peer if after else None
+    left = frozenset(fleet.left)
+    parted = bad_neighbours(beside(session, old), fleet.bad_pairs(now))
+    for without in (left | refused | parted, left | refused, left):
+        needs = needs_of(session, without)
+        legs = fleet.cover(
+            session.model, session.kind, old.blocks, now, between=between, needs=needs
+        )
+        if legs is not None:
+            break
+    if without == left:
+        refused.clear()
+    return legs
+
+
+def needs_of(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] = ()) -> Needs:
+    """What the session asks of a server that is to carry a hop of it; `lost`: the hops that it replaces."""
+    repair = session.admitted and session.mending
+    return Needs(
+        length=session.turn.end,
+        positions=session.turn.reserve,
+        repair=repair,
+        away_from=frozenset(hop.zone for hop in lost if hop.zone) if repair else frozenset(),
+        without=without,
+    )
+
+
+def bad_neighbours(
+    peers: Collection[PeerId], bad_pairs: Mapping[frozenset[PeerId], int]
+) -> frozenset[PeerId]:
+    """Who had better not stand beside one of `peers`."""
+    return frozenset(
+        other
+        for pair in bad_pairs
+        for other in pair
+        if any(p in pair and p != other for p in peers)
+    )
+
+
+def failing(
+    route: Sequence[PeerId], bad_pairs: Mapping[frozenset[PeerId], int]
+) -> dict[frozenset[PeerId], int]:
+    """The pairs to avoid that a route has: neighbours, and tail and head, which the ring joins."""
+    links = zip(route, [*route[1:], route[0]], strict=True)
+    return {pair: bad_pairs[pair] for link in links if (pair := frozenset(link)) in bad_pairs}

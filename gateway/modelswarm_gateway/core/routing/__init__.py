@@ -1,0 +1,1 @@
+"""Route choice: server registry, costs, path search, zones."""

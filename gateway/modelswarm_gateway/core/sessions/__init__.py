@@ -1,0 +1,1 @@
+"""State of one session: input log, hops, replay plan."""

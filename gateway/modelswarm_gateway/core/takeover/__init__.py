@@ -1,0 +1,1 @@
+"""Session takeover: another gateway continues a session whose gateway is gone."""

@@ -1,0 +1,1 @@
+"""Service discovery: which block servers are dialled, and readiness."""

@@ -1,0 +1,99 @@
+"""Who exists, by the members folder: one small file per server that can be dialled.
+
+The source of the directory on one machine, without a cluster. A file is one life of one server; a stale one does no
+harm, because its dial fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm_gateway.discovery.dialer import Place
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 64 << 10  # of one file; larger ones are not a member's
+
+_Signature = tuple[int, int, int]
+"""(inode, size, time of change): a file with the same is not read again."""
+
+
+class _MemberFile(BaseModel):
+    """The part of a server's announcement that is needed to dial it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    peer: str = Field(min_length=1)
+    target: str = Field(min_length=1)
+
+
+def _state(entry: os.DirEntry[str]) -> _Signature | None:
+    """None: it went meanwhile, leads nowhere, or is no file; what else is there must still be seen."""
+    try:
+        state = entry.stat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(state.st_mode):  # reading a pipe would wait for its writer
+        return None
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+@dataclass(slots=True)
+class _Known:
+    """One member file that was read; `address` is None if it made no sense."""
+
+    signature: _Signature
+    address: Address | None
+
+
+class MembersFolder:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, _Known] = {}
+
+    def present(self) -> Mapping[PeerId, Place]:
+        """Reads what changed in the folder."""
+        self._read()
+        return {k.address.peer: Place(k.address) for k in self._files.values() if k.address}
+
+    def models(self) -> None:
+        """A server is in the folder only when it can be linked."""
+
+    def _read(self) -> None:
+        seen: dict[str, _Signature] = {}
+        try:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".json") and not entry.name.startswith("."):
+                        state = _state(entry)
+                        if state is not None:
+                            seen[entry.name] = state
+        except OSError as error:
+            log.debug("members folder: %s", error)
+            return
+        for name in self._files.keys() - seen.keys():
+            del self._files[name]
+        for name, signature in seen.items():
+            known = self._files.get(name)
+            if known is None or known.signature != signature:
+                self._files[name] = _Known(signature, self._address(name, signature[1]))
+
+    def _address(self, name: str, size: int) -> Address | None:
+        path = self._folder / name
+        if size > MOST_BYTES:
+            log.warning("%s: too large for a member file", path)
+            return None
+        try:
+            member = _MemberFile.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            log.warning("%s is no member file: %s", path, str(error).splitlines()[0])
+            return None
+        return Address(member.peer, member.target)

@@ -1,0 +1,185 @@
+"""Keeps the book of pods like the API server's: one list and watch per namespace.
+
+Made by `main.py`, which runs `run` as long as the process lives. A watch goes on where the last one ended; whatever
+else goes wrong ends in a new list, which replaces all that was known. While the API server cannot be reached the book
+stays as it is: pods that serve do not need it. Every request has a deadline, so a connection that is dead is noticed
+within `WATCH_SECONDS` and a little. Decides nothing about who is dialled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Never, Protocol
+
+from modelswarm_gateway.api_server import Answered, Unreachable
+from modelswarm_gateway.discovery.pod_store import SELECTOR, PodBook
+
+log = logging.getLogger(__name__)
+
+PAGE = 250  # pods per answer: reading more would hold up the streams for longer
+WATCH_SECONDS = 40.0  # then the API server ends a watch
+LATE_SECONDS = 10.0  # after that, the connection is taken for dead
+LIST_SECONDS = 600.0  # a watch that forgot something is put right after so long
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 5.0
+SOON = 1.0  # a watch that ends sooner has not worked
+EXPIRED = 410  # the version asked for is not kept any more
+BUSY = 429
+DENIED = (401, 403, 404)
+
+
+class Reader(Protocol):
+    """`ApiServer`, as far as it is used here."""
+
+    async def get(self, path: str, query: Mapping[str, str]) -> Any: ...
+
+    def watch(
+        self, path: str, query: Mapping[str, str], seconds: float
+    ) -> AsyncGenerator[Any, None]: ...
+
+
+class _Relist(Exception):
+    """The watch cannot go on; the message says why."""
+
+
+class PodWatch:
+    """One scope: a namespace, or all of them ("")."""
+
+    def __init__(
+        self, api: Reader, scope: str, book: PodBook, changed: Callable[[], None],
+        clock: Callable[[], float], jitter: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """`changed` is called after each change of the book; `jitter` gives numbers in [0, 1)."""
+        self._api, self._scope, self._book, self._changed = api, scope, book, changed
+        self._clock, self._jitter = clock, jitter
+        self._path = f"/api/v1/namespaces/{scope}/pods" if scope else "/api/v1/pods"
+        self._version = ""
+        self._pause = FIRST_PAUSE
+        self.listed = False  # once, at least
+        self.problem: str | None = None  # why it does not hear of changes now
+        self.denied = False  # the last answer was a refusal that waiting does not mend
+        self.failures = 0
+
+    async def run(self) -> Never:
+        while True:
+            try:
+                self._version = await self._list()
+                await self._follow()
+            except _Relist as reason:
+                log.info("pods of %s are listed again: %s", self._where, reason)
+                await self._wait(0.0)
+            except (Answered, Unreachable) as error:
+                await self._failed(error)
+            except Exception:
+                log.exception("pods of %s: a fault of ours", self._where)
+                await self._wait(0.0)
+
+    @property
+    def _where(self) -> str:
+        return f"namespace {self._scope}" if self._scope else "all namespaces"
+
+    async def _list(self) -> str:
+        """Replaces what is known; returns the version it is of."""
+        query = {"labelSelector": SELECTOR, "limit": str(PAGE)}
+        items: list[object] = []
+        while True:
+            page = await self._api.get(self._path, query)
+            try:
+                items += page["items"] or ()
+                version, token = (
+                    page["metadata"]["resourceVersion"],
+                    page["metadata"].get("continue"),
+                )
+            except (KeyError, TypeError) as error:
+                raise Unreachable("the answer is no list of pods") from error
+            if not token:
+                break
+            query["continue"] = token
+        self._book.replace(self._scope, items)
+        if not self.listed:
+            log.info("%d pods of servers in %s", len(items), self._where)
+        self.listed, self.problem, self.denied = True, None, False
+        self._changed()
+        return str(version)
+
+    async def _follow(self) -> None:
+        """Takes in changes from the list on, watch after watch. Ends only by raising, or to be listed anew."""
+        end = self._clock() + LIST_SECONDS * (0.75 + 0.5 * self._jitter())
+        while self._clock() < end:
+            try:
+                await self._watch()
+            except Unreachable as error:  # what was heard stands: the next watch goes on from there
+                await self._failed(error)
+            except Answered as error:
+                if error.status == EXPIRED:
+                    raise _Relist(str(error)) from error
+                if error.status != BUSY:
+                    raise
+                await self._failed(error)
+
+    async def _watch(self) -> None:
+        """One watch, from the version that was heard last."""
+        began = self._clock()
+        seconds = WATCH_SECONDS * (0.75 + 0.25 * self._jitter())
+        query = {
+            "labelSelector": SELECTOR,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(seconds)),
+        }
+        events = self._api.watch(self._path, query, seconds + LATE_SECONDS)
+        async with aclosing(events):
+            async for event in events:
+                self._take(event)
+                self._heard()
+        if self._clock() - began < SOON:
+            raise Unreachable("the watch ended at once")
+        self._heard()
+
+    def _take(self, event: Any) -> None:
+        try:
+            kind, content = event["type"], event["object"]
+            said = f"{content.get('code')}: {content.get('message')}"
+            if kind != "ERROR":
+                self._version = str(content["metadata"]["resourceVersion"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Unreachable("the answer is no event of a watch") from error
+        if kind == "ERROR":
+            raise _Relist(said)
+        if kind != "BOOKMARK":
+            self._book.change(self._scope, kind, content)
+            self._changed()
+
+    def _heard(self) -> None:
+        if self.problem is not None:
+            log.info("pods of %s are watched again", self._where)
+        self.problem, self.denied, self._pause = None, False, FIRST_PAUSE
+
+    async def _failed(self, error: Answered | Unreachable) -> None:
+        """Tells of it once, and waits."""
+        self.failures += 1
+        if self.problem is None:
+            log.warning("pods of %s cannot be watched, what is known stays: %s", self._where, error)
+        self.problem = str(error)
+        self.denied = isinstance(error, Answered) and error.status in DENIED
+        await self._wait(error.retry_after if isinstance(error, Answered) else 0.0)
+
+    async def _wait(self, least: float) -> None:
+        """Longer each time, until a watch works."""
+        await asyncio.sleep(max(least, self._pause * (0.5 + self._jitter())))
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def unready(watches: Sequence[PodWatch]) -> str | None:
+    """Why the gateway cannot know yet who exists; None when it does.
+
+    A namespace that it may not read stops only the gateways that may read no other.
+    """
+    if any(watch.listed for watch in watches) and all(w.listed or w.denied for w in watches):
+        return None
+    said = [f"{watch.problem}" for watch in watches if not watch.listed and watch.problem]
+    return "the pods of the swarms are not known yet" + (f": {said[0]}" if said else "")

@@ -1,0 +1,192 @@
+"""Who exists, by the pods of a cluster: what the API server last told of every server's pod.
+
+The source of the directory on Kubernetes; `pod_watch.py` feeds it. A pod is dialled by what is known of it beforehand,
+its name and incarnation: who answers says its boot nonce, and a pod that took over another's IP is refused by its
+identity. A pod that is leaving is not dialled any more, and keeps the link it has. Pure: no API, no clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.resources.labels import INCARNATION, LINKS, LINKS_PORT, ROLE, SERVED_NAME, SERVER
+from modelswarm_gateway.discovery.dialer import Place
+
+log = logging.getLogger(__name__)
+
+SELECTOR = f"{ROLE}={SERVER}"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Metadata(_Part):
+    name: str
+    uid: str
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    deletionTimestamp: str | None = None
+
+
+class _Port(_Part):
+    containerPort: int
+    name: str = ""
+
+
+class _Container(_Part):
+    ports: list[_Port] = []
+
+
+class _Spec(_Part):
+    containers: list[_Container] = []
+
+
+class _Running(_Part):
+    restartCount: int = 0
+    ready: bool = False
+    containerID: str = ""
+
+
+class _Status(_Part):
+    phase: str = ""
+    podIP: str = ""
+    containerStatuses: list[_Running] = []
+
+
+class _PodObject(_Part):
+    """The part of a Pod that says whether and where it can be dialled."""
+
+    metadata: _Metadata
+    spec: _Spec = Field(default_factory=_Spec)
+    status: _Status = Field(default_factory=_Status)
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    namespace: str
+    name: str
+    uid: str
+    incarnation: int
+    model: str  # "": it does not say
+    ip: str  # "": it has none yet
+    port: int
+    phase: str
+    leaving: bool
+    news: str
+
+    @property
+    def peer(self) -> PeerId:
+        """Whoever lives in it; `identity.pod_of` of its server."""
+        return f"{self.name}/{self.incarnation}"
+
+    @property
+    def state(self) -> str:
+        return "Terminating" if self.leaving else self.phase
+
+    @property
+    def dialable(self) -> bool:
+        return self.state == "Running" and self.ip != ""
+
+    @property
+    def place(self) -> Place:
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return Place(Address(self.peer, f"{host}:{self.port}"), self.news)
+
+
+def read_pod(content: object) -> Pod:
+    """ValueError when it is no pod of a server."""
+    found = _PodObject.model_validate(content)
+    incarnation = found.metadata.labels.get(INCARNATION, "")
+    if not (incarnation.isascii() and incarnation.isdigit()):
+        raise ValueError(f"its label {INCARNATION} is {incarnation!r}, not a number")
+    ports = [port for c in found.spec.containers for port in c.ports if port.name == LINKS]
+    status, lives = found.status, found.status.containerStatuses
+    return Pod(
+        namespace=found.metadata.namespace,
+        name=found.metadata.name,
+        uid=found.metadata.uid,
+        incarnation=int(incarnation),
+        model=found.metadata.annotations.get(SERVED_NAME, ""),
+        ip=status.podIP,
+        port=ports[0].containerPort if ports else LINKS_PORT,
+        phase=status.phase,
+        leaving=found.metadata.deletionTimestamp is not None,
+        news=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in lives),
+    )
+
+
+class PodBook:
+    """All pods, by the scope (a namespace, or "" for all) of the watch that tells of them."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, dict[str, Pod]] = {}
+        self._places: dict[PeerId, Place] | None = None  # None: to be made anew
+        self._twice: set[PeerId] = set()
+
+    def replace(self, scope: str, contents: Iterable[object]) -> None:
+        """A list: what is not in it is gone, whatever was heard before."""
+        pods: dict[str, Pod] = {}
+        for content in contents:
+            pod = _read(content)
+            if pod is not None:
+                pods[pod.uid] = pod
+        self._scopes[scope] = pods
+        self._places = None
+
+    def change(self, scope: str, kind: str, content: object) -> None:
+        """An event of a watch: ADDED, MODIFIED or DELETED."""
+        pod = _read(content)
+        if pod is None:
+            return
+        self._places = None
+        pods = self._scopes.setdefault(scope, {})
+        if kind == "DELETED":
+            pods.pop(pod.uid, None)
+        else:
+            pods[pod.uid] = pod
+
+    def present(self) -> Mapping[PeerId, Place]:
+        if self._places is None:
+            self._places = self._make_places()
+        return self._places
+
+    def models(self) -> frozenset[str]:
+        """What all pods serve, or are to serve once they can."""
+        return frozenset(pod.model for pod in self._all() if pod.model)
+
+    def states(self) -> Mapping[str, int]:
+        """How many pods there are in each state."""
+        return Counter(pod.state for pod in self._all())
+
+    def _all(self) -> Iterable[Pod]:
+        return (pod for pods in self._scopes.values() for pod in pods.values())
+
+    def _make_places(self) -> dict[PeerId, Place]:
+        places: dict[PeerId, Place] = {}
+        for pod in self._all():
+            if pod.dialable and places.setdefault(pod.peer, pod.place) != pod.place:
+                self._warn(pod)
+        return places
+
+    def _warn(self, pod: Pod) -> None:
+        if pod.peer not in self._twice:
+            self._twice.add(pod.peer)
+            log.warning("%s/%s: there are two pods of this name", pod.namespace, pod.name)
+
+
+def _read(content: object) -> Pod | None:
+    try:
+        return read_pod(content)
+    except ValidationError as error:
+        log.warning("passed over something that is no pod: %s", str(error).splitlines()[0])
+    except ValueError as error:
+        log.warning("passed over a pod: %s", error)
+    return None

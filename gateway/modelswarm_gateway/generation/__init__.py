@@ -1,0 +1,1 @@
+"""One generation request, from the API to its last piece of text."""

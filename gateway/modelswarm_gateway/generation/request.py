@@ -1,0 +1,92 @@
+"""What a client asks for, whichever door it came through, and the tokens of its prompt.
+
+Made by the doors, read by the service. Knows a model only as its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from modelswarm_gateway.core.interface.effects import PromptTooLong
+from modelswarm_gateway.errors import ApiError, Code, from_core, invalid
+from modelswarm_gateway.models.chat_template import TemplateError
+from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.tokenizer import ModelText, TextTooLong
+
+MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
+LONGEST_SESSION_ID = 256  # characters; the gateway keeps them
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: Sequence[Mapping[str, Any]]
+    variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+
+
+Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, whichever door it came through."""
+
+    model: str
+    prompt: Prompt
+    field: str  # that carried the prompt, for errors
+    options: Options
+    stop: tuple[str, ...] = ()
+    session_id: str | None = None
+    usual_tokens: int | None = None  # when neither the request nor the model limits the answer
+    after: int | None = None  # goes on behind this position of the log: the client has the rest
+    mark: str = ""  # of the log up to there, as it was sent; "": not told
+    forwarded: bool = False  # by another gateway, which takes this one for the session's owner
+
+
+async def prompt_tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
+    """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
+    try:
+        tokens = await _encoded(ask, text, limit)
+    except TextTooLong as error:
+        raise ApiError(Code.CONTEXT_LENGTH, str(error), param=ask.field) from error
+    if not tokens:
+        raise invalid(ask.field, f"{ask.field}: the prompt is empty; at least one token is needed")
+    return tokens
+
+
+async def _encoded(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
+    match ask.prompt:
+        case TokenPrompt(ids):
+            if 0 < limit < len(ids):  # before a long look at each of them
+                raise from_core(PromptTooLong(len(ids), limit), ask.field)
+            for place, token in enumerate(ids):
+                if not 0 <= token < text.vocabulary:
+                    detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
+                    raise invalid(ask.field, f"{ask.field}[{place}]: {detail}")
+            return ids
+        case TextPrompt(words):
+            return tuple(await text.encode(words, special=True, limit=limit))
+        case ChatPrompt(messages, variables):
+            try:
+                return tuple(await text.encode_chat(messages, variables, limit))
+            except TemplateError as error:
+                raise invalid(ask.field, f"{ask.field}: {error}") from error
+
+
+def max_tokens(ask: Ask, text: ModelText) -> int | None:
+    """None: up to the context's end."""
+    for limit in (ask.options.max_tokens, text.defaults.max_tokens):
+        if limit is not None:
+            return limit
+    return ask.usual_tokens

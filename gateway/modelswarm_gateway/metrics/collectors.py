@@ -1,0 +1,114 @@
+"""What is true of the swarms at the moment Prometheus asks: servers, coverage, sessions, KV.
+
+Read from the engine's views, so nothing is counted twice and a scrape costs what the views cost. Registered by
+`metrics.py`; counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from modelswarm import __version__
+from modelswarm_gateway.backend.protocol import Engine, ModelCard
+from modelswarm_gateway.core.interface.effects import ServerView
+from modelswarm_gateway.core.sessions.session import State
+
+PREFIX = "modelswarm_gateway_"
+
+
+class Gauges(Collector):
+    def __init__(self, engine: Engine, met: Callable[[str], object]) -> None:
+        """`met` is called with the name of every model there is."""
+        self._engine, self._met = engine, met
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        cards = self._engine.cards()
+        for card in cards:
+            self._met(card.name)
+        servers: dict[str, list[ServerView]] = {card.name: [] for card in cards}
+        for server in self._engine.servers():
+            servers.setdefault(server.model, []).append(server)
+        yield _gauge("build_info", "The version that runs.", ["version"], [([__version__], 1)])
+        yield from _models(cards, servers)
+        yield from self._sessions(cards)
+
+    def _sessions(self, cards: Sequence[ModelCard]) -> Iterable[Metric]:
+        states: Tally[tuple[str, str]] = Tally()
+        for card in cards:
+            states.update({(card.name, state.value): 0 for state in State})
+        entries = Tally({card.name: 0 for card in cards})
+        for view in self._engine.sessions():
+            states[view.model, view.state] += 1
+            entries[view.model] += view.length
+        yield _gauge("sessions", "Open sessions by state.", ["model", "state"], states.items())
+        yield _gauge("log_tokens", "Entries in the input logs of open sessions.", ["model"],
+                     (([model], count) for model, count in entries.items()))  # fmt: skip
+
+
+def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) -> Iterable[Metric]:
+    held = {card.name: block_servers(card, servers[card.name]) for card in cards}
+    per_model = ["model"]
+    yield _gauge("model_ready", "1 when requests can be answered.", per_model,
+                 (([card.name], card.ready) for card in cards))  # fmt: skip
+    yield _gauge("servers", "Linked servers.", per_model,
+                 (([card.name], len(servers[card.name])) for card in cards))  # fmt: skip
+    yield _gauge("draining_servers", "Linked servers that are about to leave.", per_model,
+                 (([card.name], sum(map(_leaves, servers[card.name]))) for card in cards))  # fmt: skip
+    yield _gauge("suspected_servers", "Linked servers that have fallen silent.", per_model,
+                 (([card.name], sum(view.suspected for view in servers[card.name]))
+                  for card in cards))  # fmt: skip
+    yield _gauge("ejected_servers", "Linked servers that get no new sessions.", per_model,
+                 (([card.name], sum(view.ejected for view in servers[card.name]))
+                  for card in cards))  # fmt: skip
+    yield _gauge("worst_score", "Health of the worst server, of 1.", per_model,
+                 (([card.name], min((view.score for view in servers[card.name]), default=1.0))
+                  for card in cards))  # fmt: skip
+    yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
+                 (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
+    yield _gauge("uncovered_blocks", "Blocks without a server.", per_model,
+                 (([card.name], len(card.missing)) for card in cards))  # fmt: skip
+    yield _gauge("block_servers", "Linked servers that hold a block.", ["model", "block"],
+                 (([name, f"{block:03}"], count) for name, counts in held.items()
+                  for block, count in enumerate(counts)))  # fmt: skip
+    yield _gauge("kv_usage_ratio", "Share of KV pages in use on the fullest blocks.", per_model,
+                 (([card.name], kv_usage(card, servers[card.name])) for card in cards))  # fmt: skip
+
+
+def block_servers(card: ModelCard, servers: Iterable[ServerView]) -> list[int]:
+    """By block, how many servers hold it."""
+    counts = [0] * card.n_blocks
+    for server in servers:
+        for block in range(server.first, min(server.last, card.n_blocks)):
+            counts[block] += 1
+    return counts
+
+
+def kv_usage(card: ModelCard, servers: Iterable[ServerView]) -> float:
+    """Of the blocks whose servers together have least room; a session needs room on every block."""
+    free, total = [0] * card.n_blocks, [0] * card.n_blocks
+    for server in servers:
+        if server.beat is not None:
+            for block in range(server.first, min(server.last, card.n_blocks)):
+                free[block] += server.beat.free_pages
+                total[block] += server.beat.total_pages
+    return max((1 - f / t for f, t in zip(free, total, strict=True) if t), default=0.0)
+
+
+def _leaves(server: ServerView) -> bool:
+    return server.leaving != ""
+
+
+def _gauge(
+    name: str, said: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Metric:
+    family = GaugeMetricFamily(PREFIX + name, said, labels=labels)
+    for found, value in values:
+        family.add_metric(found, float(value))
+    return family

@@ -1,0 +1,271 @@
+"""What Prometheus can ask this gateway, on a port of its own: what happened, as counters and histograms.
+
+The service, its generations and the node count into it; what is true at a moment is in `gauges.py`. Every label has
+few values: models are those that have servers here, anything else is "other". docs/metrics.md lists all names.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+from modelswarm.protocol.messages import Finish, Trouble
+from modelswarm_gateway.backend.protocol import Engine, Recovery
+from modelswarm_gateway.core.interface.effects import SessionView
+from modelswarm_gateway.core.migration.migration import Ended
+from modelswarm_gateway.errors import TABLE, Code
+from modelswarm_gateway.metrics.collectors import PREFIX, Gauges
+from modelswarm_gateway.metrics.vllm import VllmNames
+
+FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
+NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 15, 60)
+WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
+WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
+HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+OTHER = "other"
+CAUSES = (*(trouble.value for trouble in Trouble), "silent", "slow", "late")
+EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
+MOVE_CAUSES = ("drain", "stopping", "slow")
+USUAL_CODES = (200, 429, 499, 500, 503)
+
+
+class Outcome(enum.Enum):
+    """How a turn that was started ended."""
+
+    COMPLETED = "completed"
+    RECOVERED = "recovered"  # completed, and at least one fault came between
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # the client left
+    REFUSED = "refused"  # before its first token, for want of room or servers
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """What is counted of one model. Looked up once: some of it is counted for every token."""
+
+    prompt: Counter
+    generated: Counter
+    reused: Counter
+    replayed: Counter
+    wait: Histogram
+    prefill: Histogram
+    first: Histogram
+    following: Histogram
+    decode: Histogram
+    whole: Histogram
+    hops: Histogram
+
+
+class TurnMeter:
+    """Measures one turn. Times are of the service's clock."""
+
+    __slots__ = ("_asked", "_began", "_first", "_last", "_series")
+
+    def __init__(self, series: _Series, asked: float) -> None:
+        self._series, self._asked = series, asked
+        self._began = self._last = asked
+        self._first: float | None = None
+
+    def began(self, now: float) -> None:
+        """The swarm has it."""
+        self._began = now
+        self._series.wait.observe(now - self._asked)
+
+    def tokens(self, count: int, now: float) -> None:
+        """`count` tokens came together."""
+        series = self._series
+        series.generated.inc(count)
+        if self._first is None:
+            self._first = now
+            series.first.observe(now - self._asked)
+            series.prefill.observe(now - self._began)
+        else:
+            pause = (now - self._last) / count
+            for _ in range(count):
+                series.following.observe(pause)
+        self._last = now
+
+    def ended(self, outcome: Outcome, session: SessionView | None, now: float) -> None:
+        """`session` as it was at the end; None if the core has lost it."""
+        series = self._series
+        if outcome in (Outcome.COMPLETED, Outcome.RECOVERED):
+            series.whole.observe(now - self._asked)
+            if self._first is not None:
+                series.decode.observe(self._last - self._first)
+        if session is not None and session.route:
+            series.hops.observe(len(session.route))
+            series.reused.inc(session.reused)
+            series.replayed.inc(session.replayed)
+
+
+class Metrics:
+    def __init__(self, engine: Engine, *, vllm_names: bool = False) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = own = CollectorRegistry()
+        self._engine = engine
+        gauges = Gauges(engine, self._series)
+        own.register(gauges)  # first: what it sees, the others show at zero
+        self._series_of: dict[str, _Series] = {}
+        self._make_counters()
+        self._make_histograms()
+        ProcessCollector(registry=own)
+        for status in (400, 404):
+            self._requests.labels(OTHER, str(status))
+        if vllm_names:
+            own.register(VllmNames((gauges, *self._sources())))
+
+    def _make_counters(self) -> None:
+        def count(name: str, said: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, said, labels, registry=self.registry)
+
+        self._requests = count(
+            "requests", "Ended requests by HTTP status; 499: the client left.", "model", "code"
+        )
+        self._streams = count(
+            "streams",
+            "Ended turns by how they ended; recovered: in spite of faults.",
+            "model",
+            "outcome",
+        )
+        self._answers = count("answers", "Answers that ended by themselves.", "model", "finish")
+        self._tokens = count("tokens", "Tokens read and generated.", "model", "kind")
+        self._reused = count(
+            "reused_tokens", "Tokens of prompts that a kept session still held.", "model"
+        )
+        self._replayed = count(
+            "replayed_tokens", "Tokens that were read again after a fault.", "model"
+        )
+        self._reroutes = count(
+            "reroutes", "Faults that sent a session to look for a route.", "model", "cause"
+        )
+        self._recoveries = count(
+            "recoveries",
+            "Ended recoveries by first cause and outcome.",
+            "model",
+            "cause",
+            "outcome",
+        )
+
+        self._ejections = count(
+            "ejections", "Servers that get no new sessions for a while.", "model", "cause"
+        )
+        self._moves = count(
+            "moves",
+            "Planned moves of sessions off a server by cause and outcome.",
+            "model",
+            "cause",
+            "outcome",
+        )
+
+    def _make_histograms(self) -> None:
+        def spread(name: str, said: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(
+                PREFIX + name, said, ("model",), registry=self.registry, buckets=buckets
+            )
+
+        self._wait = spread("wait_seconds", "From a request to its start in the swarm.", WAIT)
+        self._prefill = spread(
+            "prefill_seconds", "From the start in the swarm to the first token.", FIRST_TOKEN
+        )
+        self._first = spread(
+            "time_to_first_token_seconds", "From a request to its first token.", FIRST_TOKEN
+        )
+        self._next = spread("inter_token_seconds", "Between tokens of one answer.", NEXT_TOKEN)
+        self._decode = spread("decode_seconds", "From the first token to the last.", WHOLE)
+        self._whole = spread("request_seconds", "From a request to its answer's end.", WHOLE)
+        self._hops = spread("route_hops", "Servers on the route of a turn.", HOPS)
+        self._recovery = spread("recovery_seconds", "From a fault to the next token.", RECOVERY)
+
+    def _sources(self) -> tuple[Counter | Histogram, ...]:
+        """What vLLM has names for too."""
+        return (
+            *(self._tokens, self._reused, self._answers, self._streams),
+            *(self._wait, self._prefill, self._first, self._next, self._decode, self._whole),
+        )
+
+    def request(self, model: str, code: Code | None) -> None:
+        """`code` None: it succeeded."""
+        status = 200 if code is None else TABLE[code].status
+        self._requests.labels(self._label(model), str(status)).inc()
+
+    def turn(self, model: str, prompt: int, asked: float) -> TurnMeter:
+        """For a turn whose prompt has so many tokens."""
+        series = self._series(self._label(model))
+        series.prompt.inc(prompt)
+        return TurnMeter(series, asked)
+
+    def stream(self, model: str, outcome: Outcome, finish: str | None) -> None:
+        label = self._label(model)
+        self._streams.labels(label, outcome.value).inc()
+        if finish is not None:
+            self._answers.labels(label, finish).inc()
+
+    def rerouted(self, model: str, cause: str) -> None:
+        self._reroutes.labels(self._label(model), cause).inc()
+
+    def recovered(self, model: str, recovery: Recovery) -> None:
+        label = self._label(model)
+        self._recoveries.labels(label, recovery.cause, recovery.outcome).inc()
+        if recovery.seconds is not None:
+            self._recovery.labels(label).observe(recovery.seconds)
+
+    def ejected(self, model: str, cause: str) -> None:
+        self._ejections.labels(self._label(model), cause).inc()
+
+    def moved(self, model: str, cause: str, outcome: str) -> None:
+        self._moves.labels(self._label(model), cause, outcome).inc()
+
+    def _label(self, model: str) -> str:
+        return model if self._engine.card(model) is not None else OTHER
+
+    def _series(self, label: str) -> _Series:
+        """Of a model that has been met; all that can happen to it is there from now on, at zero."""
+        found = self._series_of.get(label)
+        if found is None:
+            found = self._series_of[label] = self._make_series(label)
+            self._start_at_zero(label)
+        return found
+
+    def _make_series(self, label: str) -> _Series:
+        return _Series(
+            prompt=self._tokens.labels(label, "prompt"),
+            generated=self._tokens.labels(label, "generated"),
+            reused=self._reused.labels(label),
+            replayed=self._replayed.labels(label),
+            wait=self._wait.labels(label),
+            prefill=self._prefill.labels(label),
+            first=self._first.labels(label),
+            following=self._next.labels(label),
+            decode=self._decode.labels(label),
+            whole=self._whole.labels(label),
+            hops=self._hops.labels(label),
+        )
+
+    def _start_at_zero(self, label: str) -> None:
+        """A counter that appears with its first event shows no increase."""
+        for status in USUAL_CODES:
+            self._requests.labels(label, str(status))
+        for outcome in Outcome:
+            self._streams.labels(label, outcome.value)
+        for finish in (Finish.STOP, Finish.LENGTH):
+            self._answers.labels(label, finish.value)
+        for cause in CAUSES:
+            self._reroutes.labels(label, cause)
+            for ended in Recovery.OUTCOMES:
+                self._recoveries.labels(label, cause, ended)
+        for cause in EJECTION_CAUSES:
+            self._ejections.labels(label, cause)
+        for cause in MOVE_CAUSES:
+            for how in Ended:
+                self._moves.labels(label, cause, how.value)
+        self._recovery.labels(label)

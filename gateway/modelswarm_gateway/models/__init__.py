@@ -1,0 +1,1 @@
+"""Tokenizer, chat template and sampling defaults of each served model."""

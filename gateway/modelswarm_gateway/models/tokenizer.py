@@ -1,0 +1,166 @@
+"""What the gateway knows of a model besides its servers: tokenizer, chat template, defaults, all from its files' bytes.
+
+Built by the node once the files have come from a server; used by the service. No torch, no transformers, no hub.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
+from modelswarm_gateway.models.detokenizer import Detokeniser
+from modelswarm_gateway.models.sampling_defaults import Defaults, read_defaults
+
+REQUIRED_FILES = ("tokenizer.json",)
+OPTIONAL_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+LONG = 8_000  # characters; longer texts are tokenised beside the event loop
+LONG_AT_ONCE = 2  # of them, since a tokeniser wants some 200 bytes for each character
+
+
+class ModelFilesError(Exception):
+    """The model's files cannot be used; `str()` names the file."""
+
+
+class TextTooLong(Exception):
+    """More characters than the context's tokens could ever spell; `str()` says so."""
+
+
+class ModelText:
+    """Templates, encodes and decodes for one model revision."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._tokenizer = _tokenizer(files)
+        settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
+        special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
+        self._template = _template(files, settings, special)
+        eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+        self.defaults: Defaults = read_defaults(_json(files, "generation_config.json"), config, eos)
+        self.vocabulary = _vocabulary(config, self._tokenizer)
+        self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
+
+    @property
+    def can_chat(self) -> bool:
+        return self._template is not None
+
+    async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
+        """Ids of `text`; `special` adds what the tokenizer puts around a plain text (its bos, usually).
+
+        `limit`: tokens that are of use, 0 if that is not known. Raises TextTooLong.
+        """
+        if len(text) <= LONG:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if 0 < limit * self._longest_token < len(text):
+            detail = f"{len(text)} characters are more than {limit} tokens can hold"
+            raise TextTooLong(f"the prompt is too long for this model's context: {detail}")
+        async with self._long:
+            return await asyncio.to_thread(self._encode_long, text, special)
+
+    def _encode_long(self, text: str, special: bool) -> list[int]:
+        # encode() keeps the interpreter lock for seconds on a long text; encode_batch() does not.
+        [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=special)
+        return list(encoding.ids)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        limit: int = 0,
+    ) -> list[int]:
+        """Ids of the rendered messages. Templates write bos themselves. Raises TemplateError, TextTooLong."""
+        if self._template is None:
+            raise TemplateError("this model has no chat template; use text completions")
+        text = self._template.render(messages, extra)
+        return await self.encode(text, special=False, limit=limit)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def detokeniser(self, before: Sequence[int]) -> Detokeniser:
+        return Detokeniser(self, before)
+
+
+def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+    if "tokenizer.json" not in files:
+        raise ModelFilesError("tokenizer.json: the model has none")
+    try:
+        tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+    except Exception as error:  # the Rust library raises bare Exception
+        raise ModelFilesError(f"tokenizer.json: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """The object in a file; empty when the model has no such file."""
+    if name not in files:
+        return {}
+    try:
+        value = json.loads(files[name])
+    except ValueError as error:
+        raise ModelFilesError(f"{name}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{name}: must be a JSON object")
+    return value
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token ... as text; each is a string or an object with `content`. The first source wins."""
+    found: dict[str, str] = {}
+    for source in sources:
+        for name in SPECIAL:
+            value = source.get(name)
+            token = value.get("content") if isinstance(value, dict) else value
+            if isinstance(token, str):
+                found.setdefault(name, token)
+    return found
+
+
+def _template(
+    files: Mapping[str, bytes], settings: Mapping[str, Any], special: Mapping[str, str]
+) -> ChatTemplate | None:
+    """From its own file, else from tokenizer_config.json (a string, or a list of named ones)."""
+    if "chat_template.jinja" in files:
+        source: Any = files["chat_template.jinja"].decode(errors="replace")
+    else:
+        source = settings.get("chat_template")
+    if isinstance(source, list):
+        named = {e.get("name"): e.get("template") for e in source if isinstance(e, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    try:
+        return ChatTemplate(source, special)
+    except TemplateError as error:
+        raise ModelFilesError(str(error)) from error
+
+
+def _vocabulary(config: Mapping[str, Any], tokenizer: Tokenizer) -> int:
+    """Token ids below this may be sent. Some models nest their text settings."""
+    nested = config.get("text_config")
+    for source in (config, nested if isinstance(nested, dict) else {}):
+        size = source.get("vocab_size")
+        if isinstance(size, int) and size > 0:
+            return size
+    return int(tokenizer.get_vocab_size(with_added_tokens=True))

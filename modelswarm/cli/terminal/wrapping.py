@@ -1,0 +1,43 @@
+"""Streamed text on a terminal or in a log: broken at spaces, flushed at once, with room for a line in between."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from modelswarm.cli.terminal.printing import harmless
+
+INDENT = "   "
+
+
+class Wrapping:
+    def __init__(self, file: IO[str], width: int = 96) -> None:
+        self._file, self._width = file, width
+        self._column = 0
+
+    def write(self, text: str) -> None:
+        for character in text:
+            if character == "\n" or (character == " " and self._column >= self._width):
+                self._break()
+            else:
+                self._put(character)
+        self._file.flush()
+
+    def line(self, text: str) -> None:
+        """A remark on a line of its own; the text goes on below it."""
+        self.end()
+        self._file.write(f"\n{text}\n\n")
+        self._file.flush()
+
+    def end(self) -> None:
+        if self._column:
+            self._break()
+        self._file.flush()
+
+    def _put(self, character: str) -> None:
+        character = harmless(character)
+        self._file.write(character if self._column else INDENT + character)
+        self._column += 1
+
+    def _break(self) -> None:
+        self._file.write("\n")
+        self._column = 0

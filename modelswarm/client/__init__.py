@@ -1,0 +1,1 @@
+"""Clients of the gateway: OpenAI HTTP, gRPC Inference, gRPC Swarm."""

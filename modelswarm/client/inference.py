@@ -1,0 +1,63 @@
+"""The gateway's gRPC door for one streamed chat with its token ids and the moment each piece arrived.
+
+Used by `demo`, which compares runs token for token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from modelswarm.client.swarm import reason_of
+from modelswarm.errors import ModelSwarmError
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+ANSWER_SECONDS = 120.0  # a whole answer, pauses included
+
+
+class TokenDoorError(ModelSwarmError):
+    """The stream could not be started or did not come to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at: float  # time.monotonic
+    text: str
+    tokens: tuple[int, ...]
+    position: int  # of the first token in the session's input log
+
+
+class TokenDoor:
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.insecure_channel(target)
+        self._inference = api_pb2_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def chat(self, model: str, question: str, max_tokens: int) -> Iterator[Arrival]:
+        """Greedy, to its end."""
+        request = api_pb2.GenerateRequest(
+            model=model,
+            chat=api_pb2.Messages(messages=[api_pb2.Message(role="user", content=question)]),
+            max_tokens=max_tokens,
+            sampling=api_pb2.Sampling(temperature=0.0),
+        )
+        try:
+            for part in self._inference.GenerateStream(request, timeout=ANSWER_SECONDS):
+                yield Arrival(time.monotonic(), part.text, tuple(part.token_ids), part.position)
+        except grpc.RpcError as error:
+            raise TokenDoorError(f"the stream ended early: {reason_of(error)}") from error

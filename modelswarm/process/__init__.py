@@ -1,0 +1,1 @@
+"""What all three processes share: flags, signals, parent watch, run files."""

@@ -1,0 +1,1 @@
+"""Links between two processes: handshake, lanes, gRPC streams."""

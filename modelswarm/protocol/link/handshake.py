@@ -1,0 +1,120 @@
+"""How a link begins: Hello first on each lane, both ways, and who may be linked at all.
+
+Used by `link.py` on fresh streams. `greet` is the dialler's side of one lane; `Joiner` is the
+acceptor's: it brings the two lanes of a link together by the `link` id that the dialler chose.
+Refusals are StreamBroken with a reason for people; the acceptor's crosses to the dialler as the
+status of its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from modelswarm.protocol.identity import Address, answers_to
+from modelswarm.protocol.link.grpc_stream import Stream, StreamBroken
+from modelswarm.protocol.messages import Hello, Lane
+from modelswarm.protocol.wire.codec import FrameError
+from modelswarm.protocol.wire.frames import pack, unpack
+
+
+async def greet(stream: Stream, hello: Hello, address: Address) -> Hello:
+    """Say Hello on a dialled lane; returns the acceptor's, which must be who we dialled."""
+    await _say(stream, hello)
+    answer = await _hear(stream)
+    _check_version(hello, answer)
+    if not answers_to(answer.peer, address.peer):
+        raise StreamBroken(f"other identity: {answer.peer} answers at {address.target}")
+    if (answer.link, answer.lane) != (hello.link, hello.lane):
+        raise StreamBroken("the answer belongs to another link")
+    return answer
+
+
+@dataclass(slots=True)
+class Pair:
+    """The two lanes of an accepted link. `over` is set when either lane has ended."""
+
+    hello: Hello  # of the lane that came first
+    streams: dict[Lane, Stream] = field(default_factory=dict)
+    full: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Joiner:
+    """Greets accepted lanes and joins them by pairs."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._halves: dict[tuple[str, str], Pair] = {}
+
+    async def greet(self, own: Hello, lane: Lane, stream: Stream) -> Pair:
+        """Returns when both lanes are there; both get the same Pair."""
+        try:
+            async with asyncio.timeout(self._patience):
+                theirs = await _hear(stream)
+                _check(own, theirs, lane)
+                await _say(stream, replace(own, link=theirs.link, lane=lane))
+                return await self._join(theirs, stream)
+        except TimeoutError:
+            raise StreamBroken("the lanes of a link did not both greet in time") from None
+
+    async def _join(self, hello: Hello, stream: Stream) -> Pair:
+        key = (hello.peer, hello.link)
+        pair = self._halves.setdefault(key, Pair(hello))
+        if replace(hello, lane=pair.hello.lane) != pair.hello or hello.lane in pair.streams:
+            raise StreamBroken("the two lanes of a link disagree")
+        pair.streams[hello.lane] = stream
+        if len(pair.streams) == len(Lane):
+            del self._halves[key]
+            pair.full.set()
+        try:
+            await pair.full.wait()
+        except asyncio.CancelledError:
+            self._halves.pop(key, None)
+            raise
+        return pair
+
+
+async def _say(stream: Stream, hello: Hello) -> None:
+    for frame in pack([hello]):
+        await stream.write(frame)
+
+
+async def _hear(stream: Stream) -> Hello:
+    try:
+        items = unpack(await stream.read())
+    except FrameError as error:
+        raise StreamBroken(f"not a greeting: {error}") from error
+    if len(items) != 1 or not isinstance(items[0], Hello):
+        raise StreamBroken("the first message is not a Hello")
+    return items[0]
+
+
+def _check(own: Hello, theirs: Hello, lane: Lane) -> None:
+    _check_version(own, theirs)
+    if theirs.lane != lane:
+        raise StreamBroken(f"a Hello for the {theirs.lane.value} lane on the {lane.value} lane")
+    if theirs.peer in ("", own.peer):
+        raise StreamBroken(f"{theirs.peer!r} cannot be the name of a peer")
+
+
+def _check_version(own: Hello, theirs: Hello) -> None:
+    if own.version[0] != theirs.version[0] or abs(own.version[1] - theirs.version[1]) > 1:
+        raise StreamBroken(
+            f"{theirs.peer} speaks protocol {_dotted(theirs)}, {own.peer} speaks {_dotted(own)}"
+        )
+
+
+def lease_fault(own_seconds: float, theirs: Hello) -> str | None:
+    """What to tell people when the two sides of a link were started with leases that differ (R19). It stays a link."""
+    own_ms = round(1000 * own_seconds)
+    if theirs.lease_ms in (0, own_ms):
+        return None
+    return (
+        f"{theirs.peer} was started with --lease {theirs.lease_ms / 1000:g}, this process with {own_ms / 1000:g}: "
+        f"{max(theirs.lease_ms, own_ms) / 1000:g} seconds count between the two; give both the same"
+    )
+
+
+def _dotted(hello: Hello) -> str:
+    return ".".join(map(str, hello.version))

@@ -1,0 +1,120 @@
+"""One lane of a link while it is up: a queue and a task that writes, a task that reads.
+
+Made by `link.py` for each of the two streams of a link. Everything that is queued when the writer
+gets to it leaves packed in as few frames as possible. Nothing here waits for the handler or blocks
+a sender (R11): a queue that grows too long, or a peer that takes nothing for too long, ends the
+link. Knows items and frames; no peers, no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Never
+
+from modelswarm.protocol.link.grpc_stream import Stream
+from modelswarm.protocol.messages import Input, Item, ModelFileChunk, Rows
+from modelswarm.protocol.wire.frames import pack, unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a link waits and how much it holds for its peer."""
+
+    connect_seconds: float = 1.0
+    handshake_seconds: float = 5.0
+    stalled_seconds: float = 30.0
+    queued_bytes: int = 256 << 20  # per lane: many times what a server grants one peer (R11)
+    parting_seconds: float = 0.5  # to say what is queued when we close
+
+
+class Outbox:
+    """Items that wait for a lane, bounded by the bytes they will take."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: list[Item] = []
+        self._bytes = 0
+        self._writing = 0  # bytes of the items that the writer took and has not finished
+
+    def put(self, item: Item) -> bool:
+        """False: it does not fit, and the lane has to end."""
+        self._items.append(item)
+        self._bytes += _weight(item)
+        return self.queued <= self._limit
+
+    def take(self) -> list[Item]:
+        items, self._items = self._items, []
+        self._writing, self._bytes = self._bytes, 0
+        return items
+
+    def written(self) -> None:
+        self._writing = 0
+
+    @property
+    def queued(self) -> int:
+        return self._bytes + self._writing
+
+
+class LaneWorker:
+    """Reads and writes one stream. `run_*` end only by raising; link.py ends the link when one does."""
+
+    def __init__(
+        self, stream: Stream, limits: Limits, receive: Callable[[list[Item]], None]
+    ) -> None:
+        self.stream = stream
+        self._limits = limits
+        self._receive = receive
+        self._outbox = Outbox(limits.queued_bytes)
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._write_began: float | None = None
+
+    def put(self, item: Item) -> bool:
+        self._wake.set()
+        self._idle.clear()
+        return self._outbox.put(item)
+
+    @property
+    def queued(self) -> int:
+        return self._outbox.queued
+
+    async def run_writer(self) -> Never:
+        clock = asyncio.get_running_loop().time
+        while True:
+            if not self._wake.is_set():
+                self._idle.set()
+            await self._wake.wait()
+            self._wake.clear()
+            for frame in pack(self._outbox.take()):
+                self._write_began = clock()
+                await self.stream.write(frame)
+                self._write_began = None
+            self._outbox.written()
+
+    async def flushed(self) -> None:
+        """Returns when nothing is queued."""
+        await self._idle.wait()
+
+    async def run_reader(self) -> Never:
+        while True:
+            self._receive(unpack(await self.stream.read()))
+
+    def stalled(self, now: float) -> bool:
+        """Whether the peer has taken nothing for too long."""
+        began = self._write_began
+        return began is not None and now - began > self._limits.stalled_seconds
+
+
+def _weight(item: Item) -> int:
+    """About the bytes an item takes, in memory and on the wire."""
+    match item:
+        case Rows(payload=payload):
+            return 64 + len(payload)
+        case Input(tokens=tokens):
+            return 64 + 8 * len(tokens)
+        case ModelFileChunk(data=data):
+            return 64 + len(data)
+        case _:
+            return 128

@@ -1,0 +1,1 @@
+"""Bytes on the wire: protobuf messages, frames, codec."""

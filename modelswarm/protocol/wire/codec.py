@@ -1,0 +1,199 @@
+"""Control messages to protobuf bytes and back.
+
+Called by `frames.py` only. The mapping is driven by the dataclasses of `messages.py`: every field
+has the same name in `swarm.proto`, so a new field is written down twice and nowhere else. It is
+checked when this module is imported, and compiled once into closures. Strict towards the outside:
+bytes that are not exactly a message raise FrameError. It does not know what the messages mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Proto
+
+from modelswarm.protocol import messages
+from modelswarm.protocol.identity import NO_HANDLE
+from modelswarm.protocol.messages import Fence, Message
+from modelswarm.protocol.wire import swarm_pb2
+
+
+class FrameError(ValueError):
+    """What a peer sent is not of this protocol; its link is closed."""
+
+
+class _Field(NamedTuple):
+    """How one value crosses: `put(proto, value)` and `take(proto) -> value`."""
+
+    put: Callable[[Any, Any], None]
+    take: Callable[[Any], Any]
+
+
+_Record: TypeAlias = "tuple[Callable[[Any, Any], None], Callable[[Any], Any]]"
+_records: dict[type, _Record] = {}
+
+
+def encode(message: Message) -> bytes:
+    """The Envelope of a message. A value its field cannot hold is a ValueError: a bug of ours."""
+    name, fill = _BODIES[type(message)]
+    envelope = swarm_pb2.Envelope()
+    body = getattr(envelope, name)
+    body.SetInParent()
+    fill(message, body)
+    return envelope.SerializeToString()
+
+
+def decode(data: bytes | memoryview) -> Message:
+    envelope = swarm_pb2.Envelope()
+    try:
+        envelope.ParseFromString(cast("bytes", data))
+    except (DecodeError, ValueError) as error:
+        raise FrameError("a control message is not an Envelope") from error
+    name = envelope.WhichOneof("body")
+    if name is None:
+        raise FrameError("a control message of an unknown kind")
+    message: Message = _READERS[name](getattr(envelope, name))
+    if isinstance(message, Fence):
+        _check_fence(message)
+    return message
+
+
+def _check_fence(fence: Fence) -> None:
+    if (fence.handle == NO_HANDLE) != (fence.create is not None):
+        raise FrameError("a Fence must have either a handle or a create part")
+    if fence.create is not None and fence.turn is None:
+        raise FrameError("a Fence that creates must have a turn")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _scalar(name: str) -> _Field:
+    return _Field(
+        lambda proto, value: setattr(proto, name, value), lambda proto: getattr(proto, name)
+    )
+
+
+def _enum(name: str, kind: type[enum.Enum], optional: bool) -> _Field:
+    prefix = _snake(kind.__name__).upper()
+    numbers = {
+        member: getattr(swarm_pb2, kind.__name__).Value(f"{prefix}_{member.name}")
+        for member in kind
+    }
+    members = {number: member for member, number in numbers.items()}
+
+    def put(proto: Any, value: enum.Enum | None) -> None:
+        if value is not None:
+            setattr(proto, name, numbers[value])
+
+    def take(proto: Any) -> enum.Enum | None:
+        number = getattr(proto, name)
+        if number == 0 and optional:
+            return None
+        if number not in members:
+            raise FrameError(f"{name}: {number} is no {kind.__name__}")
+        return members[number]
+
+    return _Field(put, take)
+
+
+def _nested(name: str, kind: type, optional: bool) -> _Field:
+    fill, read = _record(kind)
+
+    def put(proto: Any, value: Any) -> None:
+        if value is not None:
+            inner = getattr(proto, name)
+            inner.SetInParent()
+            fill(value, inner)
+
+    def take(proto: Any) -> Any:
+        if proto.HasField(name):
+            return read(getattr(proto, name))
+        if optional:
+            return None
+        raise FrameError(f"{proto.DESCRIPTOR.name}: {name} is missing")
+
+    return _Field(put, take)
+
+
+def _sequence(name: str, arguments: tuple[Any, ...]) -> _Field:
+    kind = arguments[0]
+    if _is_record(kind):
+        fill, read = _record(kind)
+
+        def put_records(proto: Any, values: Any) -> None:
+            into = getattr(proto, name)
+            for value in values:
+                fill(value, into.add())
+
+        return _Field(put_records, lambda proto: tuple(map(read, getattr(proto, name))))
+    length = None if arguments[-1] is ... else len(arguments)
+
+    def take(proto: Any) -> tuple[Any, ...]:
+        values = tuple(getattr(proto, name))
+        if length is not None and len(values) != length:
+            raise FrameError(f"{proto.DESCRIPTOR.name}: {name} must have {length} values")
+        return values
+
+    return _Field(lambda proto, values: getattr(proto, name).extend(values), take)
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+def _field(name: str, annotation: Any) -> _Field:
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is tuple:
+        return _sequence(name, arguments)
+    optional = isinstance(annotation, types.UnionType)
+    kind = arguments[0] if optional else annotation
+    if _is_record(kind):
+        return _nested(name, kind, optional)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enum(name, kind, optional)
+    if kind in (int, str, float, bool, bytes) and not optional:
+        return _scalar(name)
+    raise TypeError(f"{name}: no rule for {annotation}")
+
+
+def _record(kind: type) -> _Record:
+    """Compile (fill, read) of a dataclass or NamedTuple."""
+    if kind in _records:
+        return _records[kind]
+    hints = typing.get_type_hints(kind)
+    descriptor = getattr(swarm_pb2, kind.__name__).DESCRIPTOR
+    if sorted(hints) != sorted(field.name for field in descriptor.fields):
+        raise TypeError(f"{kind.__name__} and its message in swarm.proto differ in their fields")
+    fields = [(name, _field(name, annotation)) for name, annotation in hints.items()]
+    puts = [(name, field.put) for name, field in fields]
+    takes = [field.take for _, field in fields]
+
+    def fill(value: Any, proto: Proto) -> None:
+        for name, put in puts:
+            put(proto, getattr(value, name))
+
+    def read(proto: Proto) -> Any:
+        return kind(*[take(proto) for take in takes])
+
+    _records[kind] = fill, read
+    return fill, read
+
+
+_BODIES = {
+    kind: (_snake(kind.__name__), _record(kind)[0]) for kind in typing.get_args(messages.Message)
+}
+_READERS = {_snake(kind.__name__): _record(kind)[1] for kind in _BODIES}
+
+if set(_READERS) != {f.name for f in swarm_pb2.Envelope.DESCRIPTOR.fields}:
+    raise TypeError("messages.Message and the Envelope of swarm.proto differ in their kinds")
+
+__all__ = ["FrameError", "decode", "encode"]

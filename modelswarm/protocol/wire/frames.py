@@ -1,0 +1,174 @@
+"""What one write on a lane carries: several items, packed; and back.
+
+A frame is a run of items, each `kind u8 | 3 zero bytes | body length u32 | body | zeros to a
+multiple of 8` (little endian). Control bodies are protobuf (`codec.py`), rows a packed header and
+then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be seen as
+numbers where they lie: `unpack` copies no rows. Anything malformed raises FrameError and nothing
+else. Called by `link.py` and by tests. Knows no connections.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token
+from modelswarm.protocol.wire.codec import FrameError, decode, encode
+
+MAX_FRAME = 4 << 20
+"""No frame is longer; one that is closes its link."""
+
+MAX_ITEMS = 16384
+"""No frame carries more items."""
+
+FRAME_TARGET = 256 << 10
+"""Frames are cut at about this size: 20 ms at 100 Mbit/s, so that nothing waits long behind one."""
+
+_CONTROL, _ROWS, _TOKEN = 1, 2, 3
+_ITEM = struct.Struct("<BxxxI")  # kind, body length
+_ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first, count, flags
+_TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
+_ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
+_SAMPLE, _STORE_ONLY = 1, 2
+_FINISHES = (Finish.NONE, Finish.STOP, Finish.LENGTH)
+_FINISH_NUMBER = {finish: number for number, finish in enumerate(_FINISHES)}
+_INPUT_TOKENS = 16384  # entries of an Input that surely fit into FRAME_TARGET
+
+
+def pack(items: Iterable[Item]) -> Iterator[bytes]:
+    """Frames that carry the items in order; rows and inputs too long for one frame are split."""
+    parts: list[bytes | memoryview] = []
+    size = count = 0
+    for item in _split(items):
+        body = _body(item)
+        length = sum(map(len, body))
+        padding = -length % 8
+        if length + padding > MAX_FRAME:
+            raise ValueError(f"a {type(item).__name__} of {length} bytes does not fit into a frame")
+        if parts and (size + length + padding > FRAME_TARGET or count == MAX_ITEMS):
+            yield b"".join(parts)
+            parts, size, count = [], 0, 0
+        parts += body
+        if padding:
+            parts.append(bytes(padding))
+        size += length + padding
+        count += 1
+    if parts:
+        yield b"".join(parts)
+
+
+def unpack(frame: bytes) -> list[Item]:
+    """The items of a frame. Payloads of rows are views into it: it lives as long as they do."""
+    size = len(frame)
+    if not 0 < size <= MAX_FRAME:
+        raise FrameError(f"a frame of {size} bytes; 1 to {MAX_FRAME} are allowed")
+    view = memoryview(frame)
+    items: list[Item] = []
+    at = 0
+    while at < size:
+        if size - at < _ITEM.size:
+            raise FrameError("a frame ends inside an item header")
+        kind, length = _ITEM.unpack_from(frame, at)
+        start = at + _ITEM.size
+        end = start + length
+        at = end + (-length % 8)
+        if at > size:
+            raise FrameError("a frame ends inside an item")
+        if len(items) == MAX_ITEMS:
+            raise FrameError(f"more than {MAX_ITEMS} items in a frame")
+        items.append(_item(kind, view[start:end]))
+    return items
+
+
+def _item(kind: int, body: memoryview) -> Item:
+    if kind == _ROWS:
+        return _read_rows(body)
+    if kind == _TOKEN:
+        return _read_token(body)
+    if kind == _CONTROL:
+        return decode(body)
+    raise FrameError(f"an item of kind {kind}")
+
+
+def _body(item: Item) -> tuple[bytes | memoryview, ...]:
+    """Item header and body, unpadded; rows are not copied here."""
+    if type(item) is Rows:
+        flags = _SAMPLE * item.sample | _STORE_ONLY * item.store_only
+        length = _ROWS_HEAD.size + len(item.payload)
+        fields = (item.handle, *item.epoch, item.first, item.count, flags)
+        return _ITEM.pack(_ROWS, length) + _ROWS_HEAD.pack(*fields), item.payload
+    if type(item) is Token:
+        finish = _FINISH_NUMBER[item.finish]
+        body = _TOKEN_BODY.pack(
+            item.handle,
+            *item.epoch,
+            item.position,
+            item.logprob,
+            item.token,
+            finish,
+            item.store_only,
+        )
+        return (_ITEM.pack(_TOKEN, len(body)) + body,)
+    assert not isinstance(item, Rows | Token)
+    body = encode(item)
+    return (_ITEM.pack(_CONTROL, len(body)) + body,)
+
+
+def _read_rows(body: memoryview) -> Rows:
+    if len(body) < _ROWS_HEAD.size:
+        raise FrameError("rows without a whole header")
+    handle, counter, gateway, first, count, flags = _ROWS_HEAD.unpack_from(body)
+    payload = body[_ROWS_HEAD.size :]
+    if count == 0 or len(payload) == 0 or len(payload) % count:
+        raise FrameError(f"{len(payload)} bytes are not {count} rows")
+    if flags > _SAMPLE | _STORE_ONLY:
+        raise FrameError(f"rows with unknown flags {flags:#x}")
+    return Rows(
+        handle,
+        Epoch(counter, gateway),
+        first,
+        count,
+        payload,
+        bool(flags & _SAMPLE),
+        bool(flags & _STORE_ONLY),
+    )
+
+
+def _read_token(body: memoryview) -> Token:
+    if len(body) != _TOKEN_BODY.size:
+        raise FrameError(f"a token of {len(body)} bytes")
+    handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack(body)
+    if finish >= len(_FINISHES) or flags > 1 or token < -1:
+        raise FrameError("a token with unknown finish, flags or number")
+    epoch = Epoch(counter, gateway)
+    return Token(handle, epoch, position, token, logprob, _FINISHES[finish], flags == 1)
+
+
+def _split(items: Iterable[Item]) -> Iterator[Item]:
+    for item in items:
+        if type(item) is Rows and len(item.payload) > _ROWS_TARGET:
+            yield from _split_rows(item)
+        elif type(item) is Input and len(item.tokens) > _INPUT_TOKENS:
+            for at in range(0, len(item.tokens), _INPUT_TOKENS):
+                tokens = item.tokens[at : at + _INPUT_TOKENS]
+                yield Input(item.handle, item.epoch, item.start + at, tokens)
+        else:
+            yield item
+
+
+def _split_rows(rows: Rows) -> Iterator[Rows]:
+    row_bytes = len(rows.payload) // rows.count
+    step = max(1, _ROWS_TARGET // row_bytes)
+    view = memoryview(rows.payload)
+    for at in range(0, rows.count, step):
+        count = min(step, rows.count - at)
+        yield Rows(
+            rows.handle,
+            rows.epoch,
+            rows.first + at,
+            count,
+            view[at * row_bytes : (at + count) * row_bytes],
+            rows.sample and at + count == rows.count,
+            rows.store_only,
+        )

@@ -1,0 +1,1 @@
+"""The ModelSwarm resource: spec, rules, status, loading."""

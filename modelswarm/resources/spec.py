@@ -1,0 +1,307 @@
+"""What a person writes: the `modelswarm.io/v1alpha1 ModelSwarm` document.
+
+One set of types for `modelswarm up` (a file) and for the cluster (the CRD is generated from them, descriptions
+included). Read through `resources_load.load_document`, which refuses unknown fields and lists every violation; the
+operator reads `Spec` and overlooks what a later version may have added. What types cannot say is in `resources_rules`.
+Knows no model: whether blocks exist or fit is the placement's question.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+from modelswarm.resources import rules as rules
+from modelswarm.resources.labels import DOMAIN
+from modelswarm.resources.pod_template import POD_TEMPLATE
+from modelswarm.resources.rules import seconds_of as seconds_of
+from modelswarm.resources.rules import wrong
+
+API_VERSION = f"{DOMAIN}/v1alpha1"
+KIND = "ModelSwarm"
+MAX_SPANS = 256  # rules over a longer list cost more than the API server allows
+MAX_NAME = 40  # pod names of at most 63 characters add hash, span and incarnation
+MAX_POOLS = 32
+MAX_BLOCKS = 100_000
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), rules.NAME]
+Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.INSIDE]
+Duration = Annotated[str, Field(max_length=32), rules.DURATION]
+Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
+Quantity = Annotated[
+    Annotated[StrictInt, Field(le=1 << 53)] | Annotated[str, Field(max_length=32)], rules.QUANTITY
+]
+Amounts = Annotated[dict[str, Quantity], Field(max_length=16), rules.RESOURCE_NAMES]
+
+
+class Part(BaseModel):
+    """Every part of a document: camelCase outside, immutable, nothing converted silently."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, frozen=True, strict=True, validate_by_name=False
+    )
+
+
+class SecretKey(Part):
+    name: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET] = Field(
+        description="Name of a Secret in the namespace of the swarm."
+    )
+    key: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET_KEY] = Field(
+        default="token", description="The key inside the Secret that holds the token."
+    )
+
+
+class Model(Part):
+    source: Source = Field(
+        description="Where the weights are, as a Hugging Face model folder: hf://owner/name (a hub), pvc://claim/path "
+        "(a volume, mounted read-only), file:///path (in the image, or on a volume of the pod template) or "
+        "demo://counting (inside the image)."
+    )
+    revision: Annotated[str, Field(min_length=1, max_length=256), rules.REVISION] | None = Field(
+        default=None,
+        description="Branch, tag or commit of an hf:// source; its default branch if absent. What it stands for is "
+        "read once and kept in status.model.revision, so that all servers hold the same weights.",
+    )
+    served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
+        Field(
+            default=None,
+            description="The name clients ask for in `model`; metadata.name if absent. Can be changed only while "
+            "replicas is 0.",
+        )
+    )
+    token_secret_ref: SecretKey | None = Field(
+        default=None,
+        description="The Secret with the hub token for private and gated models. "
+        "The local runtime uses the environment variable HF_TOKEN instead.",
+    )
+    tokenizer: Source | None = Field(
+        default=None,
+        description="Take all tokenizer files, with their chat template, from this address instead of the model's own.",
+    )
+    chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
+        default=None,
+        description="A Jinja chat template instead of the model's (or the tokenizer's) own.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="What weights and KV are held in; auto: float32 on CPUs.",
+    )
+    quantization: Literal["none", "int8", "fp8", "int4"] = Field(
+        default="none",
+        description="Weight-only quantisation. Only none is served yet.",
+    )
+
+    @property
+    def address(self) -> str:
+        """Source and revision in one, as servers take it."""
+        return self.source if self.revision is None else f"{self.source}@{self.revision}"
+
+    @field_validator("revision")
+    @classmethod
+    def _revision_of_a_hub(cls, revision: str | None, others: ValidationInfo) -> str | None:
+        source = others.data.get("source")  # absent: it has been refused already
+        if source is None or (source.startswith("hf://") and "@" not in source):
+            return revision
+        raise wrong(rules.REVISION_OF_HUB.message)
+
+
+class BlockRange(Part):
+    first: Annotated[StrictInt, Field(ge=0, le=MAX_BLOCKS)] = Field(
+        description="First block of the span."
+    )
+    last: Annotated[StrictInt, Field(ge=1, le=MAX_BLOCKS)] = Field(
+        description="One past the last block of the span: blocks [first, last)."
+    )
+
+
+def _adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
+    """Spans start at block 0 and follow each other; the end is checked when the model is known."""
+    expected = 0
+    for index, span in enumerate(ranges):
+        where = f"item {index} (first: {span.first}, last: {span.last})"
+        if span.last <= span.first:
+            raise wrong(f"{where} is empty; allowed: last greater than first")
+        if span.first > expected:
+            raise wrong(f"{where} leaves a gap; allowed here: first: {expected}")
+        if span.first < expected:
+            raise wrong(f"{where} overlaps what comes before; allowed here: first: {expected}")
+        expected = span.last
+    return ranges
+
+
+class Spans(Part):
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_SPANS)] | None = Field(
+        default=None, description="Split the model into this many spans of about the same size."
+    )
+    ranges: (
+        Annotated[
+            tuple[Annotated[BlockRange, rules.RANGE], ...],
+            Field(strict=False, min_length=1, max_length=MAX_SPANS),
+            AfterValidator(_adjacent),
+            rules.FROM_ZERO,
+            rules.NO_OVERLAP,
+            rules.NO_GAP,
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="The spans themselves, in order, from block 0 to the last one, without gap or overlap.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if self.count is not None and self.ranges is not None:
+            raise wrong("count and ranges exclude each other; allowed: one of them, or neither")
+        return self
+
+
+class Sessions(Part):
+    max_length: Count | None = Field(
+        default=None,
+        description="Most positions (prompt and answer together) of one session; the model's context if absent.",
+    )
+    concurrent: Count | None = Field(
+        default=None,
+        description="Sessions of maxLength that every server must have KV memory for at the same time. "
+        "If absent, KV gets the memory that is there.",
+    )
+    hold_limit: Duration = Field(
+        default="5m",
+        description="How long a session may be held while no server can take a lost part of its route, as 30s or 5m.",
+    )
+
+
+class ResourceAmounts(Part):
+    requests: Amounts = Field(
+        default_factory=dict,
+        description="What the scheduler sets aside for a server: cpu, memory, nvidia.com/gpu and so on, as in any pod.",
+    )
+    limits: Amounts = Field(
+        default_factory=dict,
+        description="What a server may use at most, as in any pod. How many blocks and how much KV fit is "
+        "planned by the smallest `memory` of all pools.",
+    )
+
+
+class Pool(Part):
+    name: Name = Field(description="Name of the pool; unique in the swarm.")
+    resources: Annotated[ResourceAmounts, rules.REQUESTS_FIT, rules.EXTENDED_ARE_EQUAL] = Field(
+        default=ResourceAmounts(),
+        description="Requests and limits of one server: GPUs, CPU, memory. The local runtime sets no limits.",
+    )
+    pod_template: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes, "
+        "anything a pod has; the container is called `server`. Not used by the local runtime.",
+        json_schema_extra=POD_TEMPLATE,
+    )
+    failure_domain_key: Annotated[str, Field(min_length=1, max_length=316), rules.LABEL_KEY] = (
+        Field(
+            default="kubernetes.io/hostname",
+            description="Node label over whose values the servers of a span are spread. "
+            "Not used by the local runtime.",
+        )
+    )
+
+
+def _unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+    names = [pool.name for pool in pools]
+    for name in names:
+        if names.count(name) > 1:
+            raise wrong(f"{name!r} names more than one pool; allowed: names that differ")
+    return pools
+
+
+class Rollout(Part):
+    surge: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(
+        default=1,
+        description="Servers of a span that may be added before an old one goes. Not used by the local runtime.",
+    )
+    drain_limit: Duration = Field(
+        default="5m",
+        description="How long a server that is to go may take to hand over its sessions, as 30s or 5m. "
+        "Not used by the local runtime.",
+    )
+
+
+class Spec(Part):
+    model: Annotated[Model, rules.REVISION_OF_HUB] = Field(
+        description="The model that is served. A change rolls through the servers; sessions that run end on the "
+        "weights they began with."
+    )
+    spans: Annotated[Spans, rules.ONE_OF_TWO] = Field(
+        default=Spans(),
+        description="How the model is split: by count, by ranges, or, with neither, "
+        "into as few spans as the memory of a server allows.",
+    )
+    replicas: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(
+        default=1,
+        description="Servers per span. 0 suspends the swarm: nothing runs, the document stays.",
+    )
+    sessions: Sessions = Field(
+        default=Sessions(), description="What the servers must have room for."
+    )
+    pools: Annotated[
+        tuple[Pool, ...],
+        Field(strict=False, max_length=MAX_POOLS),
+        AfterValidator(_unique_names),
+    ] = Field(
+        default=(),
+        description="Kinds of machines the servers may run on; several in one swarm are fine, and none means "
+        "any machine.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+    rollout: Rollout = Field(default=Rollout(), description="How changes reach running servers.")
+    paused: bool = Field(
+        default=False,
+        description="Leave what runs as it is and change nothing. The local runtime refuses to start a paused swarm.",
+    )
+
+
+class Metadata(Part):
+    name: Name = Field(description="Name of the swarm.")
+    namespace: Annotated[str, Field(max_length=63)] | None = Field(
+        default=None, description="Namespace in the cluster. Not used by the local runtime."
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="As in any resource. Not used by the local runtime."
+    )
+    annotations: dict[str, str] = Field(
+        default_factory=dict, description="As in any resource. Not used by the local runtime."
+    )
+
+
+class ModelSwarm(Part):
+    """A language model split into spans, each held by several servers, that answers through a gateway."""
+
+    api_version: Literal["modelswarm.io/v1alpha1"] = Field(description=f"Always {API_VERSION}.")
+    kind: Literal["ModelSwarm"] = Field(description=f"Always {KIND}.")
+    metadata: Metadata = Field(description="Name and labels of the swarm.")
+    spec: Spec = Field(
+        description="What is wanted: which model, cut into which spans, held by how many servers each, "
+        "on which machines."
+    )
+
+    @property
+    def served_name(self) -> str:
+        return self.spec.model.served_name or self.metadata.name
+
+    @classmethod
+    def parse(cls, document: Any) -> Self:
+        """The typed document; unknown fields raise. Callers want `resources_load`, which explains."""
+        return cls.model_validate(document, extra="forbid")

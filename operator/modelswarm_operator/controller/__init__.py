@@ -1,0 +1,1 @@
+"""Manager, workers and the executor, which is the only writer."""

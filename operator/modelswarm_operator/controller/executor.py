@@ -1,0 +1,271 @@
+"""Carries out what a turn decided: the only writer.
+
+Called by `tasks`, once per turn. Every write is safe to repeat and safe when it was decided on an old view: status with
+the resourceVersion that was read, deletes with the uid, pods by POST under names that are never used twice. Answers go
+into the cache at once, so that the next turn knows what this one did. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from modelswarm_operator.informer.cache import Cache
+from modelswarm_operator.informer.parsing import swarm_view
+from modelswarm_operator.kube.client import Api
+from modelswarm_operator.kube.errors import ConflictError, NotFoundError, RejectedError
+from modelswarm_operator.kube.events import Events
+from modelswarm_operator.kube.resources import (
+    CHILDREN,
+    MANAGER,
+    POD,
+    SWARM,
+    Kind,
+    controller_of,
+    controller_uid,
+)
+from modelswarm_operator.observability.metrics import Metrics
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import (
+    TAKEN,
+    Action,
+    ApplyChild,
+    CreatePod,
+    DeleteChild,
+    DeletePod,
+    Json,
+    LabelPod,
+    SetFinalizer,
+    SwarmView,
+    Tell,
+    WriteStatus,
+)
+
+log = logging.getLogger(__name__)
+AT_ONCE = 16  # writes of all swarms together
+TRIES = 5  # of a status write that others keep overtaking
+_TOGETHER = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
+Wake = Callable[[set[str]], None]
+
+
+class Apply:
+    def __init__(
+        self, api: Api, cache: Cache, events: Events, metrics: Metrics, wake: Wake
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._events = events
+        self._metrics = metrics
+        self._wake = wake
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def carry_out(self, swarm: SwarmView, actions: Sequence[Action]) -> None:
+        """In order; raises the first error of the first step that failed, and nothing after it happens."""
+        for together in _steps(actions):
+            if len(together) == 1:
+                await self._one(swarm, together[0])
+                continue
+            done = await asyncio.gather(
+                *(self._one(swarm, action) for action in together), return_exceptions=True
+            )
+            for failed in done:
+                if failed is not None:
+                    raise failed
+
+    async def _one(self, swarm: SwarmView, action: Action) -> None:
+        async with self._room:
+            match action:
+                case WriteStatus():
+                    await self._write_status(swarm, action.status)
+                case SetFinalizer():
+                    await self._set_finalizer(swarm, action.present)
+                case CreatePod():
+                    await self._create_pod(swarm, action)
+                case DeletePod():
+                    await self._delete_pod(swarm, action)
+                case LabelPod():
+                    await self._label_pod(swarm, action)
+                case ApplyChild():
+                    await self._apply_child(swarm, action.manifest)
+                case DeleteChild():
+                    await self._delete_child(swarm, action)
+                case Tell():
+                    await self._events.tell(swarm, action)
+
+    def _learn(self, kind: Kind, raw: Json, *, gone: bool = False) -> None:
+        self._wake(self._cache.feed(kind, gone, raw))
+
+    async def _write_status(self, swarm: SwarmView, status: Json) -> None:
+        meta = {
+            "name": swarm.name,
+            "namespace": swarm.namespace,
+            "uid": swarm.uid,
+            "resourceVersion": swarm.resource_version,
+        }
+        body = {"apiVersion": SWARM.api_version, "kind": SWARM.kind, "metadata": meta}
+        path = SWARM.path(swarm.namespace, swarm.name, "status")
+        for _ in range(TRIES):
+            try:
+                self._learn(SWARM, await self._api.put(path, {**body, "status": status}))
+                return
+            except ConflictError:
+                meta["resourceVersion"] = await self._version_if_unchanged(swarm)
+        raise ConflictError(409, "Conflict", "others write this swarm all the time")
+
+    async def _version_if_unchanged(self, swarm: SwarmView) -> str:
+        """Somebody wrote, but nothing that this turn looked at (labels, say): the decision stands."""
+        raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+        self._learn(SWARM, raw)
+        now = swarm_view(raw)
+        if dataclasses.replace(now, resource_version=swarm.resource_version) != swarm:
+            raise ConflictError(409, "Conflict", "the swarm was changed while it was looked at")
+        return now.resource_version
+
+    async def _set_finalizer(self, swarm: SwarmView, present: bool) -> None:
+        """On what the cache has now: a status write of this turn has raised the version."""
+        stored = self._cache.swarms.get(swarm.uid)
+        now = stored.view if stored is not None else swarm
+        others = [name for name in now.finalizers if name != names.FINALIZER]
+        wanted = [*others, names.FINALIZER] if present else others
+        meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
+        path = SWARM.path(swarm.namespace, swarm.name)
+        answer = await self._api.patch(path, {"metadata": meta})
+        self._learn(SWARM, answer, gone=now.deleting and not wanted)
+
+    async def _create_pod(self, swarm: SwarmView, action: CreatePod) -> None:
+        meta = action.manifest["metadata"]
+        name = meta["name"]
+        try:
+            # Strict: a misspelt field of somebody's pod template would be without effect, and nobody would know.
+            pod = await self._api.post(POD.path(swarm.namespace), action.manifest, strict=True)
+        except ConflictError as error:
+            if not error.exists:
+                raise
+            pod = await self._api.get(POD.path(swarm.namespace, name))
+            if not _is_the_same(pod, action.manifest, swarm):
+                self._refused(swarm, action.slot, f"a pod {name} {TAKEN}")
+                return
+        except RejectedError as error:
+            self._refused(swarm, action.slot, str(error))
+            return
+        self._cache.accept(swarm.uid, action.slot)
+        self._metrics.created.labels(_role(meta.get("labels"))).inc()
+        log.info("%s/%s: slot %s: created %s", swarm.namespace, swarm.name, action.slot, name)
+        self._learn(POD, pod)
+
+    def _refused(self, swarm: SwarmView, what: str, why: str) -> None:
+        """The next turn finds it in `Observed.rejected`."""
+        self._cache.reject(swarm.uid, what, why)
+        self._metrics.rejected.labels("pods" if "/" not in what else what.split("/")[0]).inc()
+        log.warning("%s/%s: %s was refused: %s", swarm.namespace, swarm.name, what, why)
+
+    async def _delete_pod(self, swarm: SwarmView, action: DeletePod) -> None:
+        path = POD.path(swarm.namespace, action.name)
+        known = self._cache.pods.get(action.uid)
+        try:
+            answer = await self._api.delete(path, action.uid, action.grace_seconds)
+        except NotFoundError:
+            self._wake(self._cache.lose(POD, action.uid))
+            return
+        except ConflictError:
+            await self._look_at_pod(path, action.uid)
+            return
+        self._metrics.deleted.labels(_role(known.labels if known is not None else {})).inc()
+        log.info("%s/%s: deleted %s: %s", swarm.namespace, swarm.name, action.name, action.reason)
+        if answer.get("kind") == POD.kind:
+            self._learn(POD, answer, gone=_gone_at_once(answer))
+
+    async def _look_at_pod(self, path: str, uid: str) -> None:
+        """The delete did not meet the pod that was meant, or met it while somebody else wrote."""
+        try:
+            pod = await self._api.get(path)
+        except NotFoundError:
+            self._wake(self._cache.lose(POD, uid))
+            return
+        if pod["metadata"]["uid"] != uid:
+            self._wake(self._cache.lose(POD, uid))
+        self._learn(POD, pod)
+
+    async def _label_pod(self, swarm: SwarmView, action: LabelPod) -> None:
+        path = POD.path(swarm.namespace, action.name)
+        body = {"metadata": {"uid": action.uid, "labels": dict(action.labels)}}
+        try:
+            self._learn(POD, await self._api.patch(path, body))
+        except RejectedError as error:  # one pod's labels hold up nothing else
+            name = f"{swarm.namespace}/{action.name}"
+            log.warning("pod %s: its labels cannot be put right: %s", name, error)
+        except NotFoundError:
+            self._wake(self._cache.lose(POD, action.uid))
+        except ConflictError:
+            await self._look_at_pod(path, action.uid)
+
+    async def _apply_child(self, swarm: SwarmView, manifest: Json) -> None:
+        kind, name = CHILDREN[manifest["kind"]], manifest["metadata"]["name"]
+        path = kind.path(swarm.namespace, name)
+        what = f"{kind.kind}/{name}"
+        known = self._cache.has_child(kind, swarm.uid, name)
+        if not known and await self._taken_by(kind, name, swarm):
+            self._refused(swarm, what, f"a {kind.kind} {name} {TAKEN}")
+            return
+        try:
+            self._learn(kind, await self._api.apply(path, manifest, MANAGER))
+        except RejectedError as error:
+            self._refused(swarm, what, str(error))
+            return
+        self._cache.accept(swarm.uid, what)
+
+    async def _taken_by(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
+        """Whether somebody else's object has this name: apply would quietly take it over.
+
+        What a swarm of this name left behind, the garbage collector has not come to yet: it goes now.
+        """
+        path = kind.path(swarm.namespace, name)
+        try:
+            there = await self._api.get(path)
+            owner = controller_of(there)
+            if owner.get("uid") == swarm.uid:
+                return False
+            if (owner.get("kind"), owner.get("name")) != (SWARM.kind, swarm.name):
+                return True
+            await self._api.delete(path, there["metadata"]["uid"])
+        except NotFoundError:
+            return False
+        return False
+
+    async def _delete_child(self, swarm: SwarmView, action: DeleteChild) -> None:
+        kind = CHILDREN[action.kind]
+        try:
+            await self._api.delete(kind.path(swarm.namespace, action.name), action.uid)
+        except (NotFoundError, ConflictError) as error:
+            log.info("%s/%s: %s %s: %s", swarm.namespace, swarm.name, kind.kind, action.name, error)
+        self._wake(self._cache.lose(kind, action.uid))
+
+
+def _steps(actions: Sequence[Action]) -> Iterator[list[Action]]:
+    """Neighbours of one type that may overlap, and everything else by itself."""
+    for kind, run in itertools.groupby(actions, key=type):
+        if kind in _TOGETHER:
+            yield list(run)
+        else:
+            yield from ([action] for action in run)
+
+
+def _is_the_same(pod: Json, manifest: Json, swarm: SwarmView) -> bool:
+    have, want = pod["metadata"].get("labels") or {}, manifest["metadata"].get("labels") or {}
+    return controller_uid(pod) == swarm.uid and have.get(names.INCARNATION) == want.get(
+        names.INCARNATION
+    )
+
+
+def _gone_at_once(pod: Json) -> bool:
+    """Never started, or no grace: the answer is the pod's last state, and no more events but DELETED come."""
+    meta = pod["metadata"]
+    return not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
+
+
+def _role(labels: object) -> str:
+    role = labels.get(names.ROLE) if isinstance(labels, dict) else None
+    return role if role in (names.SERVER, names.INSPECT) else "other"

@@ -1,0 +1,1 @@
+"""Watches and the informer cache of Kubernetes objects."""

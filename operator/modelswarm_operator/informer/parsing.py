@@ -1,0 +1,168 @@
+"""Kubernetes objects as they come (plain dicts) into the small values of `world`.
+
+Called by `observe` for every object that changed. Absent fields are normal: a pod that nobody has touched has no
+conditions, an older API server leaves things out. Knows no client and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from modelswarm.resources.spec import Spec
+from modelswarm.resources.status import seconds_since_epoch
+from modelswarm.resources.violations import violations_of
+from modelswarm_operator.reconcile.manifests.manifests import CONTAINER
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import (
+    ContainerView,
+    Json,
+    NodeView,
+    PodView,
+    SwarmView,
+)
+
+DEPARTURE_TAINTS = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+        "cloud.google.com/impending-node-termination",
+        "aws-node-termination-handler/spot-itn",
+        "aws-node-termination-handler/scheduled-maintenance",
+        "aws-node-termination-handler/rebalance-recommendation",
+        "node.cloudprovider.kubernetes.io/shutdown",
+        f"{names.DOMAIN}/maintenance",
+    }
+)
+_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
+"""What a dying server may print of its environment: status, Events and logs are read by more people than Secrets."""
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+def moment(timestamp: str | None) -> float | None:
+    """Seconds since the epoch of `2026-11-21T10:00:00Z`; what has not happened has none."""
+    return seconds_since_epoch(timestamp) if timestamp else None
+
+
+def swarm_view(raw: Json) -> SwarmView:
+    meta = raw["metadata"]
+    spec, problem = _spec_of(raw.get("spec"))
+    return SwarmView(
+        uid=meta["uid"],
+        name=meta["name"],
+        namespace=meta["namespace"],
+        generation=meta.get("generation", 0),
+        resource_version=meta["resourceVersion"],
+        annotations=_annotations(meta),
+        finalizers=tuple(meta.get("finalizers") or ()),
+        deleting=meta.get("deletionTimestamp") is not None,
+        spec=spec,
+        spec_problem=problem,
+        status=raw.get("status") or {},
+    )
+
+
+def _annotations(meta: Json) -> dict[str, str]:
+    """Ours alone, and no chat template: a cache of a thousand pods must stay small."""
+    return {
+        key: text
+        for key, text in (meta.get("annotations") or {}).items()
+        if key.startswith(f"{names.DOMAIN}/") and key != names.CHAT_TEMPLATE
+    }
+
+
+def _spec_of(raw: Any) -> tuple[Spec | None, str]:
+    """Fields that this version does not know are left alone: a newer CRD may have them."""
+    try:
+        return Spec.model_validate(raw), ""
+    except ValidationError as error:
+        return None, "spec." + violations_of(error, Spec)[0]
+
+
+def pod_view(raw: Json) -> PodView:
+    meta, status = raw["metadata"], raw.get("status") or {}
+    conditions = _by_type(status.get("conditions"))
+    scheduled, doomed = conditions.get("PodScheduled", {}), conditions.get("DisruptionTarget", {})
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        created=moment(meta.get("creationTimestamp")) or 0.0,
+        scheduled=_scheduled(scheduled),
+        labels=meta.get("labels") or {},
+        annotations=_annotations(meta),
+        phase=status.get("phase") or "Pending",
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+        node=(raw.get("spec") or {}).get("nodeName") or "",
+        deleting_since=_deleting_since(meta),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        unschedulable=_message(scheduled) if scheduled.get("status") == "False" else "",
+        disruption=doomed.get("reason", "") if doomed.get("status") == "True" else "",
+        container=_container_view(status.get("containerStatuses")),
+    )
+
+
+def _deleting_since(meta: Mapping[str, Any]) -> float | None:
+    """The API server stores when the grace period ends; it began that much earlier."""
+    ends = moment(meta.get("deletionTimestamp"))
+    return None if ends is None else ends - float(meta.get("deletionGracePeriodSeconds") or 0)
+
+
+def _container_view(statuses: Any) -> ContainerView:
+    """Of our own container: the kubelet sorts them by name, so a mesh's proxy may come first."""
+    if not statuses:
+        return ContainerView()
+    ours = (one for one in statuses if one.get("name") == CONTAINER)
+    first: Mapping[str, Any] = next(ours, statuses[0])
+    state = first.get("state") or {}
+    waiting, running = state.get("waiting") or {}, state.get("running") or {}
+    ended = state.get("terminated") or (first.get("lastState") or {}).get("terminated") or {}
+    return ContainerView(
+        ready=bool(first.get("ready")),
+        started=bool(first.get("started")),
+        restarts=first.get("restartCount") or 0,
+        waiting=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        exit_message=_TOKEN.sub("hf_***", ended.get("message") or ""),
+        running_since=moment(running.get("startedAt")),
+    )
+
+
+def node_view(raw: Json) -> NodeView:
+    meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    ready = _by_type(status.get("conditions")).get("Ready", {})
+    is_ready = ready.get("status") == "True"
+    taints = [taint.get("key", "") for taint in spec.get("taints") or ()]
+    return NodeView(
+        name=meta["name"],
+        ready=is_ready,
+        not_ready_since=None if is_ready else moment(ready.get("lastTransitionTime")),
+        departing=_departing(bool(spec.get("unschedulable")), taints),
+        out_of_service=OUT_OF_SERVICE in taints,
+        labels=meta.get("labels") or {},
+        allocatable=status.get("allocatable") or {},
+    )
+
+
+def _departing(cordoned: bool, taints: Iterable[str]) -> str:
+    notice = next((key for key in taints if key in DEPARTURE_TAINTS), "")
+    return notice or ("cordoned" if cordoned else "")
+
+
+def _by_type(conditions: Any) -> dict[str, Mapping[str, Any]]:
+    return {item.get("type", ""): item for item in conditions or ()}
+
+
+def _scheduled(condition: Mapping[str, Any]) -> float | None:
+    found = condition.get("status") == "True"
+    return moment(condition.get("lastTransitionTime")) if found else None
+
+
+def _message(condition: Mapping[str, Any]) -> str:
+    return condition.get("message") or condition.get("reason") or "not scheduled yet"

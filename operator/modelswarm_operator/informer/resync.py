@@ -1,0 +1,94 @@
+"""Lists everything, so that nothing depends on having seen every event.
+
+Used by `main`: once before the first turn, then at intervals; `tasks` asks for one swarm before it deletes anything
+and after a write whose outcome is not known. Fills the cache, tells which swarms changed; decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from modelswarm_operator.informer.cache import Cache
+from modelswarm_operator.kube.client import Api
+from modelswarm_operator.kube.errors import ApiError, NotFoundError, RejectedError
+from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SERVICE, SWARM, Kind
+from modelswarm_operator.observability.metrics import Metrics
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import SwarmView
+
+log = logging.getLogger(__name__)
+
+
+class Resync:
+    def __init__(self, api: Api, cache: Cache, metrics: Metrics, namespaces: Sequence[str]) -> None:
+        self._api = api
+        self._cache = cache
+        self._metrics = metrics
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
+        self.tried_at = time.monotonic()  # the heartbeat that liveness looks at
+        self._changed: set[str] = set()  # by lists of a round that has not come to its end
+        self.synced = False
+        self.forbidden = False  # the last try was refused: a right was taken away
+        self.problem = "the first list is not complete"
+
+    async def everything(self) -> set[str]:
+        """One list per kind (and namespace), of all swarms together; those that differ now. Raises ApiError."""
+        self.tried_at = time.monotonic()
+        try:
+            for kind in (SWARM, POD, SERVICE, BUDGET):
+                self._changed |= await self._list(kind)
+            self._changed |= await self._list_nodes()
+        except ApiError as error:
+            self.problem, self.forbidden = _in_words(error), isinstance(error, RejectedError)
+            self._metrics.resyncs.labels("failed").inc()
+            raise
+        self.synced, self.forbidden, self.problem = True, False, ""
+        self._metrics.resyncs.labels("done").inc()
+        self._metrics.last_resync.set_to_current_time()
+        changed, self._changed = self._changed, set()
+        return changed
+
+    async def _list(self, kind: Kind) -> set[str]:
+        query = {"labelSelector": kind.selector} if kind.selector else {}
+        items, versions = [], []
+        for namespace in self._namespaces:
+            found, version = await self._api.list_all(kind.path(namespace), query)
+            items += found
+            versions.append(version)
+        return self._cache.replace(kind, items, min(versions))
+
+    async def _list_nodes(self) -> set[str]:
+        """A namespaced install may not read them: what needs nodes is left out then."""
+        try:
+            items, version = await self._api.list_all(NODE.path(), {})
+        except RejectedError:
+            had_sight, self._cache.sees_nodes = self._cache.sees_nodes, False
+            return self._cache.uids() if had_sight else set()
+        self._cache.sees_nodes = True
+        return self._cache.replace(NODE, items, version)
+
+    async def one(self, swarm: SwarmView) -> set[str]:
+        """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises ApiError."""
+        try:
+            raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+        except NotFoundError:
+            return self._cache.lose(SWARM, swarm.uid)
+        if raw["metadata"]["uid"] != swarm.uid:
+            gone = self._cache.lose(SWARM, swarm.uid)
+            return gone | self._cache.feed(SWARM, False, raw)
+        changed = self._cache.feed(SWARM, False, raw)
+        query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
+        pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
+        changed |= self._cache.replace(POD, pods, version, owner=swarm.uid)
+        # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
+        if not self._cache.sees_nodes or self._cache.knows_nodes_of(swarm.uid):
+            return changed
+        return changed | await self._list_nodes()
+
+
+def _in_words(error: ApiError) -> str:
+    if isinstance(error, NotFoundError):
+        return f"the CustomResourceDefinition {SWARM.plural}.{SWARM.group} is not installed"
+    return str(error)

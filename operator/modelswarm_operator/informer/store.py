@@ -1,0 +1,116 @@
+"""All known objects of one kind: the versions decide what is newer, a list confirms what is gone.
+
+Used by `observe`, once per kind. Nothing here waits or calls anybody, and it knows no kind by name.
+
+The higher resourceVersion of an object wins. A list replaces everything that it is newer than, so what was deleted
+unseen vanishes and what was created unseen appears; what an event said after the list was made stays. What is gone
+leaves its last version behind until a list confirms it, so an older list brings nothing back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from modelswarm_operator.reconcile.state.observed import Json
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[V]):
+    version: int
+    owner: str  # uid of the swarm it belongs to
+    view: V
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[V]):
+    owner: str
+    before: V | None
+    after: V | None
+
+
+class Shelf(Generic[V]):
+    """Of objects without an owner nothing is kept: they are not ours."""
+
+    def __init__(self, view_of: Callable[[Json], V], owner_of: Callable[[Json], str]) -> None:
+        self._view_of = view_of
+        self._owner_of = owner_of
+        self._entries: dict[str, Entry[V]] = {}
+        self._by_owner: dict[str, dict[str, Entry[V]]] = {}
+        self._gone: dict[str, int] = {}  # uid: the last version, of what an event said is gone
+        self._listed = 0
+
+    def put(self, raw: Json) -> Change[V] | None:
+        """As last seen by an event, an answer or a list. None: nothing new in it."""
+        uid, version = raw["metadata"]["uid"], int(raw["metadata"]["resourceVersion"])
+        known = self._entries.get(uid)
+        if version <= self._gone.get(uid, -1) or (known is not None and version <= known.version):
+            return None
+        owner = self._owner_of(raw)
+        if not owner:
+            return self.drop(uid, version)
+        self._forget(uid)
+        entry = Entry(version, owner, self._view_of(raw))
+        self._entries[uid] = self._by_owner.setdefault(owner, {})[uid] = entry
+        self._gone.pop(uid, None)
+        before = known.view if known is not None else None
+        return None if before == entry.view else Change(owner, before, entry.view)
+
+    def drop(self, uid: str, version: int) -> Change[V] | None:
+        """Gone (or no longer ours) as of `version`."""
+        known = self._entries.get(uid)
+        if known is not None and known.version > version:
+            return None  # it was seen alive after that
+        self._gone[uid] = version
+        self._forget(uid)
+        return Change(known.owner, known.view, None) if known is not None else None
+
+    def lose(self, uid: str) -> Change[V] | None:
+        """Gone for good, whatever its last version was."""
+        known = self._entries.get(uid)
+        return self.drop(uid, known.version) if known is not None else None
+
+    def _forget(self, uid: str) -> None:
+        entry = self._entries.pop(uid, None)
+        if entry is not None:
+            siblings = self._by_owner[entry.owner]
+            del siblings[uid]
+            if not siblings:
+                del self._by_owner[entry.owner]
+
+    def replace(self, items: Sequence[Json], listed: int, owner: str = "") -> list[Change[V]]:
+        """With the list as of version `listed`: of everything, or of one owner's objects."""
+        changes: list[Change[V] | None] = []
+        if not owner:
+            if listed < self._listed:
+                changes += self._clear()  # the store was set back: versions mean nothing any more
+            self._listed = listed
+        changes += [self.put(raw) for raw in items]
+        present = {raw["metadata"]["uid"] for raw in items}
+        scope = self._by_owner.get(owner, {}) if owner else self._entries
+        missing = [uid for uid in scope if uid not in present]
+        changes += [self.drop(uid, listed) for uid in missing]
+        if not owner:
+            self._gone = {uid: seen for uid, seen in self._gone.items() if seen > listed}
+        return [change for change in changes if change is not None]
+
+    def _clear(self) -> list[Change[V]]:
+        entries = list(self._entries.values())
+        self._entries, self._by_owner, self._gone = {}, {}, {}
+        return [Change(entry.owner, entry.view, None) for entry in entries]
+
+    def of(self, owner: str) -> list[V]:
+        return [entry.view for entry in self._by_owner.get(owner, {}).values()]
+
+    def get(self, uid: str) -> V | None:
+        entry = self._entries.get(uid)
+        return entry.view if entry is not None else None
+
+    def all(self) -> list[V]:
+        return [entry.view for entry in self._entries.values()]
+
+    def __len__(self) -> int:
+        return len(self._entries)

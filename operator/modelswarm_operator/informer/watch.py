@@ -1,0 +1,171 @@
+"""What wakes the operator: kopf watches, and every event it sees goes to the cache, nothing else.
+
+Started by `main` once this process leads. kopf runs in a thread with a loop of its own: when it ends it cancels every
+task of its loop, and it ends on answers that are odd but harmless (a 410 or a 500 of a watch request, a CRD that is
+gone). Here that costs a pause: it is started again, and whatever was missed comes with the next list. No daemons,
+no timers, no indexes, no handlers that patch: kopf writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import kopf
+
+from modelswarm_operator.kube.client import load_configuration
+from modelswarm_operator.kube.resources import Kind
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import Json
+
+log = logging.getLogger(__name__)
+
+WORDS = 300  # characters of what kopf says
+
+Sink = Callable[[Kind, str, Json], None]  # kind, ADDED/MODIFIED/DELETED or "" (listed), object
+
+
+class Watch:
+    """One life of kopf per `run`. The sink is called in the loop that runs it."""
+
+    def __init__(
+        self, kubeconfig: Path | None, namespaces: Sequence[str], kinds: Sequence[Kind], sink: Sink
+    ) -> None:
+        self._kubeconfig = kubeconfig
+        self._namespaces = tuple(namespaces)
+        self._kinds = tuple(kinds)
+        self._sink = sink
+        self._over = False
+
+    async def run(self) -> str:
+        """Until kopf ends; returns why. What kopf still tidies up then, its thread does without us."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[str] = loop.create_future()
+
+        def tell(why: str) -> None:
+            self._over = True
+            if not ended.done():
+                ended.set_result(why)
+
+        def end(why: str) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, why)
+
+        threading.Thread(target=self._live, args=(loop, end), name="watches", daemon=True).start()
+        return await ended
+
+    def _live(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], None]) -> None:
+        """The thread's whole life."""
+        with _LastWords() as last:
+            try:
+                asyncio.run(self._watch(loop, last, lambda: end(last.words)))
+            except BaseException as error:  # kopf also ends by being cancelled
+                end(last.words or f"{type(error).__name__}: {error}")
+            else:
+                end(last.words or "it ended by itself")
+
+    async def _watch(
+        self, loop: asyncio.AbstractEventLoop, last: _LastWords, ending: Callable[[], None]
+    ) -> None:
+        asyncio.get_running_loop().set_exception_handler(_say_nothing)
+        stop = asyncio.Event()
+        last.on_unresolved = stop.set  # else it would go on without that kind for ever
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self._login)
+        kopf.on.cleanup(registry=registry)(_calling(ending))  # the watches are gone by then
+        for kind in self._kinds:
+            watched = (kind.group, kind.version, kind.plural)
+            on_event = kopf.on.event(*watched, id=kind.plural, registry=registry)
+            on_event(self._handler(kind, loop))
+        await kopf.operator(
+            registry=registry,
+            settings=_settings(self._kinds),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=stop,
+        )
+
+    def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
+        async def seen(event: Any, **ignored: Any) -> None:
+            if not self._over and not loop.is_closed():
+                loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
+
+        return seen
+
+    async def _login(self, **ignored: Any) -> kopf.ConnectionInfo:
+        """Asked again after a 401: a token that was rotated is read anew."""
+        loaded = await load_configuration(self._kubeconfig)
+        scheme, _, token = str(loaded.api_key.get("BearerToken", "")).partition(" ")
+        return kopf.ConnectionInfo(
+            server=loaded.host,
+            ca_path=loaded.ssl_ca_cert,
+            insecure=not loaded.verify_ssl,
+            scheme=scheme.capitalize() if token else None,
+            token=token or None,
+            certificate_path=loaded.cert_file,
+            private_key_path=loaded.key_file,
+        )
+
+
+class _LastWords(logging.Handler):
+    """What kopf says before it ends, instead of its tracebacks in the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.words = ""
+        self.on_unresolved: Callable[[], None] = lambda: None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        unresolved = record.getMessage().startswith("Unresolved resources")
+        if unresolved or record.levelno >= logging.ERROR:
+            self.words = " ".join(record.getMessage().split())[:WORDS]
+        if unresolved:
+            self.on_unresolved()
+
+    def __enter__(self) -> _LastWords:
+        logging.getLogger("kopf").addHandler(self)
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        logging.getLogger("kopf").removeHandler(self)
+
+
+def _calling(ending: Callable[[], None]) -> Any:
+    async def happened(**ignored: Any) -> None:
+        ending()
+
+    return happened
+
+
+def _say_nothing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of tasks that kopf leaves behind when it ends; why it ended is said once."""
+    log.debug("kopf's loop: %s", context.get("message"))
+
+
+def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
+    """Every setting that matters, whatever kopf's defaults become."""
+    settings = kopf.OperatorSettings()
+    for kind in kinds:
+        if kind.selector:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.selector
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = None
+    settings.watching.connect_timeout = 5
+    settings.watching.inactivity_timeout = 70  # bookmarks come every 60 s: silence is a dead stream
+    settings.watching.reconnect_backoff = 0.2
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 60
+    settings.networking.connect_timeout = 5
+    settings.networking.error_backoffs = (0.2, 0.5, 1, 2)
+    settings.queueing.worker_limit = None
+    settings.queueing.idle_timeout = 1
+    settings.persistence.finalizer = f"{names.DOMAIN}/kopf-never-sets-this"
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no rights on CRDs and namespaces are needed
+    settings.process.ultimate_exiting_timeout = None
+    return settings

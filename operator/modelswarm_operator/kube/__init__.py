@@ -1,0 +1,1 @@
+"""Kubernetes resources, leader election, access review, Events."""

@@ -1,0 +1,1 @@
+"""Metrics, probes and logs of the operator."""

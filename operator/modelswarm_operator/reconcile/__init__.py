@@ -1,0 +1,1 @@
+"""The operator's decisions, pure: observed state in, actions out."""

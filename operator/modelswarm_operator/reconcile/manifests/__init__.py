@@ -1,0 +1,1 @@
+"""Manifests of pods and owned objects."""

@@ -1,0 +1,332 @@
+"""The Kubernetes objects of a swarm, as plain dicts: server and inspection pods, the Service, the disruption budgets.
+
+Called by `keeper`, `inspection` and `children`. The pools' patches go over the pods in `template`. Pods meet the Pod
+Security level `restricted`. What is changed here reaches a pod when it is replaced anyway (see `layout`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlparse
+
+from modelswarm.placement.plan import PAGE_SIZE
+from modelswarm.resources.labels import LINKS, LINKS_PORT
+from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, seconds_of
+from modelswarm_operator.reconcile.model.span_plan import Layout
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.names import SlotKey
+from modelswarm_operator.reconcile.state.observed import Json, SwarmView
+from modelswarm_operator.reconcile.state.policy import Policy
+
+METRICS = 7001
+USER = 65532
+DRAIN_MARGIN = 5  # seconds of a pod's grace period that its server leaves for its own end
+HUB_CACHE = "/var/cache/huggingface"
+CLAIMS = "/mnt/modelswarm"
+CONTAINER = "server"
+ZONE = "topology.kubernetes.io/zone"
+WORDS = "/etc/modelswarm"  # the chat template, if the swarm brings one
+CHAT_TEMPLATE = "chat_template.jinja"
+INSPECT_SECONDS = 900  # an inspection reads headers only; a hub that hangs does not hold it
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What all objects of one swarm have in common."""
+
+    swarm: SwarmView
+    policy: Policy
+
+    def meta(self, name: str, labels: dict[str, str] | None = None) -> Json:
+        return {
+            "name": name,
+            "namespace": self.swarm.namespace,
+            "labels": {**self.labels("swarm"), **(labels or {})},
+            "ownerReferences": [
+                {
+                    "apiVersion": API_VERSION,
+                    "kind": KIND,
+                    "name": self.swarm.name,
+                    "uid": self.swarm.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        }
+
+    def labels(self, component: str) -> dict[str, str]:
+        return {
+            "app.kubernetes.io/name": "modelswarm-server",
+            "app.kubernetes.io/instance": self.swarm.name,
+            "app.kubernetes.io/component": component,
+            "app.kubernetes.io/part-of": "modelswarm",
+            "app.kubernetes.io/managed-by": "modelswarm-operator",
+            names.SWARM: self.swarm.name,
+            names.SWARM_UID: self.swarm.uid,
+        }
+
+    def selector(self, span: int | None = None) -> dict[str, str]:
+        found = {names.SWARM_UID: self.swarm.uid, names.ROLE: names.SERVER}
+        return found if span is None else {**found, names.SPAN: str(span)}
+
+
+def drain_seconds(spec: Spec) -> int:
+    return math.ceil(seconds_of(spec.rollout.drain_limit))
+
+
+def server_drain_seconds(spec: Spec) -> float:
+    """What a server may wait for its sessions; the rest of the grace period is for its end."""
+    grace = drain_seconds(spec)
+    return max(grace - DRAIN_MARGIN, grace / 2)
+
+
+def server_pod(
+    maker: Maker, spec: Spec, layout: Layout, slot: SlotKey, pool: Pool, incarnation: int
+) -> Json:
+    """Before any patch."""
+    name = names.pod_name(maker.swarm.name, maker.swarm.uid, f"s{slot.span}", incarnation)
+    meta = maker.meta(name)
+    meta["labels"] |= {
+        "app.kubernetes.io/component": names.SERVER,
+        names.ROLE: names.SERVER,
+        names.SPAN: str(slot.span),
+        names.SLOT: str(slot),
+        names.INCARNATION: str(incarnation),
+    }
+    meta["annotations"] = {
+        names.BLOCKS: layout.blocks[slot.span],
+        names.PLAN: layout.recipes[slot.span, pool.name],
+        names.POOL: pool.name,
+        names.GENERATION: layout.generation,
+        names.SLOT: str(slot),
+        names.SERVED_NAME: layout.served_name,
+        **_template_annotation(spec.model),
+    }
+    body = _pod_spec(
+        maker, spec.model, _server_container(maker, spec, layout, slot, name, incarnation)
+    )
+    body |= {
+        "hostname": name,
+        "subdomain": names.service_name(maker.swarm.name),
+        "restartPolicy": "Always",
+        "terminationGracePeriodSeconds": drain_seconds(spec),
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": pool.failure_domain_key,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": maker.selector(slot.span)},
+            }
+        ],
+    }
+    resources = pool.resources.model_dump(mode="json", by_alias=True)
+    body["containers"][0]["resources"] = {
+        kind: {key: str(value) for key, value in amounts.items()}
+        for kind, amounts in resources.items()
+        if amounts
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def _server_container(
+    maker: Maker, spec: Spec, layout: Layout, slot: SlotKey, name: str, incarnation: int
+) -> Json:
+    span = layout.spans[slot.span]
+    arguments = {
+        "--model": layout.source,
+        "--served-name": layout.served_name,
+        "--blocks": f"{span.first}:{span.last}",
+        "--listen": f"0.0.0.0:{LINKS_PORT}",
+        "--advertise": f"$(POD_IP):{LINKS_PORT}",
+        "--name": name,
+        "--incarnation": incarnation,
+        "--dtype": layout.dtype,
+        "--pages": span.pages,
+        "--page-size": PAGE_SIZE,
+        "--max-length": layout.max_length,
+        "--hold": f"{seconds_of(spec.sessions.hold_limit):g}",
+        "--drain": f"{server_drain_seconds(spec):g}",
+        "--metrics": f"0.0.0.0:{METRICS}",
+        "--zone": "$(NODE_ZONE)",
+        **words_flags(spec.model),
+    }
+    return {
+        "name": CONTAINER,
+        "command": ["modelswarm-server"],
+        "args": [text for flag, value in arguments.items() for text in (flag, str(value))],
+        "ports": [
+            {"name": LINKS, "containerPort": LINKS_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
+        ],
+        # Loading may take long (a hub, a slow disk): until the first /live, only the start is watched.
+        "startupProbe": _probe("/live", period=1, failures=3600),
+        "livenessProbe": _probe("/live", period=10, failures=6),
+        "readinessProbe": _probe("/ready", period=1, failures=3),
+        **_container(maker, spec.model),
+    }
+
+
+def _probe(path: str, period: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": "metrics"},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }
+
+
+def _container(maker: Maker, model: Model) -> Json:
+    env: list[Json] = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        # Kubernetes 1.35 gives a pod this label of its node when it is placed; before, it is empty.
+        {
+            "name": "NODE_ZONE",
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE}']"}},
+        },
+        {"name": "HF_HOME", "value": HUB_CACHE},
+        {"name": "HOME", "value": "/tmp"},  # an emptyDir: the rest is read-only
+    ]
+    if (token := model.token_secret_ref) is not None:
+        reference = {"name": token.name, "key": token.key}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    mounts: list[Json] = [
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "hub-cache", "mountPath": HUB_CACHE},
+    ]
+    mounts += [
+        {"name": _volume_of(claim), "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}
+        for claim in claims_of(model)
+    ]
+    if model.chat_template is not None:
+        mounts.append({"name": "words", "mountPath": WORDS, "readOnly": True})
+    return {
+        "image": maker.policy.server_image,
+        "imagePullPolicy": maker.policy.image_pull_policy,
+        "env": env,
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    }
+
+
+def _pod_spec(maker: Maker, model: Model, container: Json) -> Json:
+    volumes: list[Json] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "hub-cache", "emptyDir": {}},
+    ]
+    for claim in claims_of(model):
+        source = {"claimName": claim, "readOnly": True}
+        volumes.append({"name": _volume_of(claim), "persistentVolumeClaim": source})
+    if model.chat_template is not None:
+        field = {"fieldPath": f"metadata.annotations['{names.CHAT_TEMPLATE}']"}
+        items = [{"path": CHAT_TEMPLATE, "fieldRef": field}]
+        volumes.append({"name": "words", "downwardAPI": {"items": items}})
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def words_flags(model: Model) -> dict[str, str]:
+    """What servers and inspections are told of a tokenizer and chat template that are not the model's own."""
+    flags = {"--tokenizer": model.tokenizer} if model.tokenizer else {}
+    return flags | ({"--chat-template": f"{WORDS}/{CHAT_TEMPLATE}"} if model.chat_template else {})
+
+
+def _template_annotation(model: Model) -> dict[str, str]:
+    """The template travels with its pod and reaches the container as a file: no object beside it can be lost."""
+    return {names.CHAT_TEMPLATE: model.chat_template} if model.chat_template else {}
+
+
+def claims_of(model: Model) -> tuple[str, ...]:
+    """The volume claims that weights and tokenizer are on."""
+    addresses = [model.source, *([model.tokenizer] if model.tokenizer else [])]
+    claims = [urlparse(one).netloc for one in addresses if one.startswith("pvc://")]
+    return tuple(dict.fromkeys(claim for claim in claims if claim))
+
+
+def _volume_of(claim: str) -> str:
+    return "claim-" + claim.replace(".", "-")[:57].rstrip("-")
+
+
+def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation: int) -> Json:
+    """Sees the same weights, token and volumes as a server, on the first pool's machines; ends by itself."""
+    name = names.pod_name(maker.swarm.name, maker.swarm.uid, names.INSPECT, incarnation)
+    meta = maker.meta(name)
+    meta["labels"] |= {
+        "app.kubernetes.io/component": names.INSPECT,
+        names.ROLE: names.INSPECT,
+        names.SLOT: names.INSPECT_SLOT,
+        names.INCARNATION: str(incarnation),
+    }
+    meta["annotations"] = {
+        names.PLAN: key,
+        names.SLOT: names.INSPECT_SLOT,
+        **_template_annotation(spec.model),
+    }
+    words = [text for flag in words_flags(spec.model).items() for text in flag]
+    container = {
+        "name": CONTAINER,
+        "command": ["modelswarm-inspect"],
+        "args": ["--model", address, *words, "--output", "/dev/termination-log"],
+        "resources": {},
+        **_container(maker, spec.model),
+    }
+    body = _pod_spec(maker, spec.model, container)
+    body |= {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "activeDeadlineSeconds": INSPECT_SECONDS,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def service(maker: Maker) -> Json:
+    """Headless, with servers that are not ready too: they find each other before they serve."""
+    ports: list[dict[str, Any]] = [
+        {"name": LINKS, "port": LINKS_PORT, "targetPort": LINKS, "protocol": "TCP"},
+        {"name": "metrics", "port": METRICS, "targetPort": "metrics", "protocol": "TCP"},
+    ]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": maker.meta(names.service_name(maker.swarm.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": maker.selector(),
+            "ports": ports,
+        },
+    }
+
+
+def budget(maker: Maker, span: int, replicas: int) -> Json:
+    """All of a span: an eviction waits until the operator has put a server more beside the one that goes.
+
+    An integer, as pods without a controller that Kubernetes knows allow nothing else. Pods that are not ready are
+    never protected.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": maker.meta(names.budget_name(maker.swarm.name, span), {names.SPAN: str(span)}),
+        "spec": {
+            "minAvailable": replicas,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": maker.selector(span)},
+        },
+    }

@@ -1,0 +1,79 @@
+"""The Service and the disruption budgets of a swarm: kept as they should be, whoever edits or deletes them.
+
+Called once per turn. What the API server fills in by itself is not a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelswarm_operator.reconcile.manifests import manifests
+from modelswarm_operator.reconcile.manifests.manifests import Maker
+from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, Json
+from modelswarm_operator.reconcile.state.turn import Ledger
+
+_SERVICE, _BUDGET = "Service", "PodDisruptionBudget"
+
+
+def child_actions(
+    maker: Maker,
+    stored: Mapping[tuple[str, str], Json],
+    refused: Mapping[str, str],
+    ledger: Ledger,
+    spans: int,
+    replicas: int,
+) -> list[ApplyChild | DeleteChild]:
+    """A suspended swarm keeps its Service; budgets that would block every drain it does not."""
+    wanted = [manifests.service(maker)]
+    if replicas > 0:
+        wanted += [manifests.budget(maker, span, replicas) for span in range(spans)]
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in wanted}
+    actions: list[ApplyChild | DeleteChild] = []
+    for (kind, name), manifest in by_name.items():
+        what = f"{kind}/{name}"
+        if _is_right(stored.get((kind, name)), manifest):
+            ledger.slots.pop(what, None)
+        elif ledger.due(what):
+            if why := refused.get(what):
+                ledger.refuse(what, why)
+            actions.append(ApplyChild(manifest))
+    for (kind, name), child in stored.items():
+        if (kind, name) not in by_name and kind in (_SERVICE, _BUDGET) and not _leaving(child):
+            actions.append(DeleteChild(kind, name, child["metadata"]["uid"]))
+    for what in [what for what in ledger.slots if "/" in what]:
+        if tuple(what.split("/", 1)) not in by_name:
+            ledger.slots.pop(what)
+    return actions
+
+
+def _is_right(stored: Json | None, manifest: Json) -> bool:
+    return stored is not None and (_leaving(stored) or covers(stored, manifest))
+
+
+def _leaving(child: Json) -> bool:
+    return child["metadata"].get("deletionTimestamp") is not None
+
+
+def covers(stored: Any, wanted: Any) -> bool:
+    """Whether everything of `wanted` is in `stored`; selectors and lists must not hold more."""
+    if isinstance(wanted, Mapping):
+        return isinstance(stored, Mapping) and all(
+            key in stored and _part(key, stored[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(stored, list)
+            and len(stored) == len(wanted)
+            and all(covers(have, want) for have, want in zip(stored, wanted, strict=True))
+        )
+    return bool(stored == wanted)
+
+
+def _part(key: str, stored: Any, wanted: Any) -> bool:
+    exact = key in ("selector", "matchLabels")
+    if exact and isinstance(stored, Mapping) and set(stored) != set(wanted):
+        return False
+    if key == "ownerReferences":  # other owners are somebody else's business
+        return all(any(covers(have, want) for have in stored) for want in wanted)
+    return covers(stored, wanted)

@@ -1,0 +1,54 @@
+"""Renders the pod of a slot: which pool it comes from, and the pool's patch over it.
+
+Called by `keeper` when a pod is due. Pools take turns: a new pod goes where nothing of the swarm waits for
+a node, and of those pools where its span has the fewest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from modelswarm.resources.spec import Pool, Spec
+from modelswarm_operator.reconcile.manifests.manifests import Maker, server_pod
+from modelswarm_operator.reconcile.manifests.pod_template import patched, patches_of
+from modelswarm_operator.reconcile.model.span_plan import Layout
+from modelswarm_operator.reconcile.pods.inventory import Fleet
+from modelswarm_operator.reconcile.state.names import SlotKey
+from modelswarm_operator.reconcile.state.observed import Json
+
+
+class PodMaker:
+    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: Fleet) -> None:
+        self._maker, self._spec, self._layout = maker, spec, layout
+        self._used: Counter[tuple[int, str]] = Counter(
+            (server.slot.span, server.pool) for server in fleet.servers if server.alive
+        )
+        self._full = {
+            server.pool for server in fleet.servers if server.alive and server.pod.unschedulable
+        }
+
+    def __call__(self, slot: SlotKey, incarnation: int) -> Json:
+        pool = self._pool(slot)
+        self._used[slot.span, pool.name] += 1
+        pod = server_pod(self._maker, self._spec, self._layout, slot, pool, incarnation)
+        return patched(pod, patches_of(self._spec, pool, self._maker.policy.pod_template))[0]
+
+    def _pool(self, slot: SlotKey) -> Pool:
+        pools = self._layout.pools
+        turn = (slot.span + slot.ordinal) % len(pools)
+        order = [*pools[turn:], *pools[:turn]]
+        return min(
+            order, key=lambda pool: (pool.name in self._full, self._used[slot.span, pool.name])
+        )
+
+
+def reserved_fields(maker: Maker, spec: Spec, layout: Layout) -> list[str]:
+    """What the patches of pools may not change, found by laying them over a pod that is not used. UserError when one
+    fits no pod at all."""
+    ignored: list[str] = []
+    for pool in layout.pools:
+        patches = patches_of(spec, pool, maker.policy.pod_template)
+        if any(patch for _, patch in patches):
+            pod = server_pod(maker, spec, layout, SlotKey(0, 0), pool, 1)
+            ignored += patched(pod, patches)[1]
+    return list(dict.fromkeys(ignored))

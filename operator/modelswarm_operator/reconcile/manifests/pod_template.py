@@ -1,0 +1,139 @@
+"""The patches that administrators (cluster-wide) and users (per pool) lay over the pods, and what they may not touch.
+
+Called when a pod is made, and once per turn to tell which fields of a patch are without effect. What identifies a pod,
+how it is reached and how it ends is the operator's: a patch of that is put back and named in a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from modelswarm.errors import UserError
+from modelswarm.resources.labels import LINKS
+from modelswarm.resources.spec import Pool, Spec
+from modelswarm_operator.reconcile.manifests.manifests import CONTAINER
+from modelswarm_operator.reconcile.manifests.strategic_merge import merge
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import Json
+
+CLUSTER_WIDE = "the operator's --pod-template"
+
+_METADATA = ("name", "namespace", "generateName", "ownerReferences", "finalizers")
+_SPEC = (
+    "restartPolicy",
+    "hostname",
+    "subdomain",
+    "terminationGracePeriodSeconds",
+    "activeDeadlineSeconds",
+)
+_CONTAINER = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
+_ENV = ("POD_IP", "NODE_ZONE")
+_PORTS = (LINKS, "metrics")
+_OURS = (f"{names.DOMAIN}/", "app.kubernetes.io/")
+
+
+def patched(pod: Json, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Json, list[str]]:
+    """The pod with every patch over it, and the fields of the patches that were put back, each as `where: field`."""
+    ignored: list[str] = []
+    result = pod
+    for where, patch in patches:
+        if patch:
+            merged = merge(result, patch, where)
+            _check_shape(merged, where)
+            ignored.extend(f"{where}: {field}" for field in _put_back(merged, pod))
+            result = merged
+    return result, ignored
+
+
+def _check_shape(pod: Json, where: str) -> None:
+    """A patch may replace anything by anything: what is read or put back here must still be there to be read."""
+    for part in ("metadata", "spec"):
+        if not isinstance(pod.get(part), dict):
+            raise UserError(f"{where}.{part}", "must be an object, and stay")
+    for part in ("labels", "annotations"):
+        if not isinstance(pod["metadata"].get(part) or {}, dict):
+            raise UserError(f"{where}.metadata.{part}", "must be an object")
+    containers = pod["spec"].get("containers")
+    _check_objects(containers, f"{where}.spec.containers")
+    for container in containers or ():
+        for part in ("env", "ports"):
+            _check_objects(container.get(part), f"{where}.spec.containers.{part}")
+
+
+def _check_objects(value: Any, where: str) -> None:
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise UserError(where, "must be a list of objects")
+
+
+def patches_of(spec: Spec, pool: Pool, cluster_wide: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    index = next((i for i, known in enumerate(spec.pools) if known.name == pool.name), 0)
+    return [
+        (CLUSTER_WIDE, cluster_wide),
+        (f"spec.pools[{index}].podTemplate", pool.pod_template or {}),
+    ]
+
+
+def _put_back(merged: Json, pod: Json) -> list[str]:
+    """Changes `merged` (a copy of our own) back to what is the operator's; says what that was."""
+    fields: list[str] = []
+    merged["metadata"], merged["spec"] = dict(merged["metadata"]), dict(merged["spec"])
+    for part, keys in (("metadata", _METADATA), ("spec", _SPEC)):
+        fields += [f"{part}.{key}" for key in _restore(merged[part], pod[part], keys)]
+    for part in ("labels", "annotations"):
+        mine, theirs = pod["metadata"].get(part, {}), dict(merged["metadata"].get(part) or {})
+        both = [*mine, *(key for key in theirs if key.startswith(_OURS) and key not in mine)]
+        fields += [f"metadata.{part}[{key}]" for key in _restore(theirs, mine, both)]
+        merged["metadata"][part] = theirs
+    for key in ("apiVersion", "kind"):
+        merged[key] = pod[key]
+    return fields + _put_back_container(merged["spec"], pod["spec"])
+
+
+def _put_back_container(spec: Json, ours: Json) -> list[str]:
+    original = ours["containers"][0]
+    containers = [dict(one) for one in spec.get("containers") or []]
+    found = next((one for one in containers if one.get("name") == CONTAINER), None)
+    if found is None:
+        spec["containers"] = [original, *containers]
+        return [f"spec.containers[{CONTAINER}]"]
+    # The server stays first: that is the container whose state the operator reads.
+    spec["containers"] = [found, *(one for one in containers if one is not found)]
+    prefix = f"spec.containers[{CONTAINER}]"
+    fields = [f"{prefix}.{key}" for key in _restore(found, original, _CONTAINER)]
+    for part, keys in (("env", _ENV), ("ports", _PORTS)):
+        changed = _restore_named(found, original, part, keys)
+        fields += [f"{prefix}.{part}[{key}]" for key in changed]
+    return fields
+
+
+def _restore(target: Json, source: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    changed = [key for key in keys if target.get(key) != source.get(key)]
+    for key in changed:
+        if key in source:
+            target[key] = source[key]
+        else:
+            del target[key]
+    return changed
+
+
+def _restore_named(target: Json, source: Json, part: str, keys: Iterable[str]) -> list[str]:
+    mine = {item["name"]: item for item in source.get(part, []) if item["name"] in keys}
+    theirs = list(target.get(part) or [])
+    changed = [
+        name
+        for name, item in mine.items()
+        if [i for i in theirs if i.get("name") == name] != [item]
+    ]
+    if changed:
+        ours = [mine[name] for name in changed]
+        target[part] = [*ours, *(item for item in theirs if not any(map(_same(item), ours)))]
+    return changed
+
+
+def _same(item: Json) -> Callable[[Json], bool]:
+    """Whether another entry has its name or its port."""
+    return lambda other: any(
+        key in item and item[key] == other.get(key) for key in ("name", "containerPort")
+    )

@@ -1,0 +1,1 @@
+"""Facts about the model and the span plan."""

@@ -1,0 +1,110 @@
+"""What should run: the spans of the model and the recipe that each server's pod is made from.
+
+Called once per turn. A plan that was stored for the same input is used as it is, so that neither a restart nor another
+version of the operator moves a span; a new one is made by the placement that `modelswarm up` uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from modelswarm.placement.plan import plan_swarm, running_dtype
+from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
+from modelswarm.resources.status import ModelStatus, PlannedSpan, PlanStatus
+from modelswarm_operator.reconcile.model.facts import facts_of, pinned_address
+
+RENDER_REVISION = 1
+"""Raised when pods of older operators must be replaced. Anything else that changes in `manifests` reaches a pod when
+it is replaced for another reason: an upgrade of the operator moves no pod."""
+
+DEFAULT_POOL = Pool.model_construct(name="default")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    spans: tuple[PlannedSpan, ...]
+    blocks: tuple[str, ...]  # "0:4", by span
+    pools: tuple[Pool, ...]  # at least one
+    recipes: Mapping[tuple[int, str], str]  # (span, pool's name): hash of what the pod is made from
+    hash: str
+    generation: str  # of servers that can work together: the model, and how it is computed
+    source: str
+    served_name: str
+    dtype: str
+    max_length: int
+
+    @property
+    def status(self) -> PlanStatus:
+        return PlanStatus(hash=self.hash, spans=self.spans)
+
+    def is_current(self, span: int, pool: str, plan: str) -> bool:
+        """Whether a pod that was made by recipe `plan` is what its span and pool ask for today."""
+        return self.recipes.get((span, pool)) == plan
+
+
+def lay_out(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None) -> Layout:
+    """UserError when the spec and the model do not go together."""
+    shared = _shared_input(name, spec, known)
+    digest = _digest({**shared, "spans": _dump(spec.spans), "pools": [_dump(p) for p in spec.pools],
+                      "concurrent": spec.sessions.concurrent})  # fmt: skip
+    if stored is not None and stored.hash == digest and stored.spans:
+        spans = stored.spans
+    else:
+        spans = _planned(name, spec, known)
+    pools = spec.pools or (DEFAULT_POOL,)
+    recipes = {
+        (span.index, pool.name): _digest(
+            {**shared, "first": span.first, "last": span.last, "pages": span.pages,
+             "pool": _dump(pool)}
+        )
+        for span in spans
+        for pool in pools
+    }  # fmt: skip
+    return Layout(
+        spans=spans,
+        blocks=tuple(f"{span.first}:{span.last}" for span in spans),
+        pools=pools,
+        recipes=recipes,
+        hash=digest,
+        generation=_digest({key: shared[key] for key in ("source", "served", "model")}),
+        source=shared["source"],
+        served_name=shared["served"],
+        dtype=running_dtype(spec),
+        max_length=spec.sessions.max_length or known.context,
+    )
+
+
+def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
+    """Only what the user wrote, and which model that is: what a version of the operator computes is not in it."""
+    return {
+        "render": RENDER_REVISION,
+        "source": pinned_address(known),
+        "served": spec.model.served_name or name,
+        "model": _dump(spec.model),
+        "maxLength": spec.sessions.max_length,
+    }
+
+
+def _planned(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan, ...]:
+    document = ModelSwarm.model_construct(
+        api_version=API_VERSION, kind=KIND, metadata=Metadata.model_construct(name=name), spec=spec
+    )
+    plan = plan_swarm(document, facts_of(known), pinned_address(known))
+    return tuple(
+        PlannedSpan(index=index, first=server.span.first, last=server.span.last, pages=server.pages)
+        for index, server in enumerate(plan.servers)
+    )
+
+
+def _dump(part: Any) -> Any:
+    """Without defaults: a field that a later version adds changes nothing."""
+    return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

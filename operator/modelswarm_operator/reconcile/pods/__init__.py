@@ -1,0 +1,1 @@
+"""Pod inventory, slots, the slot filler and the rollout."""

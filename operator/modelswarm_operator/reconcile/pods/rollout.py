@@ -1,0 +1,179 @@
+"""Planned changes: rolls, scaling, new spans, departing nodes. Says what may be started and which serving pods may go.
+
+Called once per turn beside `keeper`. Nothing here removes a pod that serves unless, for each of its blocks, enough
+others serve; so a change that goes wrong stops by itself and leaves what is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from modelswarm.resources.spec import Spec
+from modelswarm_operator.reconcile.pods.inventory import Ground, Server
+from modelswarm_operator.reconcile.pods.slot_filler import Ranks
+from modelswarm_operator.reconcile.pods.slot_state import SlotState
+from modelswarm_operator.reconcile.state.names import SlotKey
+from modelswarm_operator.reconcile.state.turn import REFUSED, Ledger
+
+
+def startable(spec: Spec, ranks: Ranks, spans: int) -> int:
+    """Slots per span that may be filled now: all, or, while servers of an earlier plan serve, those that serve and
+    `surge` more."""
+    if not any(server.serving for server in ranks.foreign):
+        return spec.replicas
+    serving = [0] * spans
+    for key, servers in ranks.slots.items():
+        serving[key.span] += any(server.serving for server in servers)
+    return min(spec.replicas, min(serving) + max(1, spec.rollout.surge))
+
+
+def to_renew(states: Sequence[SlotState], spec: Spec, ledger: Ledger) -> set[SlotKey]:
+    """Slots of one span whose pod of an older recipe gets a successor beside it. At most `surge` are on their way at
+    once, counting every slot of the span that is not at rest: a recipe that fails stops the roll."""
+    waiting = [state for state in states if _untouched(state, ledger)]
+    busy = sum(not _at_rest(state) for state in states) - len(waiting)
+    room = max(1, spec.rollout.surge) - busy
+    if _in_place(spec) or room <= 0:
+        return set()
+    return {state.key for state in waiting[:room]}
+
+
+def _in_place(spec: Spec) -> bool:
+    """Without surge the old one goes first; the only server of a span never does."""
+    return spec.rollout.surge == 0 and spec.replicas > 1
+
+
+def _at_rest(state: SlotState) -> bool:
+    return state.settled is not None and not (state.outdated or state.departing or state.extra)
+
+
+def _is_waiting(state: SlotState) -> bool:
+    """Its next pod finds no node."""
+    return state.hope is not None and bool(state.hope.pod.unschedulable)
+
+
+def _is_refused(state: SlotState, ledger: Ledger) -> bool:
+    """Its next pod is not taken by the API server (a quota that is used up)."""
+    words = ledger.memory(str(state.key)).last_failure
+    return state.settled is None and state.hope is None and words.startswith(REFUSED)
+
+
+def _untouched(state: SlotState, ledger: Ledger) -> bool:
+    """Served by an older recipe, with no successor on its way."""
+    return (
+        bool(state.outdated)
+        and state.settled is None
+        and state.hope is None
+        and not state.failed
+        and not state.broken
+        and not ledger.outstanding(str(state.key))
+    )
+
+
+def cover_of(servers: Iterable[Server], blocks: int) -> list[int]:
+    """How many of these serve each block."""
+    steps = [0] * (blocks + 1)
+    for server in servers:
+        if server.serving:
+            first, last = range_of(server, blocks)
+            steps[first] += 1
+            steps[last] -= 1
+    return list(accumulate(steps))[:blocks]
+
+
+class Retirement:
+    """Removes serving pods one by one, as long as the blocks they leave stay covered."""
+
+    def __init__(self, servers: Iterable[Server], blocks: int, ledger: Ledger, grace: int) -> None:
+        self._ledger, self._grace = ledger, grace
+        staying = (server for server in servers if server.pod.name not in ledger.deletes)
+        self._cover = cover_of(staying, blocks)
+
+    def retire(self, server: Server, floor: int, reason: str) -> bool:
+        """Whether it may go: `floor` others serve each of its blocks."""
+        if server.pod.name in self._ledger.deletes:
+            return True
+        first, last = range_of(server, len(self._cover))
+        if server.serving:
+            if any(others <= floor for others in self._cover[first:last]):
+                return False
+            for block in range(first, last):
+                self._cover[block] -= 1
+        self._ledger.delete(server.pod, reason, self._grace)
+        return True
+
+
+def range_of(server: Server, blocks: int) -> tuple[int, int]:
+    """Its blocks, cut to the model's (an earlier plan may have been for another model)."""
+    first, _, last = server.blocks.partition(":")
+    if not (first.isdigit() and last.isdigit()):
+        return 0, 0
+    return min(int(first), blocks), min(int(last), blocks)
+
+
+def retire_beside(
+    chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, ledger: Ledger
+) -> None:
+    """Of one span's slots: what a winner makes superfluous, and what goes first when there is no surge."""
+    # A pod that waits for room gets it from what is superfluous, or both would wait for ever.
+    waiting = sum(_is_waiting(state) for state in chosen)
+    floor = max(1, spec.replicas - waiting)
+    for state in chosen:
+        if state.settled is not None:
+            winner = state.settled.pod.name
+            for server in state.outdated:
+                retirement.retire(server, floor, f"replaced by {winner} of the new spec")
+            for server in state.departing:
+                retirement.retire(server, floor, f"its node will go; {winner} took its place")
+            for server in state.extra:
+                retirement.retire(server, floor, f"not needed beside {winner}")
+    if _in_place(spec):
+        stuck = [
+            state
+            for state in chosen
+            if state.outdated and (_is_waiting(state) or _is_refused(state, ledger))
+        ]
+        untouched = [state for state in chosen if _untouched(state, ledger)]
+        busy = sum(not _at_rest(state) for state in chosen) - len(stuck) - len(untouched)
+        for state in [*stuck, *untouched][: max(0, 1 - busy)]:
+            for server in state.outdated:
+                retirement.retire(server, max(1, spec.replicas - 1), "makes room for the new spec")
+
+
+def retire_unwanted(servers: Iterable[Server], spec: Spec, retirement: Retirement) -> None:
+    """Pods in slots that are too many."""
+    for server in servers:
+        if server.leaving or _out_of_reach(server):
+            continue
+        retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are wanted")
+
+
+def most_waiting(chosen: Iterable[Sequence[SlotState]]) -> int:
+    """Of the wanted pods of one span, how many find no node."""
+    return max((sum(_is_waiting(state) for state in states) for states in chosen), default=0)
+
+
+def retire_foreign(
+    servers: Iterable[Server],
+    spec: Spec,
+    retirement: Retirement,
+    generation: str,
+    covered: bool,
+    waiting: int,
+) -> None:
+    """Pods of an earlier plan, when those of today's serve their blocks, or wait for room that only these can give.
+    Servers of another model can't stand in for one another, so those wait until today's alone are enough for a route
+    (`covered`)."""
+    floor = max(min(1, spec.replicas), spec.replicas - waiting)
+    for server in servers:
+        if server.leaving or _out_of_reach(server):
+            continue
+        if server.serving and server.generation != generation and not covered:
+            continue
+        retirement.retire(server, floor, "of an earlier plan")
+
+
+def _out_of_reach(server: Server) -> bool:
+    """On a node that may come back: decided then."""
+    return server.alive and server.ground in (Ground.LOST, Ground.SHAKY)

@@ -1,0 +1,1 @@
+"""Values that reconcile reads and returns."""

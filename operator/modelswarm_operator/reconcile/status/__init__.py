@@ -1,0 +1,1 @@
+"""The status of a ModelSwarm: conditions, problems, pod diagnosis."""

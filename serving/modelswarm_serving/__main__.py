@@ -1,0 +1,18 @@
+"""`modelswarm-server` as it is installed: can be asked to stop before it has imported what it needs."""
+
+from __future__ import annotations
+
+import sys
+
+from modelswarm.process.early_signals import end_when_asked
+
+
+def main() -> int:
+    end_when_asked()
+    from modelswarm_serving.app import main as serve
+
+    return serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Rows and tokens in and out, under flow control."""

@@ -1,0 +1,1 @@
+"""State of one hop: row buffer, replay log, peers, outbox."""

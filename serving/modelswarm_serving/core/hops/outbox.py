@@ -1,0 +1,51 @@
+"""The effects of the server core, in order, and the messages that the server sends to itself.
+
+Used by `server.py` and `outflow.py`. A server may appear twice in a route: such messages never reach a link, they
+are handed back by `own`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.messages import (
+    Item,
+    Lane,
+    Report,
+    Send,
+    Trouble,
+    reply_address,
+)
+from modelswarm_serving.core.hops.hop import Fault, Hop
+from modelswarm_serving.core.hops.peers import Peers
+
+
+class Outbox:
+    def __init__(self, own: PeerId, peers: Peers) -> None:
+        self._own = own
+        self._peers = peers
+        self._sends: list[Send] = []
+        self.to_self: deque[Item] = deque()
+        self.reports: Counter[Trouble] = Counter()
+
+    def send(self, to: Address, lane: Lane, item: Item) -> None:
+        if to.peer == self._own:
+            self.to_self.append(item)
+        else:
+            self._sends.append(Send(to, lane, item))
+
+    def to_gateway(self, gateway: PeerId, item: Item, lane: Lane = Lane.LIVE) -> None:
+        """Nothing is kept for a gateway that is gone: when it is back it fences its sessions."""
+        if not self._peers.is_gone(gateway):
+            self._sends.append(Send(reply_address(gateway), lane, item))
+
+    def report(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
+        self.reports[fault.trouble] += 1
+        generation = self._peers.generation(peer) if peer else 0
+        report = Report(hop.reply, hop.epoch, fault.trouble, peer, generation, fault.detail)
+        self.to_gateway(hop.gateway, report)
+
+    def drain(self) -> list[Send]:
+        sends, self._sends = self._sends, []
+        return sends

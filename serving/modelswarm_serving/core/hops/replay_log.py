@@ -1,0 +1,142 @@
+"""The replay log (R6): the rows that hops gave at their end boundary, by position, within one budget of host memory.
+
+Used by `server.py` and the modules beside it, which name hops by their handle. A hop's rows are one run of positions
+[start, end); when memory is short, the run that was used longest ago goes as a whole. Keeps the buffers that were sent,
+not copies. Knows nothing of epochs, links or models.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from modelswarm.placement.replay_memory import GROUP_OVERHEAD
+from modelswarm.protocol.identity import Handle
+
+Rows = bytes | memoryview
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Groups of rows that follow each other, each as a step gave it."""
+
+    firsts: list[int] = field(default_factory=list)
+    groups: list[Rows] = field(default_factory=list)
+    charged: list[int] = field(default_factory=list)  # bytes that the group keeps alive
+    end: int = 0
+    bytes: int = 0
+
+    def add(self, first: int, count: int, rows: Rows, cost: int) -> None:
+        self.firsts.append(first)
+        self.groups.append(rows)
+        self.charged.append(cost)
+        self.end = first + count
+        self.bytes += cost
+
+    def pop(self) -> int:
+        """Drop the last group; the bytes that this gives back."""
+        self.end = self.firsts.pop()
+        self.groups.pop()
+        cost = self.charged.pop()
+        self.bytes -= cost
+        return cost
+
+
+class ReplayLog:
+    """Rows of all hops of a server, at most `limit` bytes of them; a limit of 0 switches it off."""
+
+    def __init__(self, row_bytes: int, limit: int) -> None:
+        self._row_bytes = row_bytes
+        self.limit = limit
+        self.bytes = 0
+        self.dropped = 0  # runs that went because memory was short
+        self._runs: dict[Handle, _Run] = {}  # the one that was used longest ago comes first
+
+    @property
+    def on(self) -> bool:
+        return self.limit > 0
+
+    def append(self, hop: Handle, first: int, rows: Rows) -> None:
+        """Keep rows [first, ...), which nobody changes any more. What they do not follow on is forgotten.
+
+        When they fit only instead of older rows of the same hop they are not kept: those are worth more, since a new
+        successor needs rows from 0 on.
+        """
+        count = len(rows) // self._row_bytes
+        if not self.on or count == 0:
+            return
+        run = self._used(hop)
+        if run is not None and run.end < first:
+            return  # rows between were not kept: these help nobody who needs those too
+        if run is not None and run.end > first:
+            self.cut(hop, first)
+            run = self._runs.get(hop)
+        cost = len(rows) + GROUP_OVERHEAD
+        if not self._make_room(hop, cost):
+            return
+        if run is None:
+            run = self._runs[hop] = _Run()
+        run.add(first, count, rows, cost)
+        self.bytes += cost
+
+    def run(self, hop: Handle) -> tuple[int, int]:
+        """Positions [start, end) that are kept; (0, 0) when none are. Counts as a use."""
+        run = self._used(hop)
+        return (0, 0) if run is None else (run.firsts[0], run.end)
+
+    def take(self, hop: Handle, start: int, end: int) -> Rows | None:
+        """Rows [start, end), in one piece; None when some of them are not kept. Counts as a use."""
+        run = self._used(hop)
+        if run is None or start < run.firsts[0] or end > run.end:
+            return None
+        at = bisect_right(run.firsts, start) - 1
+        parts: list[Rows] = []
+        while start < end:
+            offset = start - run.firsts[at]
+            group = run.groups[at]
+            count = min(len(group) // self._row_bytes - offset, end - start)
+            whole = count * self._row_bytes == len(group)
+            parts.append(group if whole else self._part(group, offset, count))
+            start += count
+            at += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cut(self, hop: Handle, end: int) -> None:
+        """Keep only rows below `end`. A group that is cut through still costs what its buffer takes."""
+        run = self._runs.get(hop)
+        if run is None:
+            return
+        while run.firsts and run.firsts[-1] >= end:
+            self.bytes -= run.pop()
+        if not run.firsts:
+            del self._runs[hop]
+        elif run.end > end:
+            first = run.firsts[-1]
+            run.groups[-1] = self._part(run.groups[-1], 0, end - first)
+            run.end = end
+
+    def drop(self, hop: Handle) -> None:
+        run = self._runs.pop(hop, None)
+        if run is not None:
+            self.bytes -= run.bytes
+
+    def _used(self, hop: Handle) -> _Run | None:
+        run = self._runs.pop(hop, None)
+        if run is not None:
+            self._runs[hop] = run
+        return run
+
+    def _make_room(self, hop: Handle, cost: int) -> bool:
+        """Drop other hops' runs, oldest use first, until `cost` more bytes fit. Drops none if that would not help."""
+        own = self._runs.get(hop)
+        if cost + (0 if own is None else own.bytes) > self.limit:
+            return False
+        while self.bytes + cost > self.limit:
+            oldest = next(other for other in self._runs if other != hop)
+            self.drop(oldest)
+            self.dropped += 1
+        return True
+
+    def _part(self, group: Rows, offset: int, count: int) -> Rows:
+        size = self._row_bytes
+        return memoryview(group)[offset * size : (offset + count) * size]

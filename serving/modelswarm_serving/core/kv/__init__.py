@@ -1,0 +1,1 @@
+"""KV pages: allocation, admission, transfer."""

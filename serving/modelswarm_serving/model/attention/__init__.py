@@ -1,0 +1,1 @@
+"""Paged attention, the KV cache and the layout of one packed step."""

@@ -1,0 +1,1 @@
+"""The sampler: filters and counter-based noise."""

@@ -1,0 +1,69 @@
+"""Top-k, top-p and min-p as one threshold per row: a token stays iff its score reaches the row's cut.
+
+The order is that of transformers' generate (`GenerationMixin._get_logits_processor`: temperature, top-k, top-p, min-p)
+and so is each rule, except that equal scores at a cut stay together. Computed on the best K scores of each row; the
+outcome does not depend on K, or `complete` says that K was too small. Shared by `sampler.py` and `margins.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.sampling.noise import Floats
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Thresholds of S rows, in scaled scores (after temperature); -inf where a filter is off."""
+
+    top_k: Floats  # the k-th best score
+    mass_before: Floats  # [S, K]: probability of what ranks higher, after top-k
+    top_p: Floats
+    min_p: Floats
+
+    @property
+    def lowest(self) -> Floats:
+        """Scores from here on stay."""
+        lowest: Floats = np.maximum(np.maximum(self.top_k, self.top_p), self.min_p)
+        return lowest
+
+
+def is_filtered(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+def find_cut(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> Cut:
+    """`best` [S, K]: scaled scores in falling order; `log_total` [S]: logsumexp of each whole row."""
+    width = best.shape[1]
+    k = np.array([s.top_k if 0 < s.top_k <= width else 0 for s in samplings])
+    p = np.array([s.top_p for s in samplings])
+    min_p = np.array([s.min_p for s in samplings])
+    rows = np.arange(len(samplings))
+    kth = np.where(k > 0, best[rows, np.maximum(k, 1) - 1], -np.inf)
+    with np.errstate(divide="ignore"):
+        relative = best[:, 0] + np.log(min_p)
+    mass = np.where(best >= kth[:, None], np.exp(best - best[:, :1]), 0.0)
+    sums = np.cumsum(mass, axis=1)  # left to right, so that more columns change nothing
+    total = np.where(k > 0, sums[:, -1], np.exp(log_total - best[:, 0]))
+    before = (sums - mass) / total[:, None]
+    in_nucleus = (before < p[:, None]) & (mass > 0.0)
+    in_nucleus[:, 0] = True  # one token always stays
+    smallest = np.where(in_nucleus, best, np.inf).min(axis=1)
+    return Cut(kth, before, np.where(p < 1.0, smallest, -np.inf), relative)
+
+
+def complete(cut: Cut, best: Floats, samplings: Sequence[Sampling], vocab: int) -> Flags:
+    """Whether the K best scores decide the row: nothing outside of them can reach the cut."""
+    width = best.shape[1]
+    if width == vocab:
+        return np.ones(len(samplings), dtype=np.bool_)
+    wide_enough = np.array([s.top_k < width for s in samplings])
+    flags: Flags = wide_enough & (cut.lowest > best[:, -1])
+    return flags

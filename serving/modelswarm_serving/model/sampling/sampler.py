@@ -1,0 +1,112 @@
+"""Picks the next token of many sessions at once, each by its own parameters.
+
+Called by the tail's span with the logits of the rows that asked for a pick. A pick is a pure function of (logits,
+parameters, log, position): see `noise.py` for R17. Penalty, then temperature, then the filters of `filters.py`, then
+the Gumbel race. Knows nothing of sessions, stop tokens or models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import Pick, Picked
+from modelswarm_serving.model.sampling.filters import Flags, complete, find_cut, is_filtered
+from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
+
+_CANDIDATES = 256  # best scores looked at first when top-p or min-p filter
+_MOST_CANDIDATES = 1024  # a larger top-k sorts the whole row
+
+
+def sample(logits: Tensor, picks: Sequence[Pick]) -> list[Picked | None]:
+    """`logits` [n, vocab] in any dtype; None where they are not finite."""
+    logits = logits.float()
+    scores = penalised(logits, picks)
+    tokens = scores.argmax(dim=-1)
+    drawn = [i for i, pick in enumerate(picks) if pick.sampling.temperature > 0.0]
+    if drawn:
+        rows = scores if len(drawn) == len(picks) else scores[drawn]
+        tokens[drawn] = torch.from_numpy(_draw(rows, [picks[i] for i in drawn])).to(tokens.device)
+    logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
+    return [
+        Picked(token, logprob) if math.isfinite(logprob) else None
+        for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+    ]
+
+
+def penalised(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
+    """Repetition penalty over all log entries, once per distinct token (transformers'
+    `RepetitionPenaltyLogitsProcessor`); the input itself when no row asks for it."""
+    if all(pick.sampling.repetition_penalty == 1.0 for pick in picks):
+        return logits
+    scores = logits.clone()
+    for row, pick in enumerate(picks):
+        penalty = pick.sampling.repetition_penalty
+        if penalty != 1.0 and pick.log:
+            seen = torch.tensor(list(set(pick.log)), device=logits.device)
+            before = logits[row, seen]
+            scores[row, seen] = torch.where(before < 0, before * penalty, before / penalty)
+    return scores
+
+
+def scaled(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """In float64: the noise decides among scores that float32 would round together."""
+    temperatures = [sampling.temperature for sampling in samplings]
+    return scores.double() / torch.tensor(temperatures, device=scores.device).double()[:, None]
+
+
+def keys_of(picks: Sequence[Pick]) -> Words:
+    """[n, 1]."""
+    keys = [draw_key(p.sampling.seed, p.sampling.choice, p.position) for p in picks]
+    return np.array(keys, dtype=np.uint64)[:, None]
+
+
+def _draw(scores: Tensor, picks: Sequence[Pick]) -> Ids:
+    """Tokens for rows that all sample: rows without filters race over the whole vocabulary."""
+    samplings = [pick.sampling for pick in picks]
+    values = scaled(scores, samplings)
+    keys = keys_of(picks)
+    tokens = np.zeros(len(picks), dtype=np.int64)
+    plain = [i for i, sampling in enumerate(samplings) if not is_filtered(sampling)]
+    if plain:
+        everything = np.arange(scores.shape[1], dtype=np.int64)[None]
+        tokens[plain] = race(values[plain].cpu().numpy(), everything, keys[plain])
+    rest = [i for i, sampling in enumerate(samplings) if is_filtered(sampling)]
+    width = _width(samplings, scores.shape[1])
+    while rest:
+        chosen, done = _draw_filtered(values[rest], [samplings[i] for i in rest], keys[rest], width)
+        tokens[[i for i, ok in zip(rest, done, strict=True) if ok]] = chosen[done]
+        rest = [i for i, ok in zip(rest, done, strict=True) if not ok]
+        width = scores.shape[1]
+    return tokens
+
+
+def _width(samplings: Sequence[Sampling], vocab: int) -> int:
+    widest = max(sampling.top_k for sampling in samplings) + 1
+    wanted = max(_CANDIDATES, widest) if widest <= _MOST_CANDIDATES else _CANDIDATES
+    return min(wanted, vocab)
+
+
+def _draw_filtered(
+    values: Tensor, samplings: Sequence[Sampling], keys: Words, width: int
+) -> tuple[Ids, Flags]:
+    """The race among the `width` best of each row, and for which rows that is the whole truth."""
+    best, ids = torch.topk(values, width, dim=-1)
+    top = best.cpu().numpy()
+    totals = torch.logsumexp(values, dim=-1).cpu().numpy()
+    cut = find_cut(top, totals, samplings)
+    kept = np.where(top >= cut.lowest[:, None], top, -np.inf)
+    return race(kept, ids.cpu().numpy(), keys), complete(cut, top, samplings, values.shape[1])
+
+
+def race(values: Floats, ids: Ids, keys: Words) -> Ids:
+    """Gumbel-max over the columns: the winner's token id per row."""
+    runs = values + gumbel(keys, ids)
+    winners = runs.argmax(axis=1)
+    chosen: Ids = np.take_along_axis(np.broadcast_to(ids, runs.shape), winners[:, None], axis=1)
+    return chosen[:, 0]

@@ -1,0 +1,1 @@
+"""A span of transformer blocks, loaded from a Hugging Face checkpoint."""

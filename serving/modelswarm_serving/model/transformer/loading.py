@@ -1,0 +1,169 @@
+"""Builds the part of a Hugging Face model that a span needs, and reads only its tensors.
+
+A subclass of the model's class drops in `__init__` what the span does not own, so `from_pretrained` (which builds on
+the meta device) never allocates it; the state dict holds lazy safetensors slices. Called by `span.load_span`;
+`guards.py` checks the outcome. Knows nothing of pages or steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.utils import logging
+
+from modelswarm.checkpoint.families import LAYER_TYPES, ROPE_TYPES
+from modelswarm.checkpoint.tensor_index import read_tensors
+from modelswarm.checkpoint.tensor_names import Part
+from modelswarm.errors import ModelSourceError
+from modelswarm_serving.model.attention.attention import NAME
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSpan:
+    """The modules of one span; `None` where the span has no use for them."""
+
+    config: PreTrainedConfig  # cut to the span's blocks
+    body: nn.Module  # the base model: rope and `layers`, its final norm is the identity
+    embed: nn.Module | None
+    norm: nn.Module | None
+    head: Tensor | None  # [hidden, vocab]
+    softcap: float | None  # of the logits
+
+    @property
+    def head_dim(self) -> int:
+        config = self.config
+        given = getattr(config, "head_dim", None)
+        return int(given or config.hidden_size // config.num_attention_heads)
+
+
+def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.device) -> LoadedSpan:
+    """Read the blocks, and what head or tail need; every problem of the folder is a ModelSourceError."""
+    config = _text_config(folder)
+    config.tie_word_embeddings = part.tied
+    check_config(config, folder)
+    slices = _lazy_slices(folder, part)
+    span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
+    # transformers would report on stderr what is raised below in one sentence
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    model, info = span_class.from_pretrained(
+        None,
+        config=config,
+        state_dict=slices,
+        dtype=dtype,
+        attn_implementation=NAME,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    if info["missing_keys"]:
+        names = ", ".join(sorted(info["missing_keys"])[:4])
+        raise ModelSourceError("model", f"{folder} lacks weights for {names}")
+    if info["mismatched_keys"]:
+        name, found, expected = min(info["mismatched_keys"])
+        raise ModelSourceError(
+            "model",
+            f"{folder} has {name} of shape {tuple(found)} where config.json says {tuple(expected)}",
+        )
+    return _take_apart(model.eval().requires_grad_(False).to(device), part)
+
+
+def check_config(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse what would run without an error and be wrong."""
+    strange = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    if strange:
+        allowed = ", ".join(sorted(LAYER_TYPES))
+        raise ModelSourceError(
+            "model", f"{folder} has layer types {sorted(strange)}; supported are {allowed}"
+        )
+    for rope in _rope_types(config):
+        if rope not in ROPE_TYPES:
+            allowed = ", ".join(sorted(ROPE_TYPES))
+            raise ModelSourceError(
+                "model", f"{folder} uses {rope!r} rotary positions; supported are {allowed}"
+            )
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ModelSourceError("model", f"{folder} uses bidirectional attention; causal is needed")
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """Gemma 3 has one set of parameters per layer type, the others have one."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in parameters:
+        return {str(parameters["rope_type"])}
+    return {str(each["rope_type"]) for each in parameters.values() if isinstance(each, dict)}
+
+
+def _text_config(folder: Path) -> PreTrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ModelSourceError("model", f"{folder / 'config.json'} is refused: {error}") from error
+    text: PreTrainedConfig = getattr(config, "text_config", None) or config
+    return copy.deepcopy(text)
+
+
+def _lazy_slices(folder: Path, part: Part) -> dict[str, Any]:
+    """Canonical name -> lazy slice, of the needed names only, so other shards need not exist."""
+    entries = read_tensors(folder, part.needs)
+    files = {entry.file for entry in entries.values()}
+    handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
+    return {
+        name: handles[entry.file].get_slice(entry.stored_name) for name, entry in entries.items()
+    }
+
+
+def _trimmed_class(base: Any, part: Part) -> Any:
+    """`base` without what the part does not need. Placeholders keep absolute indices, so that names match and
+    per-block choices were made from the whole configuration."""
+
+    def __init__(self: Any, config: PreTrainedConfig) -> None:
+        base.__init__(self, config)
+        for index in range(part.n_blocks):
+            if not part.first <= index < part.last:
+                self.model.layers[index] = nn.Identity()
+        if not part.is_tail:
+            self.model.norm = nn.Identity()
+            self.lm_head = nn.Identity()
+        if not part.needs_embedding:
+            self.model.embed_tokens = nn.Identity()
+
+    ties = base._tied_weights_keys if part.tied and part.is_tail else {}
+    # transformers judges attention support by the module of the class
+    members = {"__init__": __init__, "__module__": base.__module__, "_tied_weights_keys": ties}
+    return type(f"Span{base.__name__}", (base,), members)
+
+
+def _take_apart(model: Any, part: Part) -> LoadedSpan:
+    body = model.model
+    owned = list(body.layers[part.first : part.last])
+    for module in body.modules():
+        if hasattr(module, "layer_idx"):
+            module.layer_idx -= part.first
+    body.layers = nn.ModuleList(owned)
+    config = body.config
+    config.num_hidden_layers = len(owned)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[part.first : part.last]
+    norm, body.norm = body.norm, nn.Identity()
+    embed, body.embed_tokens = body.embed_tokens, nn.Identity()
+    return LoadedSpan(
+        config=config,
+        body=body,
+        embed=embed if part.is_head else None,
+        norm=norm if part.is_tail else None,
+        head=_head(model.lm_head.weight, part) if part.is_tail else None,
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _head(weight: Tensor, part: Part) -> Tensor:
+    """In the layout of `compact.py`, except where that would make a second copy of the embedding."""
+    shared = part.tied and part.is_head
+    return weight.t() if shared else weight.t().contiguous()

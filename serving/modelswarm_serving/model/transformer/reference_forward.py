@@ -1,0 +1,36 @@
+"""Runs packed rows through a loaded span by the model class's own forward: the truth at start-up.
+
+Only `guards.py` uses it, once, before `compact.py` takes the weights over. Attention inside is `attention.py`'s.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from modelswarm_serving.model.transformer.loading import LoadedSpan
+
+
+def own_forward(loaded: LoadedSpan, rows: Tensor, positions: Tensor, blocks: int) -> Tensor:
+    """[T, hidden] through the span's first `blocks` blocks."""
+    view = _first_blocks(loaded.body, blocks)
+    output = view(
+        inputs_embeds=rows.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
+    )
+    hidden: Tensor = output.last_hidden_state[0]
+    return hidden
+
+
+def _first_blocks(body: Any, count: int) -> Any:
+    """The base model with fewer layers; all modules are shared."""
+    view = copy.copy(body)
+    view._modules = dict(body._modules)
+    view._modules["layers"] = nn.ModuleList(list(body.layers)[:count])
+    config = copy.copy(body.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    view.config = config
+    return view

@@ -1,0 +1,94 @@
+"""What is checked at start-up, because each of these faults would otherwise give wrong text without an error.
+
+Missing tensors and unknown layer types are refused while loading (`loading.py`); here the loaded span is run once,
+by the model's own forward and then in its compact form. Reference: the engine notes, section 1.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from modelswarm.errors import ModelSourceError
+from modelswarm_serving.model.attention.attention import Call, attending
+from modelswarm_serving.model.attention.kv_cache import PagePool
+from modelswarm_serving.model.attention.step_layout import Batch
+from modelswarm_serving.model.base import Work
+from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.loading import LoadedSpan
+from modelswarm_serving.model.transformer.reference_forward import own_forward
+
+_ROWS = 4
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Of the largest value; a wrong operation is off by far more than rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the model's own forward did with the trial rows."""
+
+    rows: Tensor
+    batch: Batch
+    output: Tensor
+    calls: list[Call]
+
+
+@torch.inference_mode()
+def try_own_forward(loaded: LoadedSpan, pool: PagePool, folder: Path) -> Trial:
+    """Run a few rows through all blocks and through none."""
+    shape, hidden = pool.shape, loaded.config.hidden_size
+    rows = torch.linspace(-1, 1, _ROWS * hidden, device=pool.device).view(_ROWS, hidden)
+    rows = rows.to(pool.dtype)
+    count = min(_ROWS, shape.pages * shape.page_size)
+    work = Work(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
+    batch = Batch([work], pool)
+    calls: list[Call] = []
+    with attending(batch, pool, calls):
+        output = own_forward(loaded, rows[:count], batch.positions, shape.blocks)
+        unchanged = own_forward(loaded, rows[:count], batch.positions, 0)
+    check_calls(calls, shape.blocks, folder)
+    check_identity(rows[:count], unchanged, folder)
+    return Trial(rows[:count], batch, output, calls)
+
+
+@torch.inference_mode()
+def try_compact(blocks: Blocks, trial: Trial, pool: PagePool, folder: Path) -> None:
+    """The same rows in compact form must give the same, by the same attention."""
+    calls: list[Call] = []
+    with attending(trial.batch, pool, calls):
+        output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
+    for store in pool.blocks:
+        store[: trial.batch.rows] = 0
+    check_same(output, trial.output, folder)
+    if calls != trial.calls:
+        raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
+
+
+def check_calls(calls: list[Call], blocks: int, folder: Path) -> None:
+    """Some model classes ignore an attention name they do not know."""
+    if [call.index for call in calls] != list(range(blocks)):
+        raise ModelSourceError(
+            "model",
+            f"{folder} cannot be served: its {blocks} blocks made {len(calls)} attention calls",
+        )
+
+
+def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:
+    """Some models change the rows outside of their blocks, which a middle span would do once more."""
+    if not torch.equal(before, after):
+        raise ModelSourceError(
+            "model", f"{folder} cannot be split: rows change outside of its blocks"
+        )
+
+
+def check_same(output: Tensor, expected: Tensor, folder: Path) -> None:
+    """The compact blocks must compute what the model class computes."""
+    limit = _TOLERANCE[expected.dtype] * float(expected.abs().max())
+    worst = float((output - expected).abs().max())
+    if not worst <= limit:
+        raise ModelSourceError(
+            "model", f"{folder} cannot be served: its blocks differ from the model's by {worst:.2g}"
+        )

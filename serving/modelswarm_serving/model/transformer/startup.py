@@ -1,0 +1,125 @@
+"""Turns a model folder and the operator's wishes into a ready `TransformerSpan`, or into one clear sentence.
+
+Called by the server's main. Sizes the page pool, loads the blocks and runs the guards. Knows no sockets or sessions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.errors import UserError
+from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm_serving.model.attention.kv_cache import PagePool, PoolShape
+from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.loading import load_modules
+from modelswarm_serving.model.transformer.self_check import try_compact, try_own_forward
+from modelswarm_serving.model.transformer.span import TransformerSpan
+
+_DEFAULT_SESSIONS = 8  # pages for so many sessions of full length
+_DEFAULT_LIMIT = 1 << 30  # but not more bytes than this
+
+
+@dataclass(frozen=True, slots=True)
+class SpanOptions:
+    """What the operator may choose; None means what the model says, or a default."""
+
+    dtype: str = "float32"
+    threads: int | None = None
+    pages: int | None = None  # excludes `memory`
+    memory: int | None = None  # bytes, for weights and pages; on a CPU for kept rows, too
+    replay_memory: int | None = None  # bytes of the host; None: a row of every position is kept
+    page_size: int = 16
+    max_length: int | None = None
+    device: str = "cpu"
+    tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
+
+
+def load_span(
+    folder: Path, first: int, last: int, options: SpanOptions | None = None
+) -> TransformerSpan:
+    """Load blocks [first, last) and check them; raises UserError with one sentence."""
+    options = options or SpanOptions()
+    shape, facts = plan_shape(folder, first, last, options)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    device = torch.device(options.device)
+    loaded = load_modules(folder, facts.outline.part(first, last), dtype, device)
+    kv_heads = facts.kv_elements // 2 // loaded.head_dim
+    pool_shape = PoolShape(
+        last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
+    )
+    pool = PagePool(pool_shape, dtype, device)
+    trial = try_own_forward(loaded, pool, folder)
+    blocks = Blocks(loaded.body, dtype)
+    try_compact(blocks, trial, pool, folder)
+    return TransformerSpan(loaded, blocks, pool, shape)
+
+
+def plan_shape(
+    folder: Path, first: int, last: int, options: SpanOptions
+) -> tuple[ModelShape, ModelFacts]:
+    """Everything that can be refused before any tensor is read."""
+    _check_options(options)
+    facts = read_facts(folder, (first, last))
+    outline = facts.outline
+    check_tokenizer(options.tokenizer or folder, outline.vocab)
+    length = options.max_length or outline.context
+    if length > outline.context:
+        raise UserError(
+            "max_length",
+            f"{length} is more than the model's context of {outline.context} positions",
+        )
+    shape = ModelShape(
+        first=first,
+        last=last,
+        n_blocks=outline.n_blocks,
+        row_bytes=facts.row_bytes(options.dtype),
+        page_size=options.page_size,
+        total_pages=_pages(facts, first, last, length, options),
+        max_length=length,
+        vocab_size=outline.vocab,
+        kv_bytes=facts.kv_bytes(options.dtype),
+    )
+    return shape, facts
+
+
+def _check_options(options: SpanOptions) -> None:
+    if options.dtype not in DTYPES:
+        raise UserError("dtype", f"{options.dtype!r} is not one of {', '.join(DTYPES)}")
+    if options.pages is not None and options.memory is not None:
+        raise UserError("pages", "give either pages or memory, not both")
+    for name in ("threads", "pages", "memory", "page_size", "max_length"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(name, f"must be at least 1, not {value}")
+
+
+def _pages(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
+    if options.pages is not None:
+        return options.pages
+    page = facts.kv_bytes(options.dtype) * (last - first) * options.page_size
+    if options.memory is None:
+        wanted = _DEFAULT_SESSIONS * -(-length // options.page_size)
+        return max(1, min(wanted, _DEFAULT_LIMIT // page))
+    taken = weights = facts.weight_bytes(first, last, options.dtype)
+    beside = ""
+    if torch.device(options.device).type == "cpu":  # kept rows are in the same memory
+        if options.replay_memory is None:
+            page += replay_bytes(facts.row_bytes(options.dtype), options.page_size)
+        elif options.replay_memory:
+            taken += options.replay_memory
+            beside = f", kept rows {options.replay_memory}"
+    if options.memory < taken + page:
+        raise UserError(
+            "memory",
+            f"{options.memory} bytes leave no room for KV: the weights of blocks {first}:{last} "
+            f"take {weights}{beside} and one page takes {page}",
+        )
+    return (options.memory - taken) // page

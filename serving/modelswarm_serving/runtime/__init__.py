@@ -1,0 +1,1 @@
+"""The shell around the core: node, engine thread, probes."""

@@ -1,0 +1,302 @@
+"""A server process at work: the shell around `ServerCore`.
+
+Started by `main.py` with a loaded model. Everything happens on one event loop: what links bring goes
+into the core, what the core wants goes to links and to the engine's thread. After each event the
+core's messages leave first and a step is planned last, once per pass of the loop, so that rows that
+arrive together run together. Knows no rules of the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+from collections.abc import Callable
+from dataclasses import asdict
+
+from modelswarm.errors import UserError
+from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.process.run_files import announce, withdraw
+from modelswarm.protocol.heartbeat import BUSY_SECONDS
+from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.link.handshake import lease_fault
+from modelswarm.protocol.link.links import Links
+from modelswarm.protocol.messages import (
+    Hello,
+    Item,
+    Lane,
+    ModelFileRequest,
+    Role,
+    Send,
+    reply_address,
+)
+from modelswarm_serving.beats import BeatTimer
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import COPY_RATE, ServerSettings, row_window
+from modelswarm_serving.core.stall_estimator import PULSE_SECONDS
+from modelswarm_serving.metrics import Metrics
+from modelswarm_serving.model.base import Model, ModelShape
+from modelswarm_serving.runtime.engine import Engine, StepDone
+from modelswarm_serving.runtime.hello import Introduction
+from modelswarm_serving.runtime.liveness import Health
+from modelswarm_serving.runtime.model_files import ModelFiles, chunks
+from modelswarm_serving.runtime.probe_server import Page
+from modelswarm_serving.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_FILE_REQUESTS = 256  # that may wait
+_PAUSE_SECONDS = 0.002  # when nothing but copies waits, which have had their share
+_LOOK_SECONDS = 0.05  # while it leaves: whether somebody still needs it
+_FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
+
+
+class Node:
+    def __init__(
+        self,
+        settings: Settings,
+        model: Model,
+        files: ModelFiles,
+        revision: str,
+        health: Health,
+        page: Page | None = None,
+    ) -> None:
+        self._settings = settings
+        self._model = model
+        self._peer = peer_id(settings.name, settings.incarnation)
+        core_settings = ServerSettings(
+            Address(self._peer, ""),
+            lease_seconds=settings.lease_seconds,
+            token_budget=settings.token_budget,
+            row_window=row_window(model.shape.row_bytes),
+            replay_bytes=replay_limit(settings, model.shape),
+            copy_rate=COPY_RATE,
+        )
+        self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
+        self._introduction = Introduction(settings, self._peer, model.shape, revision)
+        self._files = files
+        self._metrics = Metrics(settings.served_name, model.shape)
+        self._health, self._page = health, page
+        if page is not None:
+            page.registry = self._metrics.registry
+        self._beats = BeatTimer(random.random, settings.beat_seconds)
+        self._planned = False  # a plan is due in this pass of the loop
+        self._stepping = False
+        self._pausing = False  # nothing but copies waits, for their next turn
+        self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
+        self._leaving = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._fault: Exception | None = None  # of ours; the process ends with it
+
+    async def run(self) -> None:
+        """Serve until a signal, and then until the sessions are elsewhere. UserError when it cannot start to."""
+        loop = asyncio.get_running_loop()
+        self._clock: Callable[[], float] = loop.time
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self._engine = Engine(self._model, self._stepped)
+        self._links = Links(self._introduction.hello(self._core.longest_session), self)
+        target = await self._listen(self._settings.listen)
+        self._announce(target)
+        self._health.serves()
+        log.info("%s serves at %s", self._peer, target)
+        work = (
+            self._tick(),
+            self._pulse(),
+            self._send_files(),
+            self._drain(),
+            self._stop.wait(),
+        )
+        tasks = [loop.create_task(each) for each in work]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # a helper ends only by a fault of ours, and then so does the process
+            if self._fault is not None:
+                raise self._fault
+        finally:
+            self._withdraw()
+            for task in tasks:
+                task.cancel()
+            await self._links.close()
+
+    def _withdraw(self) -> None:
+        """Nobody new is to come."""
+        self._health.leaves()
+        if self._settings.members is not None:
+            withdraw(self._settings.members / f"{self._settings.name}.json")
+
+    async def _drain(self) -> None:
+        """After the first signal: all gateways hear that this server leaves, and move their sessions away (R13).
+
+        Returns when nobody needs it any more, or when the time is over.
+        """
+        await self._leaving.wait()
+        self._withdraw()
+        began = self._clock()
+        self._core.leave(began)
+        self._settle()
+        beat = self._core.beat()
+        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._beats.peers])
+        while self._core.in_use(self._clock()):
+            if self._clock() - began >= self._settings.drain_seconds:
+                log.warning("leaves with sessions that nobody has moved")
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+        log.info("leaves after %.1f s", self._clock() - began)
+
+    # What links bring (LinkHandler)
+
+    def linked(self, peer: PeerId, hello: Hello) -> None:
+        if hello.role is Role.GATEWAY:
+            self._beats.join(peer)
+            if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
+                log.warning("%s", fault)
+        lease = hello.lease_ms / 1000
+        self._core.connected(peer, hello.role, self._clock(), hello.target, lease)
+        self._settle()
+
+    def unlinked(self, peer: PeerId, reason: str) -> None:
+        self._beats.leave(peer)
+        self._core.disconnected(peer, self._clock())
+        self._settle()
+
+    def received(self, peer: PeerId, items: list[Item]) -> None:
+        now = self._clock()
+        for item in items:
+            if type(item) is ModelFileRequest:
+                self._want_file(peer, item.name)
+            else:
+                self._core.receive(peer, item, now)
+        self._settle()
+
+    # What the core wants
+
+    def _settle(self) -> None:
+        """Send what the core has to say, then see whether there is a step to run."""
+        sends = self._core.drain()
+        if sends:
+            self._links.send(sends)
+            now = self._clock()
+            for send in sends:
+                self._beats.sent(send.to.peer, now)
+        if not self._planned and not self._stepping:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self._plan)
+
+    def _plan(self) -> None:
+        self._planned = False
+        if self._stepping or self._stop.is_set():
+            return
+        try:
+            batch = self._core.plan_step(self._clock())
+        except Exception as fault:
+            self._end(fault)
+            return
+        if batch:
+            self._stepping = True
+            self._health.step_began()
+            self._engine.submit(batch)
+        elif self._core.copies_wait and not self._pausing:
+            self._pausing = True
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._copy_on)
+
+    def _copy_on(self) -> None:
+        self._pausing = False
+        if not self._planned:
+            self._plan()
+
+    def _stepped(self, done: StepDone) -> None:
+        self._stepping = False
+        self._health.step_ended()
+        now = self._clock()
+        try:
+            if done.error is None:
+                self._core.finish_step(done.results, now)
+            else:
+                self._core.fail_step(done.error, now)
+        except Exception as fault:
+            self._end(fault)
+            return
+        self._settle()
+        self._metrics.step(done.rows, done.seconds, done.error is not None)
+
+    def _end(self, fault: Exception) -> None:
+        """The loop would only log it, and the sessions of that step would stand still for ever."""
+        self._fault = fault
+        self._stop.set()
+
+    # Time, files, signals
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(BUSY_SECONDS)
+            now = self._clock()
+            self._health.turned()
+            self._core.tick(now)
+            self._settle()
+            stats = self._core.stats
+            self._metrics.show(stats)
+            due = self._beats.due(now, self._core.busy_gateways)
+            if due:
+                beat = self._core.beat()
+                self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
+
+    async def _pulse(self) -> None:
+        while True:
+            seconds = PULSE_SECONDS if self._core.runs else BUSY_SECONDS
+            await asyncio.sleep(seconds)
+            self._core.pulse(self._clock(), seconds)
+
+    def _want_file(self, peer: PeerId, name: str) -> None:
+        try:
+            self._wanted.put_nowait((peer, name))
+        except asyncio.QueueFull:
+            self._links.unlink(peer, "too many requests for model files")
+
+    async def _send_files(self) -> None:
+        while True:
+            peer, name = await self._wanted.get()
+            content = await asyncio.to_thread(self._files.read, name)
+            for chunk in chunks(name, content):
+                while self._links.queued(peer, Lane.BULK) > _FILE_AHEAD:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                self._links.send([Send(reply_address(peer), Lane.BULK, chunk)])
+
+    def _on_signal(self) -> None:
+        if self._leaving.is_set():
+            os._exit(1)  # asked twice: whatever hangs, hang no longer
+        self._leaving.set()
+
+    # Start
+
+    async def _listen(self, target: str) -> str:
+        try:
+            return await self._links.listen(target)
+        except OSError as error:
+            raise UserError("--listen", f"cannot listen on {target}: {why(error)}") from error
+
+    def _announce(self, target: str) -> None:
+        folder = self._settings.members
+        if folder is None:
+            return
+        page = "" if self._page is None else self._page.target
+        try:
+            member = self._introduction.member(target, page)
+            announce(folder / f"{member.name}.json", asdict(member))
+        except OSError as error:
+            raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
+
+
+def replay_limit(settings: Settings, shape: ModelShape) -> int:
+    """Bytes of host memory that kept rows may take."""
+    if settings.replay_memory is not None:
+        return settings.replay_memory
+    return replay_bytes(shape.row_bytes, shape.total_pages * shape.page_size)
+
+
+def why(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,80 @@
+"""The HTTP port that the kubelet and Prometheus ask: /live, /ready, /metrics.
+
+Opened by `main.py` before the model is loaded, so that a server that loads for an hour is seen to live. It answers
+from threads of its own: a busy event loop delays no probe, and one that stands still is told of. Knows no node.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from modelswarm_serving.runtime.liveness import Health
+
+IDLE_SECONDS = 5.0  # after that, a connection that says nothing is closed
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, page: Page) -> None:
+        self.page = page
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked is gone: nothing to tell."""
+
+
+class Page:
+    def __init__(self, target: str, health: Health) -> None:
+        """Answers on "host:port" (0: any port) from now on. OSError if it cannot be had."""
+        self.health = health
+        self.registry = CollectorRegistry()  # the node puts its own here, once there is one
+        host, _, port = target.rpartition(":")
+        self._server = _Server(host.strip("[]"), int(port), self)
+        self.target = f"{host}:{self._server.server_port}"
+        serve = self._server.serve_forever
+        threading.Thread(
+            target=serve, name="page", kwargs={"poll_interval": 60}, daemon=True
+        ).start()
+
+    def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
+        """Status, content type, body."""
+        if path == "/metrics":
+            encode, kind = choose_encoder(accept)
+            return 200, kind, encode(self.registry)
+        if path == "/live":
+            return _verdict("live", self.health.stuck)
+        if path == "/ready":
+            return _verdict("ready", self.health.unready)
+        return 404, "text/plain", b"here are /live, /ready and /metrics\n"
+
+
+def _verdict(what: str, reason: str | None) -> tuple[int, str, bytes]:
+    body = json.dumps({what: reason is None, "reason": reason}).encode() + b"\n"
+    return 200 if reason is None else 503, "application/json", body
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        status, kind, body = self.server.page.answer(path, self.headers.get("Accept", ""))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """A probe every second is no news."""

@@ -1,0 +1,203 @@
+"""The judge of chaos finds what is wrong, and only that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chaos.schedule import LEASE_SECONDS
+from support.chaos.clients import Heard
+from support.chaos.oracle import ANOTHER, PATIENCE, Judge, Outage
+from support.chaos.reference import check_text
+from support.models.tiny_models import write_tokenizer
+from support.processes.pids import gone_within, group_alive
+from support.processes.swarm import Answer, Ask
+from tokenizers import Tokenizer
+
+TWIN = Answer(Ask((1, 2, 3), 4), (7, 8, 9, 7), (3, 4, 5, 6), "abca", "length")
+CUT = replace(TWIN, tokens=(7, 8), positions=(3, 4), text="ab", finish="")
+KILL = Outage(95.0, 95.0, killed=True)  # of the gateway, while all of this happens
+LONG_AGO = Outage(20.0, 20.0, killed=True)
+LEAVES = Outage(85.0, 115.0, killed=True)
+FROZEN = Outage(91.0, 99.0, killed=False)
+NOTHING = replace(CUT, tokens=(), positions=(), text="")
+NAMED = replace(TWIN.ask, session="s")
+
+
+def heard(answer: Answer, code: str = "", **changes: object) -> Heard:
+    made = Heard("c0", answer, TWIN, began=90.0, ended=100.0, asked=90.0, code=code)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def judged(said: Heard, outages: tuple[Outage, ...] = (), gateways: int = 1) -> list[str]:
+    judge = Judge(10.0, outages, None, gateways)
+    judge.hear(said)
+    return judge.wrong
+
+
+@pytest.mark.parametrize(
+    "answer",
+    (
+        replace(TWIN, positions=(3, 4, 4, 5)),  # doubled
+        replace(TWIN, positions=(3, 4, 6, 7)),  # one is missing
+        replace(TWIN, tokens=(7, 8, 8, 7)),  # another token
+        replace(TWIN, text="abc"),  # the text does not belong to the tokens
+        replace(TWIN, tokens=(7, 8), positions=(3, 4), text="ab"),  # ends too early, and says it is whole
+        replace(TWIN, tokens=(*TWIN.tokens, 1), positions=(3, 4, 5, 6, 7)),  # goes on too long
+        replace(TWIN, finish="stop"),
+        replace(CUT, tokens=(7, 9)),
+        replace(CUT, text="abb"),  # a piece of text came twice, and then it broke off
+        replace(CUT, text="b"),  # one was lost
+    ),
+)  # fmt: skip
+def test_a_wrong_answer_is_found(answer: Answer) -> None:
+    assert judged(heard(answer, "" if answer.finish else "UNAVAILABLE"), (KILL,))
+
+
+def test_the_right_answer_is_right() -> None:
+    assert not judged(heard(TWIN))
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "outages"),
+    (
+        (CUT, "", ()),  # no finish and no error
+        (CUT, "UNAVAILABLE", ()),  # nobody killed the gateway
+        (CUT, "UNAVAILABLE", (LONG_AGO,)),  # not then
+        (CUT, "UNAVAILABLE", (FROZEN,)),  # who stands still keeps its connections, and goes on
+        (CUT, "session_lost", ()),
+        (CUT, "session_lost", (LONG_AGO,)),
+        (CUT, "session_lost", (KILL,)),  # its tail lives, and has it
+        (NOTHING, "model_not_found", (LONG_AGO,)),
+        (NOTHING, "session_elsewhere", ()),  # there is no other gateway
+        (CUT, "session_elsewhere", (KILL,)),
+        (CUT, "no_capacity", ()),  # too late for that
+        (CUT, "stream_broken", (KILL,)),
+        (CUT, "internal_error", (KILL,)),
+        (CUT, "DEADLINE_EXCEEDED", (KILL,)),
+    ),
+)
+def test_an_end_that_is_not_honest_is_found(
+    answer: Answer, code: str, outages: tuple[Outage, ...]
+) -> None:
+    assert judged(heard(answer, code), outages)
+
+
+def test_honest_ends_are_right() -> None:
+    assert not judged(heard(NOTHING, "no_servers"))
+    assert not judged(heard(NOTHING, "no_capacity"))
+    assert not judged(heard(replace(NOTHING, ask=NAMED), "session_elsewhere"), gateways=2)
+    assert not judged(heard(replace(NOTHING, ask=NAMED), "session_busy"), (FROZEN,))
+    assert not judged(heard(CUT, "UNAVAILABLE"), (KILL,))
+    assert not judged(heard(CUT, left=True)), "the client itself broke it off"
+
+
+def test_a_wait_beyond_its_bound_is_found() -> None:
+    assert judged(heard(TWIN, longest_wait=11.0))
+    assert not judged(heard(TWIN, longest_wait=9.0))
+
+
+def test_who_is_refused_for_ever_is_found() -> None:
+    said = heard(NOTHING, "no_capacity", asked=100.0 - PATIENCE - 1.0)
+    assert judged(said)
+    assert not judged(replace(said, asked=100.0 - PATIENCE + 1.0))
+
+
+@pytest.mark.parametrize(
+    ("died", "last_wait", "forks", "right"),
+    (
+        (94.0, 6.0, False, True),  # the tail, after the last token
+        (LEAVES, 6.0, False, True),
+        (80.0, 6.0, False, False),  # long before it: another one had taken its place
+        (None, 6.0, False, False),  # nobody had a reason to lose anything
+        (None, 2 * LEASE_SECONDS + 1.0, False, True),  # the servers do not keep it for longer
+        (None, 6.0, True, True),  # a gateway that heard of nobody has begun it once more
+    ),
+)
+def test_what_is_lost_with_a_gateway_is_what_its_tail_lost_as_well(
+    died: float | Outage | None, last_wait: float, forks: bool, right: bool
+) -> None:
+    loss = Outage(died, died, killed=True) if isinstance(died, float) else died
+    losses = () if loss is None else (loss,)
+    for said in (
+        heard(CUT, "session_lost", last_wait=last_wait),
+        heard(CUT, "invalid_request", last_wait=last_wait, details=f"it {ANOTHER}"),
+    ):
+        judge = Judge(10.0, (KILL,), None, gateways=2, losses=losses, forks=forks)
+        judge.hear(said)
+        assert bool(judge.wrong) is not right
+    nobody = Judge(10.0, (), None, gateways=2, losses=losses, forks=forks)
+    nobody.hear(heard(CUT, "session_lost", last_wait=last_wait))
+    assert nobody.wrong, "no gateway was hurt"
+
+
+def test_a_connection_that_breaks_off_though_no_gateway_was_hurt_is_found() -> None:
+    """Readers go on elsewhere, so that the answer itself is right."""
+    assert judged(heard(TWIN, breaks=1))
+    assert judged(heard(TWIN, breaks=1), (LONG_AGO,))
+    assert not judged(heard(TWIN, breaks=1), (KILL,))
+    assert not judged(heard(TWIN, breaks=1), (FROZEN,))
+
+
+def test_an_answer_that_parted_at_a_near_tie_has_its_length_all_the_same() -> None:
+    judge = Judge(10.0, (), lambda twin, answer: None)
+    parted = replace(TWIN, tokens=(7, 8, 8, 8))
+    judge.hear(heard(parted))
+    assert not judge.wrong
+    judge.hear(heard(replace(parted, tokens=(7, 8, 8), positions=(3, 4, 5))))
+    assert judge.wrong, "a token was lost at its end"
+
+
+def test_a_text_that_does_not_belong_to_its_tokens_is_found(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, 300)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokens = tuple(tokenizer.encode("abca").ids)
+    right = replace(TWIN, tokens=tokens)
+    check_text(tokenizer, right)
+    check_text(tokenizer, replace(right, text="abc", finish=""))
+    for wrong in (
+        replace(right, text="abcaa"),
+        replace(right, text="abc"),
+        replace(right, text="bca", finish=""),
+    ):
+        with pytest.raises(AssertionError):
+            check_text(tokenizer, wrong)
+
+
+def test_a_child_that_outlives_its_process_is_found() -> None:
+    """It has its parent's group, which is that of nobody else."""
+    parent = subprocess.Popen(
+        ("sh", "-c", "sleep 60 & echo; exec sleep 60"), process_group=0, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    parent.stdout.close()
+    parent.kill()
+    parent.wait()
+    try:
+        assert gone_within([parent.pid], 5.0)
+        assert not gone_within([parent.pid], 0.1, group_alive)
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+    assert gone_within([parent.pid], 5.0, group_alive)
+
+
+def test_where_arithmetic_rounds_a_difference_is_settled_by_the_model() -> None:
+    settled: list[tuple[Answer, Answer]] = []
+
+    def settle(twin: Answer, answer: Answer) -> None:
+        settled.append((twin, answer))
+        assert answer.tokens[2] != 1, "no near tie"
+
+    judge = Judge(10.0, (), settle)
+    tie, wrong = replace(TWIN, tokens=(7, 8, 8, 8)), replace(TWIN, tokens=(7, 8, 1, 1))
+    for answer in (TWIN, tie, wrong):
+        judge.hear(heard(answer))
+    assert not judge.wrong, "it takes long, and comes last"
+    judge.finish()
+    assert [answer.tokens for _, answer in settled] == [tie.tokens, wrong.tokens]
+    assert len(judge.wrong) == judge.tally.near_ties == 1

@@ -1,0 +1,64 @@
+"""Long waits are allowed where a schedule takes away all servers of a span, or every way, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+from chaos.schedule import GATEWAY, Event, Fault
+from support.chaos.waiting_bounds import BACK, SOON, always_a_way, forks, longest_wait
+
+from modelswarm_gateway.generation.session_locator import ASK_AGAIN
+
+SPANS = (("a", "b"), ("c", "d"))
+OTHER = "gateway-2"
+
+
+def way(*events: Event) -> bool:
+    return always_a_way(events, SPANS, (GATEWAY,))
+
+
+def test_a_wait_is_bounded_by_the_hold_limit_only_where_sessions_may_be_held() -> None:
+    one, both = Event(1.0, Fault.KILL, ("a",)), Event(1.0, Fault.KILL, ("a", "b"))
+    assert longest_wait((one,), SPANS, (GATEWAY,), 60.0) == SOON < 60.0
+    assert longest_wait((one, both), SPANS, (GATEWAY,), 60.0) == 60.0 + SOON
+
+
+@pytest.mark.parametrize("first", (Fault.KILL, Fault.LEAVE))
+def test_who_died_is_away_until_another_one_serves(first: Fault) -> None:
+    died = Event(1.0, first, ("a",))
+    assert not way(died, Event(0.5 + BACK, Fault.FREEZE, ("b",), 3.0))
+    assert way(died, Event(1.5 + BACK, Fault.FREEZE, ("b",), 3.0))
+    assert way(died, Event(2.0, Fault.FREEZE, ("c",), 3.0)), "another span"
+    assert way(died, Event(2.0, Fault.KILL, ("a",))), "the same one"
+
+
+def test_who_stands_still_is_away_for_so_long() -> None:
+    still = Event(1.0, Fault.FREEZE, ("a",), 2.0)
+    assert not way(still, Event(2.9, Fault.SLOW_DISK, ("b",), 1.0))
+    assert way(still, Event(3.1, Fault.SLOW_DISK, ("b",), 1.0))
+
+
+def test_dead_links_count_where_no_ring_goes_around_them() -> None:
+    cut = Event(1.0, Fault.ONE_WAY, ("c", "b"), 5.0)
+    assert way(cut)
+    assert way(cut, Event(2.0, Fault.FREEZE, ("c",), 1.0))
+    assert way(cut, Event(2.0, Fault.FREEZE, ("d",), 1.0)), "c and a"
+    assert not way(cut, Event(2.0, Fault.FREEZE, ("d",), 3.0), Event(3.0, Fault.KILL, ("a",)))
+    assert not way(
+        Event(1.0, Fault.CUT_OFF, (GATEWAY, "a"), 5.0),
+        Event(2.0, Fault.CUT_OFF, ("b", GATEWAY), 1.0),
+    )
+
+
+def test_a_gateway_begins_a_session_again_only_if_it_hears_of_no_route_for_long() -> None:
+    def begins(*events: Event) -> bool:
+        return forks(events, SPANS, (GATEWAY, OTHER))
+
+    cut = Event(1.0, Fault.CUT_OFF, (GATEWAY, "a"), 5.0)
+    assert not begins(cut)
+    assert not begins(cut, Event(2.0, Fault.ONE_WAY, ("b", GATEWAY), 5.0)), "the same span"
+    assert not begins(cut, Event(2.0, Fault.ONE_WAY, ("c", OTHER), 5.0)), "another gateway"
+    assert begins(cut, Event(2.0, Fault.ONE_WAY, ("c", GATEWAY), 5.0))
+    assert begins(cut, Event(2.0, Fault.FREEZE, ("d",), ASK_AGAIN))
+    assert not begins(cut, Event(2.0, Fault.FREEZE, ("d",), ASK_AGAIN - 0.1)), "it is asked again"
+    assert not begins(cut, Event(4.0, Fault.FREEZE, ("d",), 4.0)), "a moment at a time"
+    assert not begins(cut, Event(2.0, Fault.KILL, ("d",))), "who died has nobody's session"

@@ -1,0 +1,139 @@
+"""The API level that other tests stand on: it does what it says when its parts are killed, paused and doubled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from support.kubernetes.api_client import USER, Plain
+
+from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
+from tools.devcluster.control_plane.kwok import fake_node
+from tools.devcluster.layout import Layout
+from tools.devcluster.processes import start_ticks
+from tools.devcluster.waiting import wait_for
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  nodeName: {node}
+  securityContext: {{runAsNonRoot: true, runAsUser: 65532, seccompProfile: {{type: RuntimeDefault}}}}
+  containers:
+  - name: only
+    image: localhost/nothing:1
+    securityContext: {{allowPrivilegeEscalation: false, capabilities: {{drop: [ALL]}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
+    """Not the shared one: here it is killed and paused."""
+    level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), ApiSettings(audit=True))
+    try:
+        yield level.start()
+    finally:
+        level.down()
+
+
+def test_a_service_account_has_only_the_rights_that_it_was_given(
+    api: ApiLevel, namespace: str
+) -> None:
+    account = Kubectl(api.service_account_kubeconfig(namespace, "default"), namespace)
+    assert "cannot list resource" in _refusal(account, "get", "pods")
+    admin = api.kubectl.within(namespace)
+    admin("create", "role", "reader", "--verb=list", "--resource=pods")
+    admin(
+        "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:default"
+    )
+    with Plain(api) as plain:
+        user = USER.format(namespace, "default")
+        wait_for("the right to be known", lambda: plain.may(user, "list", "pods", namespace), 30)
+    assert account.items("pods") == []
+
+
+def test_a_namespace_refuses_pods_that_are_not_restricted(api: ApiLevel, namespace: str) -> None:
+    kubectl = api.kubectl.within(namespace)
+    careless = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "careless"},
+        "spec": {"containers": [{"name": "only", "image": "localhost/nothing:1"}]},
+    }
+    with pytest.raises(CommandFailed, match="violates PodSecurity"):
+        kubectl.apply(careless)
+
+
+def test_objects_outlive_a_killed_api_server_and_a_killed_etcd(own_api: ApiLevel) -> None:
+    with own_api.namespace() as namespace:
+        own_api.kubectl.within(namespace)("create", "configmap", "kept")
+        own_api.restart_apiserver()
+        own_api.stop_etcd()
+        own_api.start_etcd()
+        assert own_api.kubectl.within(namespace).find("configmap", "kept") is not None
+
+
+def test_a_paused_api_server_answers_again_when_it_is_resumed(own_api: ApiLevel) -> None:
+    own_api.pause_apiserver()
+    try:
+        refusal = _refusal(own_api.kubectl, "get", "ns", "--request-timeout=1s")
+        assert re.search(
+            "[Tt]imeout|deadline exceeded", refusal
+        )  # whichever of Go's clocks is first
+    finally:
+        own_api.resume_apiserver()
+    assert own_api.kubectl.items("namespaces")
+
+
+def test_two_api_servers_share_one_store(own_api: ApiLevel) -> None:
+    other = Kubectl(
+        own_api.user_kubeconfig("admin", "system:masters", own_api.add_apiserver("second"))
+    )
+    with own_api.namespace() as namespace:
+        assert other.find("namespace", namespace) is not None
+        own_api.stop_apiserver("second", kill=False)
+        assert own_api.kubectl.find("namespace", namespace) is not None
+
+
+def test_the_audit_log_tells_who_did_what(own_api: ApiLevel) -> None:
+    with own_api.namespace() as namespace:
+        own_api.kubectl.within(namespace)("create", "configmap", "watched")
+    creates = [
+        event
+        for event in own_api.audit_events()
+        if event["verb"] == "create" and "watched" in str(event["objectRef"])
+    ]
+    assert len(creates) == 1
+
+
+def test_pods_of_a_fake_node_run_and_its_gpus_are_counted(
+    kwok_api: ApiLevel, namespace: str
+) -> None:
+    kubectl = kwok_api.kubectl.within(namespace)
+    kwok_api.kubectl.apply(fake_node("fake-gpus", gpus=4))
+    try:
+        kwok_api.kubectl.wait_condition("node", "fake-gpus", "Ready", 30)
+        kubectl.apply(POD.format(name="placed", node="fake-gpus"))
+        kubectl.wait_condition("pod", "placed", "Ready", 30)
+        node = kwok_api.kubectl.find("node", "fake-gpus")
+        assert node is not None
+        assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
+    finally:
+        kwok_api.kubectl("delete", "node", "fake-gpus")  # others would be placed there
+
+
+def test_nothing_of_it_runs_after_down(tmp_path_factory: pytest.TempPathFactory) -> None:
+    level = ApiLevel(Layout(tmp_path_factory.mktemp("brief")), ApiSettings()).start()
+    pids = [level.processes.pid(name) for name in level.processes.names()]
+    level.down()
+    assert len(pids) == 2
+    assert [start_ticks(pid) for pid in pids if pid is not None] == [None, None]
+
+
+def _refusal(kubectl: Kubectl, *words: str) -> str:
+    with pytest.raises(CommandFailed) as caught:
+        kubectl(*words)
+    return caught.value.stderr

@@ -1,0 +1,32 @@
+"""What tests see of a cluster by watches: it comes, and a watch that is closed leaves nothing behind."""
+
+from __future__ import annotations
+
+import threading
+
+from support.kubernetes.api_client import Json, Plain
+from support.kubernetes.event_log import Watch
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+from tools.devcluster.waiting import wait_for
+
+CONFIGS = "/api/v1/namespaces/{}/configmaps"
+
+
+def test_a_closed_watch_has_let_go_of_its_connection(api: ApiLevel, namespace: str) -> None:
+    """Else its thread would read what the next pipe or socket of the test brings."""
+    seen: list[str] = []
+
+    def note(when: float, kind: str, found: Json) -> None:
+        seen.append(found["metadata"]["name"])
+
+    before = set(threading.enumerate())
+    with Plain(api) as plain:
+        path = CONFIGS.format(namespace)
+        watch = Watch(plain, path, "", note)
+        plain.post(path, {"metadata": {"name": "one"}})
+        wait_for("the event", lambda: "one" in seen, 30, every=0.05)
+        watch.close()
+        plain.post(path, {"metadata": {"name": "two"}})
+    assert set(threading.enumerate()) <= before
+    assert "two" not in seen

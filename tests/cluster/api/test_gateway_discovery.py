@@ -1,0 +1,423 @@
+"""The gateway finds servers by their pods: a real API server, real servers on addresses of their own, and what happens
+to streams when pods, watches and the API server go and come back."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from support.kubernetes.pods_with_processes import PodSwarm
+from support.processes.hash_swarm import MODEL, Doors, wait_for
+from support.processes.http_requests import IDS, tokens_of, whole
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kubectl import Kubectl
+from tools.devcluster.layout import Layout
+
+
+@pytest.fixture
+def pods(tmp_path: Path, api: ApiLevel, namespace: str) -> Iterator[PodSwarm]:
+    with PodSwarm(tmp_path, api, namespace) as swarm:
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
+    """Not the shared one: here it is killed and paused. What is older than a second or two is forgotten."""
+    settings = ApiSettings(apiserver_flags=("--etcd-compaction-interval=1s",))
+    level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), settings)
+    try:
+        yield level.start()
+    finally:
+        level.down()
+
+
+@pytest.fixture
+def own_pods(tmp_path: Path, own_api: ApiLevel) -> Iterator[PodSwarm]:
+    with own_api.namespace() as namespace, PodSwarm(tmp_path, own_api, namespace) as swarm:
+        yield swarm
+
+
+BODY = IDS | {"max_tokens": 2000}
+TWICE = {"a0": "0:2", "a1": "2:4", "b0": "0:2", "b1": "2:4"}
+SMALL = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)]  # else the kernel would read for us
+
+
+class Reader:
+    """A client that reads one stream slowly, in a thread of its own."""
+
+    def __init__(self, doors: Doors, body: dict[str, Any] = BODY) -> None:
+        self.tokens: list[int] = []
+        self.last = ""
+        self._request = (f"{doors.url}/v1/completions", body | {"stream": True})
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        url, body = self._request
+        slow = httpx.Client(timeout=30, transport=httpx.HTTPTransport(socket_options=SMALL))
+        with slow, slow.stream("POST", url, json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in filter(None, answer.iter_lines()):
+                self.tokens += tokens_of(line)
+                self.last = line
+                time.sleep(0.003)
+
+    def wait(self, tokens: int) -> None:
+        wait_for(f"{tokens} tokens", lambda: len(self.tokens) >= tokens)
+
+    def more(self, tokens: int = 30) -> None:
+        self.wait(len(self.tokens) + tokens)
+
+    def all(self) -> list[int]:
+        self._thread.join(60)
+        assert self.last == "data: [DONE]"
+        return self.tokens
+
+
+def route(doors: Doors) -> list[str]:
+    """The pods of the only session that has a route."""
+    with grpc.insecure_channel(doors.grpc) as channel:
+        seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
+    [session] = [session for session in seen.sessions if session.route]
+    return [hop.peer.partition("/")[0] for hop in session.route]
+
+
+def peers(doors: Doors) -> set[str]:
+    with grpc.insecure_channel(doors.grpc) as channel:
+        seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
+    return {server.peer.partition("/")[0] for server in seen.servers}
+
+
+def sees(doors: Doors, names: set[str]) -> bool:
+    return names <= peers(doors)
+
+
+def knows(doors: Doors, names: set[str]) -> bool:
+    return names == peers(doors)
+
+
+def ready(doors: Doors) -> tuple[bool, str]:
+    answer = httpx.get(f"{doors.url}/ready", timeout=10)
+    said = answer.json()
+    assert said["ready"] is (answer.status_code == 200)
+    return said["ready"], said["reason"] or ""
+
+
+# ---- pods that come and go
+
+
+def test_a_stream_runs_through_pods_and_outlives_each_of_them(pods: PodSwarm) -> None:
+    pods.all_of(TWICE)
+    doors = pods.pod_gateway(whole=4)
+    expected = whole(doors, BODY)
+    reader = Reader(doors)
+    reader.wait(20)
+    for name in ("a0", "b1"):
+        pods.kill(name)
+        reader.more(40)
+        pods.run(name)  # the container starts again in the same pod: a new life at the same address
+        wait_for("it is linked again", lambda: pods.linked(doors) == 4)
+    for name in ("b0", "a1"):
+        pods.kill(name)
+    assert reader.all() == expected
+
+
+def test_a_pod_is_found_when_it_becomes_ready_and_forgotten_when_it_is_gone(pods: PodSwarm) -> None:
+    doors = pods.pod_gateway()
+    assert ready(doors) == (True, "")  # a cold start must not wait for itself
+    assert httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"] == []
+    assert ask(doors).status_code == 404
+    names = ("a0", "a1", "a2")
+    for name in names:
+        pods.pod(name, "0:4", serves=False)
+    wait_for("the model is expected", lambda: ask(doors).status_code == 503)
+    [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
+    assert (model["id"], model["ready"]) == (MODEL, False)
+    time.sleep(3.0)  # they are dialled, more and more rarely
+    seconds = [until_linked(pods, doors, name, count) for count, name in enumerate(names, 1)]
+    assert median(seconds) < 1.0, f"readiness is a reason to dial at once, not after {seconds}"
+    wait_for("a model answers", lambda: ask(doors).status_code == 200)
+    for name in names:
+        pods.bury(name)
+    wait_for("they are gone", lambda: pods.linked(doors) == 0)
+
+
+def until_linked(pods: PodSwarm, doors: Doors, name: str, count: int) -> float:
+    """Seconds from its readiness."""
+    pods.run(name)
+    came = time.monotonic()
+    wait_for(f"{name} is linked", lambda: pods.linked(doors) == count)
+    return time.monotonic() - came
+
+
+def ask(doors: Doors) -> httpx.Response:
+    return httpx.post(f"{doors.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
+
+
+def test_a_gateway_that_joins_others_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
+    """Else the Service would send it requests that it answers with "no such model"."""
+    pods.all_of(TWICE)
+    pods.pod("starting", "0:4", serves=False)  # nobody waits for this one
+    for name in ("gateway-0", "gateway-1"):
+        doors = pods.pod_gateway(name=name)  # returns as soon as it says that it is ready
+        assert ask(doors).status_code == 200
+        assert pods.linked(doors) == 4
+
+
+def test_a_pod_that_is_leaving_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> None:
+    pods.all_of(TWICE)
+    doors = pods.pod_gateway(whole=4)
+    expected = whole(doors, BODY)
+    reader = Reader(doors)
+    reader.wait(20)
+    [first, second] = route(doors)
+    for name in (first, second):
+        pods.delete(name)
+    reader.more(50)
+    assert route(doors) == [first, second]
+    assert pods.linked(doors) == 4
+    pods.kill(first)
+    reader.more(10)
+    pods.launch(first)  # a kubelet would not: whoever listens there is not dialled any more
+    wait_for("somebody listens", lambda: pods.serves(first))
+    pods.bury(second)
+    assert reader.all() == expected
+    time.sleep(2.5)
+    assert peers(doors) == set(TWICE) - {first, second}
+
+
+def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: PodSwarm) -> None:
+    pods.pod("a0", "0:4")
+    doors = pods.pod_gateway(whole=1)
+    pods.pod("a0-before", "0:2", address=pods.addresses["a0"], serves=False)
+    pods.tell("a0-before", ready=True)
+    wait_for(
+        "it is refused",
+        lambda: "a0-before/1 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
+    )
+    pods.tell("a0-before", phase="Failed")
+    assert peers(doors) == {"a0"}
+    assert whole(doors, BODY)
+    # Its successor has another incarnation: the address and the name alone are not enough.
+    pods.kill("a0")
+    pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
+    pods.run("a0")  # still says incarnation 1
+    wait_for(
+        "it is refused",
+        lambda: "a0/2 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
+    )
+    assert pods.linked(doors) == 0
+
+
+def test_what_is_no_server_is_passed_over(pods: PodSwarm) -> None:
+    doors = pods.pod_gateway()
+    pods.pod("odd", "0:4")
+    pods.kubectl("label", "pod", "odd", "modelswarm.io/incarnation=first", "--overwrite")
+    pods.pod("inspector", "0:4")
+    pods.kubectl("label", "pod", "inspector", "modelswarm.io/role=inspect", "--overwrite")
+    pods.pod("good", "0:4")
+    wait_for("the good one is linked", lambda: "good" in peers(doors))
+    pods.kill("odd")
+    pods.kill("inspector")
+    wait_for("the others are forgotten", lambda: peers(doors) == {"good"})
+    pods.run("odd")
+    pods.run("inspector")
+    time.sleep(1.0)
+    assert "inspector" not in peers(doors)
+
+
+# ---- several gateways, several swarms
+
+
+def test_two_gateways_serve_two_swarms_from_the_same_pods(pods: PodSwarm) -> None:
+    pods.all_of({"a0": "0:2", "a1": "2:4", "a2": "2:4"}, model="alpha")
+    pods.all_of({"b0": "0:4"}, model="beta")
+    doors = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
+    bodies = [BODY | {"model": name} for name in ("alpha", "beta")]
+    for door in doors:
+        wait_for("all are linked", partial(sees, door, {"a0", "a1", "a2", "b0"}))
+        served = httpx.get(f"{door.url}/v1/models", timeout=10).json()["data"]
+        assert {model["id"] for model in served} == {"alpha", "beta"}
+    expected = [whole(doors[0], body) for body in bodies]
+    readers = [Reader(door, body=body) for door in doors for body in bodies]
+    for reader in readers:
+        reader.wait(20)
+    text = httpx.get(f"http://{pods.addresses['b0']}:7001/metrics", timeout=10).text
+    [running] = [
+        line for line in text.splitlines() if "server_sessions{" in line and '"running"' in line
+    ]
+    assert running.endswith(" 2.0"), "both gateways have a session on the same server"
+    pods.kill("a2")
+    pods.kill("b0")
+    pods.run("b0")
+    assert [reader.all() for reader in readers] == expected * 2
+
+
+def test_one_gateway_watches_several_namespaces(
+    pods: PodSwarm, api: ApiLevel, tmp_path: Path
+) -> None:
+    with api.namespace() as second, PodSwarm(tmp_path / "second", api, second) as others:
+        pods.pod("first", "0:4", model="alpha")
+        others.pod("second", "0:4", model="beta")
+        admin = ("--kubernetes", "--kubeconfig", str(api.kubeconfig))
+        both = ("--namespace", pods.namespace, "--namespace", second)
+        for name, flags in (("named", both), ("every", ())):
+            doors = pods.gateway(*admin, *flags, name=name)
+            wait_for("both are linked", partial(sees, doors, {"first", "second"}))
+        # A namespace that may not be read stops nothing else.
+        mine = ("--kubernetes", "--kubeconfig", str(pods.allow()))
+        doors = pods.gateway(*mine, *both, name="partly")
+        wait_for("its own are linked", lambda: peers(doors) == {"first"})
+
+
+# ---- the API server
+
+
+def test_streams_and_new_requests_do_without_the_api_server(own_pods: PodSwarm) -> None:
+    pods, api = own_pods, own_pods.api
+    pods.all_of(TWICE)
+    doors = pods.pod_gateway(whole=4)
+    expected = whole(doors, BODY)
+    reader = Reader(doors)
+    reader.wait(20)
+    api.stop_apiserver()
+    try:
+        reader.more(30)
+        [first, _] = route(doors)
+        pods.kill(first)  # its place is known, so its next life needs no API server to be found
+        pods.launch(first)
+        wait_for("it is linked again", lambda: pods.linked(doors) == 4)
+        assert ready(doors) == (True, "")
+        assert whole(doors, BODY) == expected
+        assert reader.all() == expected
+    finally:
+        api.start_apiserver()
+    pods.pod("c0", "0:4")
+    wait_for("news come again", lambda: "c0" in peers(doors))
+
+
+def test_what_changed_while_nobody_watched_is_known_afterwards(own_pods: PodSwarm) -> None:
+    """The API server that comes back keeps no history: mostly, the watch is refused and the pods are listed."""
+    pods, api = own_pods, own_pods.api
+    second = api.add_apiserver("second")
+    try:
+        pods.all_of({"old": "0:4", "kept": "0:4"})
+        doors = pods.pod_gateway(whole=2)
+        api.stop_apiserver()
+        pods.kubectl = Kubectl(
+            api.user_kubeconfig("admin", "system:masters", second), pods.namespace
+        )
+        pods.bury("old")
+        pods.pod("new", "0:4")
+        time.sleep(3.0)
+        assert "new" not in peers(doors)
+    finally:
+        api.start_apiserver()
+        api.stop_apiserver("second")
+        pods.kubectl = api.kubectl.within(pods.namespace)
+    wait_for("all is known", lambda: peers(doors) == {"new", "kept"})
+    assert "cannot be watched, what is known stays" in pods.log("gateway")
+
+
+def test_a_silent_api_server_holds_up_nothing(own_pods: PodSwarm) -> None:
+    pods, api = own_pods, own_pods.api
+    pods.all_of({"a0": "0:4", "a1": "0:4"})
+    doors = pods.pod_gateway(whole=2)
+    expected = whole(doors, BODY)
+    reader = Reader(doors)
+    reader.wait(20)
+    api.pause_apiserver()
+    try:
+        [used] = route(doors)
+        pods.kill(used)
+        assert reader.all() == expected
+        assert ready(doors) == (True, "")
+    finally:
+        api.resume_apiserver()
+    pods.run(used)
+    wait_for("it is linked again", lambda: pods.linked(doors) == 2)
+
+
+def test_a_gateway_that_never_saw_the_pods_is_not_ready_and_says_why(own_pods: PodSwarm) -> None:
+    pods, api = own_pods, own_pods.api
+    pods.pod("a0", "0:4")
+    account = ("--kubernetes", "--kubeconfig", str(pods.allow()))
+    forbidden = pods.gateway(*account, "--namespace", "elsewhere", name="forbidden", ready=False)
+    said = wait_for("it is told", lambda: reason(forbidden, "403"))
+    assert "cannot list resource" in said
+    assert httpx.get(f"{forbidden.url}/health", timeout=10).status_code == 200
+    api.stop_apiserver()
+    try:
+        here = ("--namespace", pods.namespace)
+        early = pods.gateway(*account, *here, name="early", ready=False)
+        wait_for("it says why", lambda: reason(early, "Cannot connect"))
+    finally:
+        api.start_apiserver()
+    wait_for("it is ready", lambda: ready(early) == (True, ""))
+    wait_for("it is linked", lambda: peers(early) == {"a0"})
+
+
+def reason(doors: Doors, part: str) -> str:
+    """Why it is not ready, once that contains `part`."""
+    good, said = ready(doors)
+    assert not good
+    return said if part in said else ""
+
+
+@pytest.mark.soak
+def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
+    own_pods: PodSwarm,
+) -> None:
+    """Minutes of pods that die, restart, go and come at random, and an API server that is killed and paused."""
+    seed = int(os.environ.get("SEED", "1"))
+    pods, api, rng = own_pods, own_pods.api, random.Random(seed)
+    spans = ("0:2", "2:4", "0:4")
+    alive = {f"s{n}-0": spans[n % 3] for n in range(6)}
+    pods.all_of(alive)
+    doors = [pods.pod_gateway(name=f"gateway-{n}", whole=6) for n in range(2)]
+    short = BODY | {"max_tokens": 1200}
+    expected = whole(doors[0], short)
+    for turn in range(25):
+        reader = Reader(rng.choice(doors), short)
+        reader.wait(10)
+        name = rng.choice(list(alive))
+        match rng.randrange(5):
+            case 0:
+                pods.kill(name)
+                pods.run(name)
+            case 1:  # replaced, as the operator does
+                blocks = alive.pop(name)
+                pods.delete(name)
+                successor = f"{name.partition('-')[0]}-{turn + 1}"
+                pods.pod(successor, blocks, incarnation=turn + 2)
+                alive[successor] = blocks
+                pods.bury(name)
+            case 2:
+                api.stop_apiserver()
+                pods.kill(name)
+                pods.launch(name)
+                api.start_apiserver()
+                pods.wait_serves(name)
+            case 3:
+                api.pause_apiserver()
+                pods.kill(name)
+                pods.launch(name)
+                wait_for("it serves again", partial(pods.serves, name))
+                api.resume_apiserver()
+        assert reader.all() == expected, f"turn {turn} of seed {seed}"
+    for door in doors:
+        wait_for("it knows whom there is", partial(knows, door, set(alive)))
+        assert whole(door, short) == expected

@@ -1,0 +1,42 @@
+"""Pod templates at a real API server: what is misspelt is told of, before any good server has gone for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.kubernetes.operator_scene import Scene, swarm
+
+
+def pools(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": "a", "podTemplate": template}]
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ({"spec": {"nodeSelctor": {"gpu": "a100"}}}, 'unknown field "spec.nodeSelctor"'),
+        (
+            {"spec": {"containers": [{"name": "server", "volumeMount": []}]}},
+            'unknown field "spec.containers[0].volumeMount"',
+        ),
+        ({"spec": {"hostNetwork": True}}, "violates PodSecurity"),
+        ({"metadata": {"labels": {"team": "ü"}}}, "metadata.labels"),
+        ({"spec": {"tolerations": [{"operator": "Sometimes"}]}}, "spec.tolerations"),
+    ],
+)
+def test_a_template_that_fits_no_pod_is_a_condition_and_good_servers_stay(
+    stage: Scene, template: dict[str, Any], sentence: str
+) -> None:
+    stage.apply(swarm())
+    stage.settle()
+    before = {pod["metadata"]["uid"] for pod in stage.live()}
+
+    stage.apply(swarm(pools=pools(template)))
+    stage.wait("the sentence", lambda: sentence in str(stage.condition("Degraded")))
+    assert stage.condition("Degraded")["reason"] == "CreateRefused"
+    assert {pod["metadata"]["uid"] for pod in stage.live()} == before
+    assert stage.condition("Ready")["status"] == "True"
+
+    stage.apply(swarm(pools=pools({"spec": {"priorityClassName": None}})))
+    stage.wait("an end of it", lambda: stage.condition("Degraded")["status"] == "False")

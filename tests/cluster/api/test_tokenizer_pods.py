@@ -1,0 +1,38 @@
+"""Pods with a swarm's own tokenizer, template, token and volumes pass an API server that enforces `restricted`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.operator.model_cluster import World, document
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+
+Json = dict[str, Any]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}ü"
+MODELS: list[Json] = [
+    {"source": "demo://counting", "chatTemplate": TEMPLATE},
+    {"source": "demo://counting", "chatTemplate": "x" * 65536},
+    {"source": "pvc://weights/llama", "tokenizer": "pvc://words.of/tokens"},
+    {"source": "hf://org/name", "tokenSecretRef": {"name": "hub"}, "chatTemplate": TEMPLATE},
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model)[:60])
+def test_servers_and_inspections_are_taken_as_they_are_made(
+    api: ApiLevel, namespace: str, model: Json
+) -> None:
+    world = World(spec=document(1, 1, model=model))
+    world.turn()
+    manifest = next(iter(world.pods.values())).manifest
+    manifest["metadata"]["namespace"] = namespace
+    manifest["metadata"].pop("ownerReferences")
+
+    kubectl = api.kubectl.within(namespace)
+    said = kubectl(
+        "create", "-f", "-", "--dry-run=server", "-o", "json", stdin=json.dumps(manifest)
+    )
+
+    assert json.loads(said)["metadata"]["annotations"] == manifest["metadata"]["annotations"]

@@ -1,0 +1,58 @@
+"""Who waits on a busy machine bears that a server is away for a moment, but not that it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from support.kubernetes.api_client import read
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
+from tools.devcluster.waiting import TooLate, wait_for
+
+NOWHERE = "https://127.0.0.1:1"
+Look = Callable[[], object]
+
+
+def answer(code: int) -> Look:
+    request = httpx.Request("GET", NOWHERE)
+    return lambda: read(httpx.Response(code, request=request, text=f"said {code}"))
+
+
+def one_after_the_other(*looks: Look) -> Look:
+    left: Iterator[Look] = iter(looks)
+    return lambda: next(left)()
+
+
+@pytest.fixture
+def away(api: ApiLevel) -> Kubectl:
+    """Of an API server that nobody has started."""
+    return Kubectl(api.user_kubeconfig("admin", "system:masters", NOWHERE))
+
+
+def test_who_is_away_or_too_busy_is_asked_again(away: Kubectl) -> None:
+    looks = (
+        *(answer(code) for code in (429, 500, 503)),
+        lambda: httpx.get(NOWHERE),
+        lambda: away.items("pods"),
+        lambda: away.within("other").find("pod", "one"),
+        lambda: "seen",
+    )
+    assert wait_for("it", one_after_the_other(*looks), 30, every=0.01) == "seen"
+
+
+def test_in_vain_the_last_trouble_is_told_and_so_is_that_nothing_explains_it(away: Kubectl) -> None:
+    with pytest.raises(TooLate, match=r"(?s)said 503.*127\.0\.0\.1:1 was refused"):
+        wait_for("it", answer(503), 0.1, explain=lambda: away("describe", "pod", "one"))
+
+
+def test_a_no_ends_the_wait(api: ApiLevel, away: Kubectl) -> None:
+    for code in (400, 401, 403, 404, 409, 422):
+        with pytest.raises(httpx.HTTPStatusError, match=f"said {code}"):
+            wait_for("it", one_after_the_other(answer(code)), 30)
+    with pytest.raises(CommandFailed, match="NotFound"):
+        wait_for("it", one_after_the_other(lambda: api.kubectl.get("configmap", "none")), 30)
+    with pytest.raises(CommandFailed, match="refused"):  # an order: who knows whether it was obeyed
+        wait_for("it", one_after_the_other(lambda: away("delete", "pod", "one")), 30)

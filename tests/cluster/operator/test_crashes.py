@@ -1,0 +1,299 @@
+"""The operator is killed at every one of its writes: before it reached the server, and after, before the answer came.
+
+The end must be that of an undisturbed run, no pod more may have been made, none twice, none lost. Cases 1 to 6 of
+operator.md section 3.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from support.kubernetes.api_client import Json
+from support.kubernetes.fault_proxy import Call, Fault
+from support.kubernetes.operator_process import shown
+from support.kubernetes.operator_scene import Scene, swarm
+
+LIVES = 80  # more restarts than any scenario can need
+SAMPLE = (2, 5)  # writes
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`prepare` brings the swarm to where `act` starts from; `act` is what the operator dies in."""
+
+    name: str
+    prepare: Callable[[Scene], None]
+    act: Callable[[Scene], object]
+    servers: int  # at the end; -1: the swarm is gone
+    made: int  # pods, from `act` on
+
+
+def _fresh(stage: Scene) -> None:
+    """Nothing to prepare."""
+
+
+def _two_by_two(stage: Scene) -> None:
+    stage.apply(swarm())
+    stage.settle()
+
+
+def _create(stage: Scene) -> None:
+    stage.apply(swarm())
+
+
+def _replicas(count: int) -> Callable[[Scene], object]:
+    return lambda stage: stage.edit(replicas=count)
+
+
+def _lose_a_pod(stage: Scene) -> None:
+    stage.delete_pod(stage.live()[0])
+
+
+def _split_anew(stage: Scene) -> None:
+    stage.edit(spans={"count": 4})
+
+
+def _roll(stage: Scene) -> None:
+    stage.edit(sessions={"maxLength": 1024})
+
+
+def _remove(stage: Scene) -> None:
+    stage.remove()
+
+
+SCENARIOS = (
+    Scenario("create", _fresh, _create, servers=4, made=4),
+    Scenario("grow", _two_by_two, _replicas(3), servers=6, made=2),
+    Scenario("shrink", _two_by_two, _replicas(1), servers=2, made=0),
+    Scenario("refill", _two_by_two, _lose_a_pod, servers=4, made=1),
+    Scenario("roll", _two_by_two, _roll, servers=4, made=4),
+    Scenario("split", _two_by_two, _split_anew, servers=8, made=8),
+    Scenario("remove", _two_by_two, _remove, servers=-1, made=0),
+)
+BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+
+
+class Killer:
+    """Kills the operator at chosen writes of one life, counted from 1.
+
+    It decides in the proxy's thread. After a write, the kill comes when the API server has answered: others may have
+    seen what was written long before, so from the decision on the operator is doomed.
+    """
+
+    def __init__(self, stage: Scene) -> None:
+        self._stage = stage
+        self._lock = threading.Lock()
+        self._seen = 0
+        self._at = 0
+        self._after = False
+        self._doomed = False
+        self.killed = False
+        stage.proxy.fault = self._fault
+
+    def arm(self, at: int, *, after: bool) -> None:
+        with self._lock:
+            self._seen, self._at, self._after = 0, at, after
+
+    def spare(self) -> bool:
+        """From now on nobody is killed; False if somebody is doomed already."""
+        with self._lock:
+            if not self._doomed:
+                self._at = 0
+            return not self._doomed
+
+    def bury(self) -> None:
+        """Who was killed is forgotten; nobody else is killed until it is armed again."""
+        with self._lock:
+            self._at, self._doomed, self.killed = 0, False, False
+
+    def _fault(self, call: Call) -> Fault | None:
+        with self._lock:
+            if not call.writes or not self._at:
+                return None
+            self._seen += 1
+            if self._seen != self._at:
+                return None
+            self._doomed = True
+        return Fault(after=self._kill) if self._after else Fault(before=self._kill)
+
+    def _kill(self) -> None:
+        self._stage.operator.process.send_signal(signal.SIGKILL)
+        self.killed = True
+
+
+def is_at_end(stage: Scene, scenario: Scenario) -> bool:
+    if scenario.servers < 0:
+        return stage.stored() is None and not stage.pods()
+    return stage.is_settled(servers=scenario.servers)
+
+
+def clean_end(stage: Scene, scenario: Scenario) -> Json:
+    scenario.prepare(stage)
+    scenario.act(stage)
+    stage.wait("the end of a clean run", lambda: is_at_end(stage, scenario))
+    stage.rest()
+    end = stage.end_state()
+    clear(stage)
+    return end
+
+
+def clear(stage: Scene) -> None:
+    stage.remove()
+    stage.gone()
+
+
+def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int:
+    """From `act` to the end, through as many lives as `kill` leaves; how often it died."""
+    killer = Killer(stage)
+    scenario.prepare(stage)
+    made, deaths = len(stage.made()), 0
+    kill(killer)
+    scenario.act(stage)
+    for _ in range(LIVES):
+        stage.wait(
+            "a death or the end",
+            lambda: killer.killed or (is_at_end(stage, scenario) and killer.spare()),
+        )
+        if not killer.killed:
+            break
+        deaths += 1
+        stage.operator.process.wait(10)
+        killer.bury()
+        kill(killer)
+        stage.operator.start()
+    assert killer.spare()
+    stage.operator.wait_ready()  # the last life has seen everything ...
+    stage.wait("the end", lambda: is_at_end(stage, scenario))
+    stage.rest()  # ... and done what was left to do
+    stage.check()
+    assert len(stage.made()) - made == scenario.made
+    return deaths
+
+
+@pytest.mark.timeout(900)
+@BY_NAME
+def test_one_write_per_life_is_enough(stage: Scene, scenario: Scenario) -> None:
+    """It dies after every single write, and each life gets one step further."""
+    wanted = clean_end(stage, scenario)
+    deaths = run(stage, scenario, lambda killer: killer.arm(1, after=True))
+    assert deaths > 0
+    assert shown(stage.end_state()) == shown(wanted)
+    stage.check_quiet(4.5)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("scenario", (SCENARIOS[0], SCENARIOS[6]), ids=lambda each: each.name)
+def test_a_death_at_any_write_changes_nothing(
+    stage: Scene, scenario: Scenario, after: bool
+) -> None:
+    """A sample; all writes of all scenarios in `make soak`."""
+    wanted = clean_end(stage, scenario)
+    for number in SAMPLE:
+        assert one_death(stage, scenario, number, after, wanted) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@BY_NAME
+def test_a_death_at_each_write_changes_nothing(
+    stage: Scene, scenario: Scenario, after: bool
+) -> None:
+    wanted = clean_end(stage, scenario)
+    for number in range(1, LIVES):
+        if one_death(stage, scenario, number, after, wanted) == 0:
+            assert number > 2
+            return
+    raise AssertionError("the writes have no end")
+
+
+def one_death(stage: Scene, scenario: Scenario, number: int, after: bool, wanted: Json) -> int:
+    """At that write, if there are so many; how often it died."""
+    left = [number]
+
+    def once(killer: Killer) -> None:
+        if left:
+            killer.arm(left.pop(), after=after)
+
+    deaths = run(stage, scenario, once)
+    assert shown(stage.end_state()) == shown(wanted)
+    stage.remove()
+    stage.gone()
+    return deaths
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_deaths_at_random_writes(stage: Scene, seed: int) -> None:
+    two_random_deaths(stage, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("batch", range(10))
+def test_two_deaths_at_random_writes_two_hundred_times(stage: Scene, batch: int) -> None:
+    for seed in range(100 + 20 * batch, 120 + 20 * batch):
+        two_random_deaths(stage, seed)
+
+
+def two_random_deaths(stage: Scene, seed: int) -> None:
+    chance = random.Random(seed)
+    scenario = chance.choice(SCENARIOS)
+    left = [(chance.randint(1, 6), chance.random() < 0.5) for _ in range(2)]
+
+    def twice(killer: Killer) -> None:
+        if left:
+            at, after = left.pop()
+            killer.arm(at, after=after)
+
+    run(stage, scenario, twice)
+    stage.check_quiet(2.5)
+    clear(stage)
+
+
+def test_a_request_to_stop_in_the_middle_is_obeyed_in_time(stage: Scene) -> None:
+    """SIGTERM while pods are being made: exit 0 within five seconds, and the next one completes it."""
+    for at in (1, 3, 5):
+        seen = [0]
+
+        def ask(call: Call, at: int = at, seen: list[int] = seen) -> Fault | None:
+            seen[0] += call.writes
+            if seen[0] == at and call.writes:
+                stage.operator.send(signal.SIGTERM)
+            return None
+
+        stage.proxy.fault = ask
+        stage.apply(swarm())
+        stage.wait(f"write {at}", partial(_at_least, seen, at))
+        assert stage.operator.process.wait(5) == 0
+        stage.proxy.fault = lambda call: None
+        stage.operator.start()
+        stage.settle()
+        stage.check()
+        clear(stage)
+        stage.operator.check_log()
+    assert len(stage.made()) == 12
+
+
+def _at_least(seen: list[int], count: int) -> bool:
+    return seen[0] >= count
+
+
+def test_what_happened_while_the_operator_was_away_is_made_good(stage: Scene) -> None:
+    """Case 7, shortened: pods die, one is on a node that goes, the spec changes twice."""
+    stage.apply(swarm())
+    stage.settle()
+    stage.operator.kill()
+    for pod in stage.live()[:2]:
+        stage.delete_pod(pod)
+    stage.edit(replicas=3)
+    stage.edit(replicas=1)
+    stage.operator.start()
+    stage.settle(servers=2)
+    stage.check()
+    stage.check_quiet(2.5)

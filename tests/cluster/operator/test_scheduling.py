@@ -1,0 +1,122 @@
+"""What nodes have and what they are asked for, with Kubernetes' own scheduler and controllers at work on kwok.
+
+Cases 50 and 51 of operator.md section 3: preemption by a pod of higher priority, GPUs that vanish from a node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kubernetes.api_client import PODS
+from support.kubernetes.operator_scene import Scene, scene, swarm
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+from tools.devcluster.control_plane.kwok import GPU, fake_node
+
+ZONE = "topology.kubernetes.io/zone"
+NODES = ("fake-a", "fake-b")
+
+
+@pytest.fixture
+def stage(kwok_api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
+    """Two nodes of their own for each test: 8 CPUs, 2 GPUs, a zone."""
+    for name in NODES:
+        labels = {ZONE: f"zone-of-{name}", "test": namespace}
+        kwok_api.kubectl.apply(fake_node(name, cpu="8", gpus=2, labels=labels))
+    try:
+        with scene(kwok_api, namespace, tmp_path, "--resync", "2", nodes=()) as made, made.operator:
+            made.operator.wait_ready()
+            yield made
+            made.operator.check_log()
+            made.remove()
+            made.gone()
+    finally:
+        for name in NODES:
+            kwok_api.kubectl("delete", "node", name)
+
+
+def pool(stage: Scene, resources: dict[str, Any]) -> list[dict[str, Any]]:
+    """On this test's nodes."""
+    template = {"spec": {"nodeSelector": {"test": stage.namespace}}}
+    return [{"name": "a", "resources": resources, "podTemplate": template}]
+
+
+def reason(stage: Scene) -> str:
+    return str(stage.condition("Degraded").get("reason"))
+
+
+def test_a_server_knows_the_zone_of_its_node(stage: Scene) -> None:
+    stage.apply(swarm(pools=pool(stage, {"requests": {"cpu": "1"}})))
+    stage.settle()
+    for pod in stage.live():
+        (container,) = pod["spec"]["containers"]
+        (zone,) = (each for each in container["env"] if each["name"] == "NODE_ZONE")
+        assert zone["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{ZONE}']"
+        assert pod["metadata"]["labels"][ZONE] == f"zone-of-{pod['spec']['nodeName']}"
+    stage.check_quiet(3.0)  # a label that is not ours is no reason to write
+
+
+def test_a_preempted_pod_waits_for_room_and_the_rest_goes_on(stage: Scene) -> None:
+    stage.apply(swarm(pools=pool(stage, {"requests": {"cpu": "3"}})))
+    stage.settle()
+    before = {pod["metadata"]["uid"] for pod in stage.live()}
+    importance = f"important-{stage.namespace}"
+    meta = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+    stage.level.kubectl.apply({**meta, "metadata": {"name": importance}, "value": 1000})
+    try:
+        stage.plain.post(PODS.format(stage.namespace), important(stage.namespace, importance))
+        stage.wait("a successor without room", lambda: reason(stage) == "NoCapacity")
+        assert "cpu" in stage.condition("Degraded")["message"].lower()
+        assert len({pod["metadata"]["uid"] for pod in stage.live()} & before) == 3
+        stage.delete_pod("important")
+        stage.settle()
+    finally:
+        stage.level.kubectl("delete", "priorityclass", importance)
+
+
+def important(namespace: str, importance: str) -> dict[str, Any]:
+    """Fits nowhere beside two of our servers."""
+    container = {
+        "name": "c",
+        "image": "none",
+        "resources": {"requests": {"cpu": "4"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    spec = {
+        "priorityClassName": importance,
+        "nodeSelector": {"test": namespace},
+        "containers": [container],
+    }
+    return {"metadata": {"name": "important"}, "spec": spec}
+
+
+def test_gpus_that_vanish_are_a_condition_and_what_runs_is_left_alone(stage: Scene) -> None:
+    stage.apply(swarm(pools=pool(stage, {"limits": {GPU: 1}})))
+    stage.settle()
+    lost, *others = stage.live()
+    for node in NODES:
+        give_gpus(stage, node, 0)
+    stage.delete_pod(lost)
+    stage.wait("a successor without a GPU", lambda: reason(stage) == "NoCapacity")
+    assert GPU in stage.condition("Degraded")["message"]
+    live = {pod["metadata"]["uid"] for pod in stage.live()}
+    assert {pod["metadata"]["uid"] for pod in others} <= live
+    assert stage.condition("Ready")["status"] == "True"
+    for node in NODES:
+        give_gpus(stage, node, 2)
+    stage.settle()
+
+
+def give_gpus(stage: Scene, node: str, count: int) -> None:
+    amounts = {GPU: str(count)}
+    status = json.dumps({"status": {"capacity": amounts, "allocatable": amounts}})
+    stage.level.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)

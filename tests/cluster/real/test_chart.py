@@ -1,0 +1,364 @@
+"""The chart as helm renders it: what every set of values gives, what is refused, which flags the processes get."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from support.kubernetes.chart import (
+    CHART,
+    NAMESPACE,
+    NO_CLUSTER,
+    ROOT,
+    VALUES,
+    Object,
+    arguments,
+    of_kind,
+    one,
+    pods,
+    refusal,
+    render,
+)
+
+from modelswarm_gateway.settings import parse as parse_gateway
+from modelswarm_operator.kube import access_review
+from modelswarm_operator.reconcile.manifests.manifests import METRICS
+from modelswarm_operator.settings import parse as parse_operator
+from tools import make_images
+from tools.make_chart_docs import documented, with_table
+
+EVERY_VALUES = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+MONITORING = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
+EVERYTHING = CHART / "ci" / "everything.yaml"
+NAMESPACED = CHART / "ci" / "namespaced.yaml"
+
+
+@EVERY_VALUES
+def test_helm_finds_no_fault(values: Path) -> None:
+    NO_CLUSTER.helm("lint", "--strict", str(CHART), "-f", str(values))
+
+
+@EVERY_VALUES
+def test_every_object_says_what_it_belongs_to(values: Path) -> None:
+    for found in render(values, *MONITORING):
+        labels = found["metadata"].get("labels", {})
+        if "notes" in found["metadata"]["name"] or found["metadata"]["name"] == "more":
+            continue  # extraObjects are as their author wrote them
+        assert labels["app.kubernetes.io/part-of"] == "modelswarm"
+        assert labels["app.kubernetes.io/instance"] == "modelswarm"
+        assert labels["helm.sh/chart"].startswith("modelswarm-")
+        assert {"name", "component", "version", "managed-by"} <= {
+            key.removeprefix("app.kubernetes.io/") for key in labels
+        }
+
+
+@EVERY_VALUES
+def test_a_service_and_a_budget_find_the_pods_they_are_for(values: Path) -> None:
+    objects = render(values)
+    made = pods(objects)
+    for found in of_kind(objects, "Service", "PodDisruptionBudget"):
+        selector = found["spec"]["selector"].get("matchLabels", found["spec"]["selector"])
+        matching = [p for p in made if selector.items() <= p["metadata"]["labels"].items()]
+        assert [p["metadata"]["name"] for p in matching] == [found["metadata"]["name"]]
+
+
+@EVERY_VALUES
+def test_every_pod_has_the_restricted_shape(values: Path) -> None:
+    for pod in pods(render(values)):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"]
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+def test_the_operator_takes_its_flags(tmp_path: Path) -> None:
+    objects = render(EVERYTHING, "--set", "fullnameOverride=modelswarm")
+    template = one(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
+    file = tmp_path / "server-pod-template.yaml"
+    file.write_text(template["server-pod-template.yaml"])
+    flags = [
+        word.replace("/etc/modelswarm", str(tmp_path)) for word in arguments(objects, "operator")
+    ]
+    settings = parse_operator(flags)
+    assert settings.policy.server_image == "registry.example.com:5000/ai/modelswarm/server:1.2.3"
+    assert settings.policy.image_pull_policy == "Always"
+    assert settings.policy.gateway_url == "https://ai.example.com"
+    assert settings.policy.pod_template["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert settings.policy.pod_template["spec"]["runtimeClassName"] == "nvidia"
+    assert settings.namespaces == ("team-a",)
+    assert (settings.lease_namespace, settings.lease_name) == (NAMESPACE, "modelswarm-operator")
+    assert settings.health == ("0.0.0.0", 8080)
+    assert settings.resync_seconds == 30.0
+    assert settings.json_logs
+
+
+def test_the_gateway_takes_its_flags_and_gets_the_time_to_leave() -> None:
+    objects = render(EVERYTHING, "--set", "fullnameOverride=modelswarm")
+    settings = parse_gateway(arguments(objects, "gateway"))
+    assert settings.kubernetes
+    assert settings.members is None
+    assert settings.namespaces == ("team-a",)
+    assert settings.name == "modelswarm-gateway-7d9-x2x"
+    assert (settings.http, settings.grpc, settings.metrics) == (
+        "0.0.0.0:8000",
+        "0.0.0.0:8001",
+        "0.0.0.0:8002",
+    )
+    assert settings.vllm_metrics
+    assert settings.sessions == 5  # extraArgs come last and win
+    spec = one(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
+    leaving = settings.leave_seconds + settings.drain_seconds
+    assert spec["terminationGracePeriodSeconds"] >= leaving + 10
+
+
+@EVERY_VALUES
+def test_every_set_of_values_gives_flags_that_the_processes_take(
+    values: Path, tmp_path: Path
+) -> None:
+    objects = render(values, "--set", "fullnameOverride=modelswarm")
+    template = one(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
+    (tmp_path / "server-pod-template.yaml").write_text(template["server-pod-template.yaml"])
+    flags = arguments(objects, "operator")
+    parse_operator([word.replace("/etc/modelswarm", str(tmp_path)) for word in flags])
+    parse_gateway(arguments(objects, "gateway"))
+
+
+def test_the_operator_may_do_what_it_asks_for_and_nothing_else() -> None:
+    needed = {_right(each) for each in (*access_review.needs(), *access_review.node_needs())}
+    objects = render()
+    assert _granted(one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-operator")) == needed
+    lease = one(objects, "Role", "modelswarm-operator-lease")
+    assert lease["metadata"]["namespace"] == NAMESPACE
+    assert _granted(lease) == {_right(each) for each in access_review.lease_needs()}
+    for rule in lease["rules"]:
+        assert rule.get("resourceNames", ["modelswarm-operator"]) == ["modelswarm-operator"]
+        assert "resourceNames" in rule or rule["verbs"] == ["create"]
+
+
+def test_in_namespaces_of_its_own_the_operator_has_no_right_elsewhere() -> None:
+    objects = render(NAMESPACED)
+    assert of_kind(objects, "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition") == []
+    roles = [o for o in of_kind(objects, "Role") if o["metadata"]["name"] == "modelswarm-operator"]
+    assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
+    for role in roles:
+        assert _granted(role) == {_right(each) for each in access_review.needs()}
+    for binding in of_kind(objects, "RoleBinding"):
+        assert [s["namespace"] for s in binding["subjects"]] == [NAMESPACE]
+
+
+def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
+    for values in VALUES:
+        for role in of_kind(render(values), "Role", "ClusterRole"):
+            for group, resource, verb in _granted(role):
+                assert "*" not in (group, resource, verb)
+                assert resource != "secrets"
+
+
+def test_the_gateway_may_only_watch_pods() -> None:
+    role = one(render(), "ClusterRole", f"{NAMESPACE}-modelswarm-gateway")
+    assert _granted(role) == {("", "pods", "list"), ("", "pods", "watch")}
+
+
+def test_people_who_may_view_or_edit_a_namespace_may_do_so_with_its_swarms() -> None:
+    objects = render()
+    view = one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-view")
+    edit = one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-edit")
+    aggregated = "rbac.authorization.k8s.io/aggregate-to-"
+    assert {f"{aggregated}{level}" for level in ("view", "edit", "admin")} <= {
+        *view["metadata"]["labels"]
+    }
+    assert f"{aggregated}view" not in edit["metadata"]["labels"]
+    assert ("modelswarm.io", "modelswarms/scale", "update") in _granted(edit)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_resource_is_the_generated_one_and_stays_when_told_to(keep: bool) -> None:
+    (crd,) = of_kind(
+        render(None, "--set", f"crds.keep={str(keep).lower()}"), "CustomResourceDefinition"
+    )
+    generated = yaml.safe_load((ROOT / "crds" / "modelswarm.io_modelswarms.yaml").read_text())
+    assert crd["spec"] == generated["spec"]
+    annotations = crd["metadata"].get("annotations", {})
+    assert annotations.get("helm.sh/resource-policy") == ("keep" if keep else None)
+
+
+def test_the_charts_copy_of_the_resource_is_the_generated_file() -> None:
+    name = "modelswarm.io_modelswarms.yaml"
+    assert (CHART / "files" / name).read_text() == (ROOT / "crds" / name).read_text()
+
+
+def test_dashboards_come_as_labelled_config_maps_with_the_file_as_it_is() -> None:
+    files = sorted((CHART / "dashboards").glob("*.json"))
+    assert files
+    objects = render()
+    for file in files:
+        found = one(objects, "ConfigMap", f"modelswarm-dashboard-{file.stem}")
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(found["data"][file.name]) == json.loads(file.read_text())
+
+
+def test_pod_monitors_need_the_clusters_own_resource_and_name_ports_that_exist() -> None:
+    assert of_kind(render(EVERYTHING), "PodMonitor") == []
+    objects = render(EVERYTHING, *MONITORING)
+    monitors = of_kind(objects, "PodMonitor")
+    assert {m["metadata"]["labels"]["release"] for m in monitors} == {"kube-prometheus-stack"}
+    ports = {
+        pod["metadata"]["name"]: {
+            p["name"] for c in pod["spec"]["containers"] for p in c.get("ports", ())
+        }
+        for pod in pods(objects)
+    }
+    for component in ("operator", "gateway"):
+        (endpoint,) = one(objects, "PodMonitor", f"swarm-{component}")["spec"][
+            "podMetricsEndpoints"
+        ]
+        assert endpoint["port"] in ports[f"swarm-{component}"]
+
+
+def test_a_changed_server_pod_template_restarts_the_operator() -> None:
+    name = "checksum/server-pod-template"
+    plain, other = (
+        one(
+            render(None, "--set-json", f"serverPodTemplate={value}"),
+            "Deployment",
+            "modelswarm-operator",
+        )
+        for value in ("{}", '{"spec": {"hostIPC": false}}')
+    )
+    sums = [d["spec"]["template"]["metadata"]["annotations"][name] for d in (plain, other)]
+    assert sums[0] != sums[1]
+
+
+def test_without_gateways_nothing_of_them_is_left() -> None:
+    flags = ("--set", "gateway.enabled=false", "--set", "gateway.url=https://ai.example.com")
+    objects = render(EVERYTHING, *flags, *MONITORING, "--set", "fullnameOverride=modelswarm")
+    assert [o["metadata"]["name"] for o in objects if "gateway" in o["metadata"]["name"]] == []
+    assert "--gateway-url=https://ai.example.com" in arguments(objects, "operator")
+
+
+def test_monitors_policies_and_annotations_know_the_ports_of_server_pods() -> None:
+    template = one(render(), "ConfigMap", "modelswarm-server-pod-template")["data"]
+    patch = yaml.safe_load(template["server-pod-template.yaml"])
+    assert patch["metadata"]["annotations"]["prometheus.io/port"] == str(METRICS)
+    flags = ("--set", "networkPolicy.enabled=true", "--set", "podMonitor.enabled=true", *MONITORING)
+    objects = render(None, *flags)
+    (endpoint,) = one(objects, "PodMonitor", "modelswarm-server")["spec"]["podMetricsEndpoints"]
+    rules = one(objects, "NetworkPolicy", "modelswarm-servers")["spec"]["ingress"]
+    open_ports = {port["port"] for rule in rules for port in rule["ports"]}
+    assert {endpoint["port"]} | open_ports == {"links", "metrics"}
+
+
+def test_versions_are_the_projects() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == chart["version"] == make_images.version()
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [
+        ("gateway.replicas=-1", ["gateway/replicas", "minimum"]),
+        ("operator.replicas=two", ["operator/replicas", "want integer"]),
+        ("image.pullPolicy=Sometimes", ["image/pullPolicy", "'Always', 'IfNotPresent', 'Never'"]),
+        ("gateway.replica=3", ["/gateway", "additional properties 'replica' not allowed"]),
+        ("gatway.replicas=3", ["additional properties 'gatway' not allowed"]),
+        ("gateway.url=example.com", ["gateway/url", "does not match pattern"]),
+        ("gateway.service.httpPort=70000", ["gateway/service/httpPort", "maximum"]),
+        ("watchNamespaces={Team_A}", ["watchNamespaces/0", "does not match pattern"]),
+        ("serverPodTemplate.containers=3", ["/serverPodTemplate", "'containers' not allowed"]),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused_with_the_field(flag: str, words: list[str]) -> None:
+    said = refusal("--set", flag)
+    for word in words:
+        assert word in said
+
+
+def test_an_old_kubernetes_is_refused() -> None:
+    assert "1.33" in refusal("--kube-version", "1.30.0")
+
+
+def test_all_names_fit_whatever_the_release_is_called() -> None:
+    long = "a" * 53  # the longest that helm takes
+    for values, found in product((None, EVERYTHING), ("x", long)):
+        text = NO_CLUSTER.helm(
+            "template", found, str(CHART), *(("-f", str(values)) if values else ())
+        )
+        for thing in yaml.safe_load_all(text):
+            if thing:
+                assert len(thing["metadata"]["name"]) <= 63 + len(NAMESPACE)
+                assert (
+                    len(thing["metadata"].get("labels", {}).get("app.kubernetes.io/instance", ""))
+                    <= 63
+                )
+
+
+def test_the_docs_list_every_value_with_its_default() -> None:
+    """After a change of values.yaml: tools/make_chart_docs.py."""
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert with_table(page) == page
+
+
+def test_every_command_and_every_values_file_of_the_docs_is_taken(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    commands = re.findall(
+        r"^helm (?:install|upgrade) modelswarm charts/modelswarm (.*)$", page, re.MULTILINE
+    )
+    assert len(commands) >= 3
+    for command in commands:
+        words = [
+            word
+            for word in shlex.split(command)
+            if word not in ("--wait", "--reset-then-reuse-values")
+        ]
+        assert one(render(None, *words), "Deployment", "modelswarm-operator")
+    documents = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(documents) >= 2
+    for number, document in enumerate(documents):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(document)
+        template = one(render(file), "ConfigMap", "modelswarm-server-pod-template")["data"]
+        wanted = yaml.safe_load(document)["serverPodTemplate"]["spec"]
+        assert yaml.safe_load(template["server-pod-template.yaml"])["spec"] == wanted
+
+
+def test_every_value_is_described_and_in_the_schema() -> None:
+    described = {value.path for value in documented()}
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for path in _leaves(yaml.safe_load((CHART / "values.yaml").read_text())):
+        assert any(path == each or path.startswith(f"{each}.") for each in described), path
+    for path in described:
+        node = schema
+        for part in path.split("."):
+            node = node["properties"][part]
+            node = schema["$defs"][node["$ref"].split("/")[-1]] if "$ref" in node else node
+
+
+def _leaves(tree: Object, prefix: str = "") -> list[str]:
+    found = []
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        found += _leaves(value, f"{path}.") if isinstance(value, dict) and value else [path]
+    return found
+
+
+def _right(need: access_review.Need) -> tuple[str, str, str]:
+    return need.kind.group, need.resource, need.verb
+
+
+def _granted(role: Object) -> set[tuple[str, str, str]]:
+    return {
+        each
+        for rule in role["rules"]
+        for each in product(rule["apiGroups"], rule["resources"], rule["verbs"])
+    }

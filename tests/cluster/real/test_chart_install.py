@@ -1,0 +1,227 @@
+"""The chart's life in a real API server: installed, upgraded, rolled back, uninstalled, installed again.
+
+No controllers run behind it: what is asked is what the API server takes, keeps and refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.kubernetes.api_client import USER, Plain
+from support.kubernetes.chart import CHART, VALUES, Object, one, pods, render
+from support.kubernetes.swarms import wait_served
+
+from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
+from tools.devcluster.layout import Layout
+from tools.devcluster.waiting import wait_for
+
+CRD = "modelswarms.modelswarm.io"
+SWARM = """
+apiVersion: modelswarm.io/v1alpha1
+kind: ModelSwarm
+metadata: {name: counting}
+spec: {model: {source: "demo://counting"}, replicas: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
+    """An API server of this module's own: here the chart owns the resource."""
+    level = ApiLevel(Layout(tmp_path_factory.mktemp("chart")), ApiSettings())
+    try:
+        yield level.start()
+    finally:
+        level.down()
+
+
+@pytest.fixture
+def kubectl(server: ApiLevel) -> Iterator[Kubectl]:
+    with server.namespace("chart") as name:
+        yield server.kubectl.within(name)
+        release = server.kubectl.within(name)
+        release.helm("uninstall", "modelswarm", "--ignore-not-found", "--wait=hookOnly")
+    server.kubectl("delete", "crd", CRD, "--ignore-not-found")
+
+
+def install_and_apply(kubectl: Kubectl) -> None:
+    """A swarm as well."""
+    install(kubectl)
+    wait_served(kubectl)
+    kubectl.apply(SWARM)
+
+
+def install(kubectl: Kubectl, *flags: str) -> str:
+    return kubectl.helm("upgrade", "--install", "modelswarm", str(CHART), "--wait=hookOnly", *flags)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_a_restricted_namespace_takes_every_object_of_every_set_of_values(
+    kubectl: Kubectl, server: ApiLevel, values: Path
+) -> None:
+    for team in ("team-a", "team-b"):
+        if server.kubectl.find("namespace", team) is None:
+            server.kubectl("create", "namespace", team)
+    install(kubectl, "-f", str(values))
+    made = pods(render(values, "--namespace", kubectl.namespace))
+    assert len(made) == 3  # operator, gateway, test
+    for account in {pod["spec"].get("serviceAccountName") for pod in made} - {None}:
+        assert kubectl.find("serviceaccount", account) is not None
+    for pod in made:
+        kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(_placed(pod, kubectl)))
+
+
+def test_a_careless_security_context_is_refused_there(kubectl: Kubectl) -> None:
+    flags = ("--set", "gateway.podSecurityContext.runAsNonRoot=false")
+    pod = next(
+        p
+        for p in pods(render(None, "--namespace", kubectl.namespace, *flags))
+        if p["metadata"]["name"] == "modelswarm-gateway"
+    )
+    install(kubectl)
+    with pytest.raises(CommandFailed, match="violates PodSecurity"):
+        kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(_placed(pod, kubectl)))
+
+
+def test_an_upgrade_changes_and_a_rollback_changes_back(kubectl: Kubectl) -> None:
+    install(kubectl)
+    assert _replicas(kubectl, "gateway") == 2
+    install(kubectl, "--set", "gateway.replicas=5", "--set", "watchNamespaces={default}")
+    assert _replicas(kubectl, "gateway") == 5
+    assert kubectl.within("default").find("role", "modelswarm-operator") is not None
+    kubectl.helm("rollback", "modelswarm", "1", "--wait=hookOnly")
+    assert _replicas(kubectl, "gateway") == 2
+    assert kubectl.within("default").find("role", "modelswarm-operator") is None
+
+
+def test_swarms_outlive_an_upgrade_of_the_resource_and_an_uninstall(kubectl: Kubectl) -> None:
+    install_and_apply(kubectl)
+    install(kubectl, "--set", "gateway.replicas=3")
+    kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
+    assert kubectl.find("deployment", "modelswarm-operator") is None
+    kept = kubectl.find("modelswarm", "counting")
+    assert kept is not None
+    assert kept["spec"]["replicas"] == 2
+    install(kubectl)
+    assert kubectl.find("deployment", "modelswarm-operator") is not None
+    assert kubectl.find("modelswarm", "counting") == kept
+
+
+def test_the_resource_goes_with_the_release_when_it_is_not_to_be_kept(kubectl: Kubectl) -> None:
+    install(kubectl, "--set", "crds.keep=false")
+    kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
+    kubectl.wait_gone("crd", CRD, 30)
+
+
+def test_a_second_release_shares_the_resource_of_the_first(
+    kubectl: Kubectl, server: ApiLevel
+) -> None:
+    install(kubectl)
+    with server.namespace("second") as other:
+        second = server.kubectl.within(other)
+        with pytest.raises(CommandFailed, match="invalid ownership metadata"):
+            install(second)
+        install(second, "--set", "crds.enabled=false", "--set", f"watchNamespaces={{{other}}}")
+        second.helm("uninstall", "modelswarm", "--wait=hookOnly")
+    assert kubectl.find("crd", CRD) is not None
+
+
+def test_a_resource_that_was_applied_by_hand_can_be_taken_over(kubectl: Kubectl) -> None:
+    kubectl("create", "-f", str(CHART / "files" / "modelswarm.io_modelswarms.yaml"))
+    with pytest.raises(CommandFailed, match="invalid ownership metadata"):
+        install(kubectl)
+    install(kubectl, "--take-ownership")
+    assert kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+
+
+def test_what_the_notes_say_is_what_was_installed(kubectl: Kubectl) -> None:
+    notes = install(kubectl, "--set", "podMonitor.enabled=true").split("NOTES:")[1]
+    service = kubectl.get("service", "modelswarm-gateway")
+    port = service["spec"]["ports"][0]["port"]
+    forward = (
+        f"kubectl port-forward -n {kubectl.namespace} service/modelswarm-gateway 8000:{port} &"
+    )
+    assert forward in notes
+    assert "curl http://127.0.0.1:8000/v1/completions" in notes
+    assert f"helm test -n {kubectl.namespace} modelswarm" in notes
+    assert "no PodMonitor resource" in notes
+    document = notes.split("<<EOF\n")[1].split("EOF")[0]
+    kubectl("create", "--dry-run=server", "-f", "-", stdin=document)
+
+
+def test_an_editor_of_a_namespace_may_scale_its_swarms_and_a_viewer_may_look(
+    kubectl: Kubectl, server: ApiLevel
+) -> None:
+    """Aggregation itself is the controller manager's work; the rules are what it copies."""
+    install_and_apply(kubectl)
+    role = f"{kubectl.namespace}-modelswarm-edit"
+    kubectl("create", "serviceaccount", "editor")
+    account = f"{kubectl.namespace}:editor"
+    kubectl(
+        "create", "rolebinding", "editor", f"--clusterrole={role}", f"--serviceaccount={account}"
+    )
+    view = role.removesuffix("edit") + "view"
+    kubectl(
+        "create", "rolebinding", "viewer", f"--clusterrole={view}", f"--serviceaccount={account}"
+    )
+    wait_allowed(server, kubectl.namespace, "editor")
+    file = server.service_account_kubeconfig(kubectl.namespace, "editor")
+    editor = Kubectl(file, kubectl.namespace)
+    editor("scale", "modelswarm/counting", "--replicas=3")
+    assert kubectl.get("modelswarm", "counting")["spec"]["replicas"] == 3
+    with pytest.raises(CommandFailed, match="cannot list resource"):
+        editor("get", "pods")
+
+
+def test_every_rule_of_the_operator_is_granted_to_its_account(
+    kubectl: Kubectl, server: ApiLevel
+) -> None:
+    install(kubectl)
+    wait_allowed(server, kubectl.namespace, "modelswarm-operator")
+    file = server.service_account_kubeconfig(kubectl.namespace, "modelswarm-operator")
+    operator = Kubectl(file, kubectl.namespace)
+    role = one(
+        render(None, "--namespace", kubectl.namespace),
+        "ClusterRole",
+        f"{kubectl.namespace}-modelswarm-operator",
+    )
+    for rule in role["rules"]:
+        for resource in rule["resources"]:
+            full, _, subresource = resource.partition("/")
+            name = f"{full}.{rule['apiGroups'][0]}".rstrip(".")
+            flags = [f"--subresource={subresource}"] if subresource else []
+            for verb in rule["verbs"]:
+                operator("auth", "can-i", verb, name, *flags)
+    for refused in ("secrets", "configmaps", "deployments.apps"):
+        with pytest.raises(CommandFailed):
+            operator("auth", "can-i", "get", refused)
+
+
+def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
+    extra = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": '{{ include "modelswarm.fullname" . }}-notes'},
+    }
+    install(kubectl, "--set-json", f"extraObjects={json.dumps([extra])}")
+    assert kubectl.find("configmap", "modelswarm-notes") is not None
+
+
+def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
+    """The API server has heard of the rules that were made for it."""
+    asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
+    with Plain(server) as plain:
+        wait_for(f"{account} to have its rights", lambda: plain.may(*asked), 30)
+
+
+def _replicas(kubectl: Kubectl, component: str) -> int:
+    count: int = kubectl.get("deployment", f"modelswarm-{component}")["spec"]["replicas"]
+    return count
+
+
+def _placed(pod: Object, kubectl: Kubectl) -> Object:
+    meta = {**pod["metadata"], "namespace": kubectl.namespace}
+    return {**pod, "metadata": meta}

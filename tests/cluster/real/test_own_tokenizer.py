@@ -1,0 +1,125 @@
+"""A model on a volume, without a tokenizer of its own, with real pods: inspected, served by the words that the swarm
+brings along, given others while it runs; and what cannot be used is told of while the good servers go on.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.kubernetes.release import Release, installed
+from support.kubernetes.swarms import swarm
+
+import modelswarm.demo as demo
+from tools.devcluster.nodes.volumes import host_volume
+from tools.devcluster.real import RealCluster
+from tools.devcluster.waiting import wait_for
+
+DEMO = Path(demo.__file__).parent / "counting"
+CHANGE_SECONDS = 240.0
+NAME = "voiced"
+ONCE, TWICE = "{{ messages[0]['content'] }}", "{{ messages[0]['content'] * 2 }}"
+
+
+@pytest.fixture
+def models() -> Iterator[Path]:
+    """Folders that anybody may read: `bare` has no tokenizer, `words` nothing else."""
+    with tempfile.TemporaryDirectory(prefix="modelswarm-models-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copytree(DEMO, folder / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+        (folder / "words").mkdir()
+        for file in DEMO.glob("tokenizer*"):
+            shutil.copy(file, folder / "words")
+        yield folder
+
+
+@pytest.mark.timeout(1500)  # with two nodes to start and images to build
+def test_a_swarm_speaks_with_the_words_it_brings_along(
+    cluster: RealCluster, namespace: str, tmp_path: Path, models: Path
+) -> None:
+    with installed(cluster, namespace, tmp_path) as release:
+        claim = host_volume(release.kubectl, "models", models, namespace)
+        bare, words = f"pvc://{claim}/bare", f"pvc://{claim}/words"
+        document = swarm(NAME, spans={"count": 2}, model={"source": bare})
+        release.kubectl.apply(document)
+        refused = degraded(release, "ModelRefused")
+        assert refused == (
+            f"The model can't be served: {bare}: /mnt/modelswarm/{claim}/bare has no tokenizer.json; "
+            "a fast tokenizer is needed. It is looked at again later."
+        )
+
+        document["spec"]["model"] |= {"tokenizer": words, "chatTemplate": ONCE}
+        release.kubectl.apply(document)
+        release.kubectl.wait_condition("msw", NAME, "Ready", CHANGE_SECONDS)
+        known = release.kubectl.get("msw", NAME)["status"]["model"]
+        assert (known["source"], known["tokenizer"], known["blocks"]) == (bare, words, 8)
+        wait_for("every gateway to answer", lambda: release.answers(NAME), CHANGE_SECONDS)
+        once = asked(release)
+
+        document["spec"]["model"]["chatTemplate"] = TWICE
+        release.kubectl.apply(document)
+        wait_for("the other template", lambda: asked(release) == 2 * once, CHANGE_SECONDS, every=1)
+        settled(release)
+
+        before = {pod["metadata"]["name"] for pod in release.servers(NAME)}
+        document["spec"]["model"]["chatTemplate"] = "{% if %}"
+        release.kubectl.apply(document)
+        assert "the chat template does not compile: line 1" in degraded(release, "WeightsFailed")
+        document["spec"]["model"] |= {"chatTemplate": TWICE, "source": f"pvc://{claim}/none"}
+        release.kubectl.apply(document)
+        assert "none is not a folder" in degraded(release, "ModelRefused")
+        assert before <= {pod["metadata"]["name"] for pod in release.servers(NAME)}
+        assert asked(release) == 2 * once
+
+
+def asked(release: Release) -> int:
+    """Tokens of the prompt that a message becomes."""
+    body = {"model": NAME, "messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 1}
+    answer = httpx.post(f"{release.url}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens"])
+
+
+def condition(release: Release, kind: str) -> dict[str, Any]:
+    stored = release.kubectl.get("msw", NAME)
+    told = stored.get("status", {}).get("conditions", ())
+    current = stored["metadata"]["generation"]
+    return next(
+        (each for each in told if each["type"] == kind and each["observedGeneration"] == current),
+        {},
+    )
+
+
+def degraded(release: Release, reason: str) -> str:
+    """The message, once the operator gives that reason."""
+    told = wait_for(
+        reason,
+        lambda: (found := condition(release, "Degraded")).get("reason") == reason and found,
+        CHANGE_SECONDS,
+        every=0.5,
+        explain=lambda: explained(release),
+    )
+    assert told
+    return str(told["message"])
+
+
+def explained(release: Release) -> str:
+    words = ("logs", "-l", "app.kubernetes.io/component=operator", "--prefix", "--tail=40")
+    stored = json.dumps(release.kubectl.get("msw", NAME), indent=1)
+    return f"{stored}\n{release.kubectl('get', 'pods')}\n{release.kubectl(*words)}"
+
+
+def settled(release: Release) -> None:
+    wait_for(
+        "an end of changes",
+        lambda: condition(release, "Progressing").get("reason") == "Settled",
+        CHANGE_SECONDS,
+        every=0.5,
+    )

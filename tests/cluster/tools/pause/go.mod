@@ -1,3 +1,0 @@
-module modelswarm.io/tests/cluster/tools/pause
-
-go 1.26.0

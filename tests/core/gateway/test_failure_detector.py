@@ -1,0 +1,338 @@
+"""Silence: who is suspected when, by virtual time; and what the gateway does about a server that freezes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.core.review_swarm import MODEL, Server, Swarm, expected
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.detection.failure_detector import FIRST_GAP, LONGEST_SILENCE, Suspicion
+from modelswarm_gateway.core.detection.stall_clock import AwakeClock
+from modelswarm_gateway.core.interface.effects import (
+    Broken,
+    Ejected,
+    Emitted,
+    Refused,
+    Rerouted,
+    TurnRequest,
+    Unlink,
+)
+
+FIRST = 4 * FIRST_GAP  # the patience with a server that has not beaten yet
+
+
+def beating(gaps: list[float]) -> tuple[Suspicion, float]:
+    """A server on a live route that has beaten with these gaps, and the time of its last beat."""
+    suspicion, time = Suspicion(0.3), 0.0
+    suspicion.join("a", time)
+    suspicion.expect({"a"}, time)
+    for gap in gaps:
+        time += gap
+        suspicion.heard("a", time)
+    return suspicion, time
+
+
+def test_a_regular_server_is_suspected_after_four_gaps() -> None:
+    suspicion, time = beating([0.1] * 300)
+    assert suspicion.find(time + 0.39) == []
+    assert suspicion.find(time + 0.41) == ["a"]
+
+
+def test_tokens_do_not_make_the_gateway_impatient() -> None:
+    suspicion, time = beating([0.01] * 1000 + [0.11] * 200)
+    assert suspicion.patience("a") == pytest.approx(0.44)
+    assert suspicion.find(time + 0.3) == []
+
+
+def test_a_server_whose_beats_are_late_gets_more_patience_within_limits() -> None:
+    assert beating([0.1, 0.3] * 200)[0].patience("a") == pytest.approx(1.2)
+    assert beating([2.0] * 200)[0].patience("a") == LONGEST_SILENCE
+
+
+@pytest.mark.parametrize(("beat", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)])
+def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
+    beat: float, patience: float
+) -> None:
+    suspicion = Suspicion(0.3)
+    suspicion.join("a", 0.0, beat)
+    suspicion.expect({"a"}, 0.0)
+    assert suspicion.patience("a") == pytest.approx(patience)
+
+
+def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
+    swarm = Swarm()
+    for _ in range(2):
+        swarm.link(swarm.serve(0, 4, link=False), beat_ms=1000)
+    suspicion = swarm.core._detection._suspicion
+    assert {suspicion.patience(peer) for peer in swarm.servers} == {3.0}
+
+
+def test_nothing_is_expected_of_an_idle_server() -> None:
+    suspicion = Suspicion(0.3)
+    suspicion.join("a", 0.0)
+    suspicion.expect((), 1000.0)
+    assert suspicion.find(1000.0) == []
+
+
+def test_a_server_that_was_idle_is_expected_to_beat_only_from_its_first_live_route_on() -> None:
+    suspicion = Suspicion(0.3)
+    suspicion.join("a", 0.0)
+    suspicion.expect({"a"}, 4.9)
+    assert suspicion.find(4.9 + 0.9 * FIRST) == []
+    assert suspicion.find(4.9 + 1.1 * FIRST) == ["a"]
+
+
+def test_the_pause_before_a_live_route_is_no_gap_of_beats() -> None:
+    suspicion = Suspicion(0.3)
+    suspicion.join("a", 0.0)
+    suspicion.expect({"a"}, 5.0)
+    suspicion.heard("a", 5.1)
+    assert suspicion.patience("a") == pytest.approx(FIRST)
+
+
+def test_an_outage_teaches_nothing_and_is_found_once() -> None:
+    suspicion, time = beating([0.1] * 300)
+    assert suspicion.find(time + 1.0) == ["a"]
+    assert suspicion.find(time + 2.0) == []
+    assert suspicion.suspected == {"a"}
+    assert suspicion.heard("a", time + 60.0)
+    assert not suspicion.suspected
+    assert suspicion.patience("a") == pytest.approx(0.4)
+
+
+def test_a_server_that_left_is_not_suspected() -> None:
+    suspicion, time = beating([0.1] * 300)
+    suspicion.leave("a")
+    assert suspicion.find(time + 9.0) == []
+    assert not suspicion.heard("a", time + 9.0)
+
+
+def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
+    clock = AwakeClock()
+    assert clock.read(100.0) == 0.0
+    assert clock.read(100.04) == pytest.approx(0.04)
+    assert clock.tick(100.05) == pytest.approx(0.0)
+    assert clock.read(130.0) == pytest.approx(0.15)  # items that waited for us are read ...
+    assert clock.tick(130.0) == pytest.approx(29.85)
+    assert clock.read(130.0) == pytest.approx(0.15)  # ... before or after the tick
+
+
+# ---- the core
+
+
+def running(swarm: Swarm, ahead: int = 4) -> None:
+    """A session that has come as far as its reader lets it."""
+    swarm.core.open("a", MODEL, swarm.now)
+    request = TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=ahead)
+    swarm.core.turn("a", request, swarm.now)
+    swarm.run()
+    swarm.wait(0.5)
+
+
+def on_route(swarm: Swarm) -> list[Server]:
+    view = swarm.core.session("a")
+    assert view is not None
+    return [swarm.servers[hop.peer] for hop in view.route]
+
+
+def read_all(swarm: Swarm) -> list[int]:
+    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.run()
+    return swarm.answer("a")
+
+
+def causes(swarm: Swarm) -> list[str]:
+    return [effect.cause for effect in swarm.effects if isinstance(effect, Rerouted)]
+
+
+def swarm_of(*spans: tuple[int, int]) -> Swarm:
+    swarm = Swarm()
+    for first, last in spans:
+        swarm.serve(first, last)
+    return swarm
+
+
+TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))
+
+
+@pytest.mark.parametrize("hop", [0, 1])
+def test_a_frozen_server_is_left_and_the_answer_stays_the_same(hop: int) -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm)
+    before = on_route(swarm)
+    frozen = before[hop]
+    swarm.freeze(frozen)
+    swarm.wait(1.2)
+    assert causes(swarm) == ["silent"]
+    assert {e.peer for e in swarm.effects if isinstance(e, Ejected)} == {frozen.peer}
+    assert frozen not in on_route(swarm) and on_route(swarm)[1 - hop] is before[1 - hop]
+    assert read_all(swarm) == expected([5, 6, 7], 40)
+
+
+def test_what_a_frozen_server_has_to_say_later_changes_nothing() -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm)
+    frozen = on_route(swarm)[0]
+    swarm.freeze(frozen)
+    swarm.wait(1.2)
+    swarm.thaw(frozen)
+    swarm.wait(0.5)
+    assert frozen.core.stats.sessions == 0
+    assert read_all(swarm) == expected([5, 6, 7], 40)
+    assert causes(swarm) == ["silent"]
+
+
+def test_a_frozen_server_without_a_twin_is_waited_for() -> None:
+    swarm = swarm_of((0, 2), (2, 4))
+    running(swarm)
+    frozen = on_route(swarm)[1]
+    swarm.freeze(frozen)
+    swarm.wait(3.0)
+    swarm.thaw(frozen)
+    swarm.wait(0.3)
+    assert read_all(swarm) == expected([5, 6, 7], 40)
+    assert not swarm.troubles("a")
+
+
+def test_servers_that_beat_are_never_suspected_however_long_the_reader_sleeps() -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm, ahead=1)
+    swarm.wait(60.0)
+    assert causes(swarm) == []
+
+
+def test_nobody_is_suspected_for_a_stall_of_our_own() -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm)
+    swarm.now += 10.0  # no ticks, and the beats of that time are still to be read
+    swarm.core.tick(swarm.now)
+    swarm.run()
+    swarm.wait(1.0)
+    assert causes(swarm) == []
+    assert read_all(swarm) == expected([5, 6, 7], 40)
+
+
+def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm)
+    before = swarm.core.session("a")
+    swarm.now += 16.0
+    swarm.core.receive(on_route(swarm)[0].peer, on_route(swarm)[0].core.beat(), swarm.now)
+    after = swarm.core.session("a")
+    assert before is not None and after is not None
+    assert after.epoch > before.epoch
+    swarm.run()
+    swarm.wait(0.5)
+    assert causes(swarm) == ["late"]
+    assert read_all(swarm) == expected([5, 6, 7], 40)
+
+
+def test_a_new_session_avoids_a_suspected_server_and_one_canary_brings_it_back() -> None:
+    swarm = swarm_of(*TWICE)
+    running(swarm)
+    frozen = on_route(swarm)[0]
+    swarm.freeze(frozen)
+    swarm.wait(1.2)
+    for number in range(8):
+        assert frozen.peer not in started(swarm, f"b{number}")
+    swarm.thaw(frozen)
+    swarm.wait(3.0)
+    tried = [number for number in range(8) if frozen.peer in started(swarm, f"c{number}", new=1)]
+    assert tried, "it is capacity again"
+
+
+def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_token() -> None:
+    """However busy the other one is. Then it is a server like any other."""
+    swarm = swarm_of((0, 4), (0, 4))
+    running(swarm)
+    frozen = on_route(swarm)[0]
+    swarm.freeze(frozen)
+    swarm.wait(1.2)
+    swarm.thaw(frozen)
+    swarm.wait(3.0)
+    frozen.lazy = True
+    assert at_once(swarm, frozen, "b").count(frozen.peer) == 1
+    swarm.wait(0.5)
+    assert frozen.peer not in at_once(swarm, frozen, "c"), "no token has come from there yet"
+    frozen.lazy = False
+    swarm.run()
+    assert at_once(swarm, frozen, "d").count(frozen.peer) > 1
+    assert not [e for e in swarm.effects if isinstance(e, Broken | Refused)]
+
+
+def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
+    """The servers that four sessions get which arrive in one instant, when all but one are busy."""
+    for server in swarm.servers.values():
+        beat = replace(server.core.beat(), running=0 if server is idle else 40)
+        swarm.core.receive(server.peer, beat, swarm.now)
+    names = [f"{name}{number}" for number in range(4)]
+    for each in names:
+        swarm.core.open(each, MODEL, swarm.now)
+        request = TurnRequest((1, 2, 3), 8, Sampling(), credit_ahead=64)
+        swarm.core.turn(each, request, swarm.now)
+    swarm.run()
+    views = [view for each in names if (view := swarm.core.session(each))]
+    return [hop.peer for view in views for hop in view.route]
+
+
+def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
+    """The route of a session that is closed again."""
+    swarm.core.open(session, MODEL, swarm.now)
+    request = TurnRequest((1, 2, 3), new, Sampling(), credit_ahead=64)
+    swarm.core.turn(session, request, swarm.now)
+    swarm.run()
+    assert any(isinstance(e, Emitted) and e.session == session for e in swarm.effects)
+    assert not [e for e in swarm.effects if isinstance(e, Broken | Refused)]
+    view = swarm.core.session(session)
+    assert view is not None
+    swarm.core.close(session, swarm.now)
+    swarm.run()
+    return [hop.peer for hop in view.route]
+
+
+def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
+    """Idle ones too: three beats are missing."""
+    swarm = swarm_of((0, 2), (2, 4))
+    swarm.wait(30.0)
+    assert not closed(swarm)
+    dead = next(iter(swarm.servers.values()))
+    swarm.freeze(dead)
+    swarm.wait(14.0)
+    assert not closed(swarm)
+    swarm.wait(3.0)
+    assert closed(swarm) == {dead.peer}
+
+
+def closed(swarm: Swarm) -> set[str]:
+    return {effect.peer for effect in swarm.effects if isinstance(effect, Unlink)}
+
+
+def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
+    """Frozen before anything of ours runs there: no beat is due, only the answer is."""
+    swarm = swarm_of((0, 4), (0, 4))
+    first, second = swarm.servers.values()
+    swarm.freeze(first)
+    busy = replace(second.core.beat(), running=40)  # so that the frozen one is chosen
+    swarm.core.receive(second.peer, busy, swarm.now)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    swarm.run()
+    assert on_route(swarm) == [first]
+    swarm.wait(0.5)
+    assert on_route(swarm) == [second]
+    assert swarm.answer("a") == expected([5, 6, 7], 40)
+
+
+def test_a_turn_is_not_refused_while_its_only_server_may_still_answer() -> None:
+    swarm = swarm_of((0, 4))
+    [only] = swarm.servers.values()
+    swarm.freeze(only)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    swarm.run()
+    swarm.wait(2.0)
+    assert not swarm.troubles("a")
+    swarm.thaw(only)
+    assert swarm.answer("a") == expected([5, 6, 7], 40)

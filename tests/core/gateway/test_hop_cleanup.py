@@ -1,0 +1,77 @@
+"""What the gateway core must forget: hops that were refused or unknown, when their session closes."""
+
+from __future__ import annotations
+
+import itertools
+
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Fence,
+    Fenced,
+    Hello,
+    Lane,
+    Refusal,
+    Role,
+    Sampling,
+    Send,
+    Token,
+)
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.interface.effects import GatewaySettings, Refused, TurnRequest
+
+
+def hello(name: str, first: int, last: int) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        peer=f"{name}/1/0",
+        role=Role.SERVER,
+        link="",
+        lane=Lane.LIVE,
+        target=f"{name}:1",
+        model="m",
+        first=first,
+        last=last,
+        n_blocks=2,
+        max_length=64,
+    )
+
+
+def fences(core: GatewayCore) -> dict[str, Fence]:
+    """The fences that wait to be sent, by server."""
+    return {
+        effect.to.peer: effect.item
+        for effect in core.drain()
+        if isinstance(effect, Send) and isinstance(effect.item, Fence)
+    }
+
+
+def answer(core: GatewayCore, peer: str, fence: Fence, refused: Refusal | None = None) -> None:
+    own = 0 if refused is not None else fence.handle or 77
+    core.receive(peer, Fenced(fence.reply, own, fence.epoch, refused=refused), 0.0)
+
+
+def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> None:
+    """The second refusal comes when the first has ended the turn: there is nothing left to close at that server."""
+    core = GatewayCore(GatewaySettings(), "g/1/0", 1, itertools.count(1).__next__)
+    core.connected(hello("a", 0, 1), 0.0)
+    core.connected(hello("b", 1, 2), 0.0)
+    core.open("s", "m", 0.0)
+    core.turn("s", TurnRequest((1, 2), 1, Sampling()), 0.0)
+    asked = fences(core)
+    for peer, fence in asked.items():
+        answer(core, peer, fence)
+    tail = asked["b/1/0"]
+    core.receive("b/1/0", Token(tail.reply, tail.epoch, 2, 5, 0.0), 0.0)
+    core.stop_at("s", 3, 0.0)
+    for peer, boot in (("a", 0), ("b", 1)):
+        core.disconnected(f"{peer}/1/0", 0.0)
+        core.connected(hello(f"{peer}x", boot, boot + 1), 0.0)
+    core.drain()
+    core.turn("s", TurnRequest((1, 2, 5), 1, Sampling()), 0.0)
+    asked = fences(core)
+    answer(core, "bx/1/0", asked["bx/1/0"], Refusal.NO_PAGES)
+    assert any(isinstance(effect, Refused) for effect in core.drain())
+    answer(core, "ax/1/0", asked["ax/1/0"], Refusal.NO_PAGES)
+    core.close("s", 0.0)
+    assert not core._recovery.replies
+    assert not core._recovery.hops.leaving

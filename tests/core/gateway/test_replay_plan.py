@@ -1,0 +1,55 @@
+"""The pass R6 over tables of what hops still have."""
+
+from __future__ import annotations
+
+import pytest
+
+from modelswarm.protocol.messages import KeptRows
+from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
+
+
+def starts(*kvs: int) -> list[tuple[int, int]]:
+    hops = [HopState(kv, boundary) for boundary, kv in enumerate(kvs, 1)]
+    return [(point.start, point.send_from) for point in restart_points(hops)]
+
+
+@pytest.mark.parametrize(
+    ("kvs", "expected"),
+    [
+        ((9,), [(9, 0)]),
+        ((9, 9), [(9, 9), (9, 0)]),
+        ((0, 0, 0), [(0, 0), (0, 0), (0, 0)]),
+        ((9, 0), [(0, 0), (0, 0)]),  # tail lost, nothing kept: all again from the tokens
+        ((0, 9), [(0, 9), (9, 0)]),  # head lost: it recomputes all and sends only row 9
+        (
+            (9, 0, 9),
+            [(0, 0), (0, 9), (9, 0)],
+        ),  # the middle is rebuilt, the tail hears nothing of it
+        ((9, 4, 9), [(4, 4), (4, 9), (9, 0)]),
+        ((3, 9, 6), [(3, 6), (6, 6), (6, 0)]),  # a hop ahead of its successor goes back to it
+    ],
+)
+def test_without_kept_rows_every_hop_restarts_where_its_successor_needs_it(
+    kvs: tuple[int, ...], expected: list[tuple[int, int]]
+) -> None:
+    assert starts(*kvs) == expected
+
+
+def test_kept_rows_spare_the_hop_that_has_them() -> None:
+    hops = [HopState(9, 2, (KeptRows(2, 0, 9),)), HopState(0, 4), HopState(9, 6)]
+    assert [(p.start, p.send_from) for p in restart_points(hops)] == [(9, 0), (0, 9), (9, 0)]
+
+
+def test_kept_rows_with_a_hole_help_only_up_to_the_hole() -> None:
+    hops = [HopState(9, 2, (KeptRows(2, 5, 9), KeptRows(2, 0, 3))), HopState(0, 4)]
+    assert [(p.start, p.send_from) for p in restart_points(hops)] == [(3, 0), (0, 0)]
+
+
+def test_rows_of_another_boundary_do_not_count() -> None:
+    hops = [HopState(9, 2, (KeptRows(3, 0, 9),)), HopState(0, 4)]
+    assert [p.start for p in restart_points(hops)] == [0, 0]
+
+
+def test_rows_kept_beyond_the_hops_own_kv_do_not_push_it_forward() -> None:
+    hops = [HopState(5, 2, (KeptRows(2, 0, 9),)), HopState(0, 4)]
+    assert [p.start for p in restart_points(hops)] == [5, 0]

@@ -1,0 +1,278 @@
+"""Which servers a session gets, keeps and leaves: load, ejection, failure domains, affinity, failing pairs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from support.core.fleets import IDLE, cover, fleet_of, hello, place
+from support.core.review_swarm import MODEL, Server, Swarm, expected
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import Beat, Sampling, Turn
+from modelswarm_gateway.core.interface.effects import TurnRequest
+from modelswarm_gateway.core.routing.cost_model import Needs
+from modelswarm_gateway.core.servers.server import KEPT_FOR_REPAIRS
+from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_serving.core.kv.admission import Admission
+from modelswarm_serving.model.base import ModelShape
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+def route(swarm: Swarm, session: str) -> list[PeerId]:
+    [view] = [v for v in swarm.core.sessions() if v.session == session]
+    return [hop.peer for hop in view.route]
+
+
+def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
+    swarm.core.open(session, MODEL, swarm.now)
+    swarm.ask(session, PROMPT, new)
+    return route(swarm, session)
+
+
+def zoned(swarm: Swarm, zone: str, first: int, last: int) -> Server:
+    server = swarm.serve(first, last, link=False)
+    server.hello = replace(server.hello, zone=zone)
+    swarm.link(server)
+    return server
+
+
+def beat(swarm: Swarm, server: Server, **said: object) -> None:
+    """What a server says of itself, whatever is true."""
+    told = replace(server.core.beat(), **said)  # type: ignore[arg-type]
+    swarm.core.receive(server.peer, told, swarm.now)
+
+
+def test_two_servers_of_a_span_share_the_sessions_evenly() -> None:
+    swarm = Swarm()
+    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
+        swarm.serve(*span)
+    taken = Counter(peer for n in range(16) for peer in start(swarm, f"a{n}"))
+    assert len(taken) == 4
+    assert all(6 <= count <= 10 for count in taken.values())
+
+
+def test_a_server_that_says_it_is_busy_gets_nothing_while_another_is_idle() -> None:
+    swarm = Swarm()
+    busy, idle = swarm.serve(0, 4), swarm.serve(0, 4)
+    for n in range(6):
+        beat(swarm, busy, running=40)
+        beat(swarm, idle, running=n)
+        assert start(swarm, f"a{n}") == [idle.peer]
+
+
+def test_a_server_without_room_is_the_last_that_is_asked() -> None:
+    swarm = Swarm()
+    full, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    for n in range(6):
+        beat(swarm, full, free_pages=1)
+        assert start(swarm, f"a{n}") == [other.peer]
+
+
+def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
+    for seed in range(4):
+        swarm = Swarm()
+        swarm.serve(0, 2)
+        servers = [zoned(swarm, zone, 2, 4) for zone in ("east", "east", "west", "west")]
+        zones = {server.peer: server.hello.zone for server in servers}
+        for n in range(seed):
+            start(swarm, f"b{n}")
+        swarm.core.open("a", MODEL, swarm.now)
+        request = TurnRequest(tuple(PROMPT), 20, Sampling(), credit_ahead=4)
+        swarm.core.turn("a", request, swarm.now)
+        swarm.run()
+        lost = route(swarm, "a")[1]
+        swarm.kill(swarm.servers[lost])
+        assert zones[route(swarm, "a")[1]] != zones[lost]
+        swarm.core.read_to("a", 1 << 40, swarm.now)
+        swarm.run()
+        assert swarm.answer("a") == expected(PROMPT, 20)
+
+
+def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
+    swarm = Swarm()
+    server = zoned(swarm, "east", 0, 4)
+    legs = swarm.core._fleet.cover(
+        MODEL,
+        kind_of(server.hello),
+        (0, 4),
+        swarm.now,
+        between=(None, None),
+        needs=Needs(repair=True, away_from=frozenset({"east"})),
+    )
+    assert legs is not None and legs[0].peer == server.peer
+
+
+def test_a_session_keeps_its_route_between_turns_while_its_servers_do_well() -> None:
+    swarm = Swarm()
+    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
+        swarm.serve(*span)
+    kept = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a")]
+    for n in range(4):
+        start(swarm, f"b{n}")
+        swarm.ask("a", [*log, 3], 3)
+        log = [*log, 3, *swarm.answer("a")]
+        assert route(swarm, "a") == kept
+
+
+def test_a_new_turn_leaves_a_server_on_which_it_would_wait_for_room() -> None:
+    swarm = Swarm()
+    one, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    [kept] = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a"), 3]
+    full, free = (one, other) if kept == one.peer else (other, one)
+    beat(swarm, full, free_pages=0)
+    swarm.ask("a", log, 60)
+    assert route(swarm, "a") == [free.peer]
+    assert swarm.answer("a") == expected(log, 60)
+
+
+def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
+    swarm = Swarm()
+    one, other = swarm.serve(0, 4), swarm.serve(0, 4)
+    [kept] = start(swarm, "a")
+    log = [*PROMPT, *swarm.answer("a"), 3]
+    for server in (one, other):
+        beat(swarm, server, free_pages=0)
+    swarm.ask("a", log, 60)
+    assert route(swarm, "a") == [kept]
+
+
+# ---- the fleet alone
+
+
+def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    for each in (a, b):
+        fleet.beat(each.peer, IDLE, 0.0)
+    assert Counter(place(fleet, a, cheapest=True) for _ in range(40)) == {a.peer: 20, b.peer: 20}
+
+
+def test_a_replay_weighs_more_than_a_session_that_only_goes_on() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    fleet.placed(a.peer, 64, 8_192)
+    assert {cover(fleet, a)[0].peer for _ in range(10)} == {b.peer}
+
+
+def test_the_steps_of_an_idle_server_are_forgotten() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    slow = Beat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
+    fleet.beat(a.peer, slow, 0.0)
+    fleet.beat(b.peer, replace(slow, step_ms=4.0), 0.0)
+    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
+    for each, last in ((a, slow), (b, replace(slow, step_ms=4.0))):
+        fleet.beat(each.peer, last, 200.0)
+    assert {cover(fleet, a, 200.0)[0].peer for _ in range(60)} == {a.peer, b.peer}
+
+
+def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, b)
+    fleet.suspected = frozenset({a.peer})
+    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
+    fleet.leave(b.peer)
+    assert cover(fleet, a)[0].peer == a.peer
+
+
+def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -> None:
+    a, b = hello("a"), hello("b")
+    fleet = fleet_of(a, replace(b, max_length=32))
+    needs = Needs(length=33)
+    assert {cover(fleet, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
+    fleet.leave(a.peer)
+    assert cover(fleet, a, needs=needs)[0].peer == b.peer
+
+
+NONSENSE = (float("nan"), float("inf"), -5.0)
+
+
+@pytest.mark.parametrize(
+    "field", ["step_ms", "step_p99_ms", "oldest_ready_ms", "stepping_ms", "busy_ms"]
+)
+@pytest.mark.parametrize("value", NONSENSE)
+def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, value: float) -> None:
+    mad, sane, only = hello("mad", 0, 2), hello("sane", 0, 2), hello("only", 2, 4)
+    fleet = fleet_of(mad, sane, only)
+    well = Beat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
+    for now in (1.0, 2.0, 3.0):
+        for each in (sane, only):
+            fleet.beat(each.peer, replace(well, steps=int(5 * now)), now)
+        told = replace(well, steps=int(5 * now), running=1 << 63)
+        fleet.beat(mad.peer, replace(told, **{field: value}), now)  # type: ignore[arg-type]
+    for _ in range(20):
+        legs = cover(fleet, sane, 3.0)
+        assert [leg.peer for leg in legs] == [sane.peer, only.peer]
+        assert all(math.isfinite(leg.to_go_ms) for leg in legs)
+    assert math.isfinite(fleet.pace(mad.peer).row)
+    assert 0 < fleet.standing(mad.peer, 3.0).score <= 1
+    fleet.leave(sane.peer)
+    assert [leg.peer for leg in cover(fleet, only, 3.0)] == [mad.peer, only.peer], "nobody else"
+    fleet.blame(only.peer, "silent", 3.0)
+    assert math.isfinite(fleet.cost(MODEL, kind_of(only), [(mad.peer, 0, 2)], 3.0))
+
+
+def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:
+    liar, honest = hello("liar"), hello("honest")
+    fleet = fleet_of(liar, honest)
+    for each, step in ((liar, 0.0), (honest, 8.0)):
+        beat = Beat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
+        fleet.beat(each.peer, beat, 0.0)
+    taken = Counter(place(fleet, liar) for _ in range(100))
+    assert taken[honest.peer] >= 8  # 5 if it were believed
+
+
+def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() -> None:
+    old, other, new = hello("a"), hello("b"), replace(hello("a"), peer="a/1/c")
+    fleet = fleet_of(old, other)
+    slow = Beat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
+    fleet.beat(old.peer, slow, 0.0)
+    fleet.blame(old.peer, "overdue", 0.0)
+    assert {cover(fleet, other)[0].peer for _ in range(20)} == {other.peer}
+    fleet.leave(old.peer)
+    assert fleet.join(new)
+    assert {cover(fleet, other)[0].peer for _ in range(60)} == {new.peer, other.peer}
+
+
+@pytest.mark.parametrize("repair", [False, True])
+@pytest.mark.parametrize("free", [0, 9, 10, 16, 17, 100])
+def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
+    free: int, repair: bool
+) -> None:
+    server = hello("a")
+    shape = ModelShape(0, 4, 4, 8, 16, 100, 4096, 97)
+    pool = Admission(shape, KEPT_FOR_REPAIRS)
+    pool.pool.take(100 - free)
+    fleet = fleet_of(replace(server, total_pages=100, page_size=16))
+    fleet.beat(server.peer, Beat(free_pages=free, total_pages=100), 0.0)
+    known = fleet.get(server.peer)
+    assert known is not None
+    for positions in (1, 16, 17, 100, 112, 113, 1440):
+        missing = pool.missing(Turn(positions, positions + 1, Sampling()), 0, repair)
+        assert (known.wait_ms(positions, repair) > 0) == (missing > 0), positions
+    assert known.wait_ms(0, repair) == 0.0
+
+
+def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_near() -> None:
+    swarm = Swarm()
+    first, second, tail = swarm.serve(0, 2), swarm.serve(0, 2), swarm.serve(2, 4)
+    beat(swarm, second, running=40)
+    first.core.leave(swarm.now)  # it refuses what is new, and has not said so yet
+    for server in (first, tail):
+        swarm.freeze(server)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.ask("a", PROMPT, 3)
+    swarm.now += 0.1
+    swarm.thaw(first)
+    swarm.now += 0.1
+    swarm.thaw(tail)
+    assert route(swarm, "a") == [second.peer, tail.peer]
+    known = swarm.core._fleet.get(tail.peer)
+    assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
+    assert swarm.answer("a") == expected(PROMPT, 3)

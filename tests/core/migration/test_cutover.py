@@ -1,0 +1,157 @@
+"""When sessions go over to their copies (R13): together, at rest, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from support.core.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, two_spans
+from support.core.scripted_servers import Script
+
+from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.migration.cutover import LAST_SECONDS
+
+
+def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_rest() -> None:
+    script, old, new = two_spans()
+    leave(script, old)
+    script.copied("s", new, 20)
+    script.wait(1.0)
+    assert script.route("s") == ["a", "b"]
+    script.wait(2.5)
+    assert script.route("s") == ["a", "c"]
+
+
+def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
+    script, old, new = two_spans()
+    leave(script, old)
+    for _ in range(3):
+        script.token("s")
+    script.copied("s", new, 20)
+    script.wait(TICK)
+    assert script.route("s") == ["a", "b"]
+    script.copied("s", new, 21)
+    script.wait(TICK)
+    assert script.route("s") == ["a", "b"], "those that are missing may come at once"
+    script.wait(LAST_SECONDS)
+    assert script.route("s") == ["a", "c"], "they did not: they come from kept rows"
+
+
+def rests(script: Script) -> bool:
+    return script.core._sessions["s"].at_rest
+
+
+def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
+    script, old, new = two_spans()
+    leave(script, old)
+    script.copied("s", new, 20)
+    script.wait(TICK)
+    session = script.core._sessions["s"]
+    script.core.read_to("s", session.length, script.now)
+    while not rests(script):
+        script.token("s")
+    assert session.length - 1 - 20 > 2, "the copy has stopped"
+    script.wait(0.25)
+    assert rests(script)
+    script.core.read_to("s", session.length, script.now)
+    script.wait(0.15)
+    assert not rests(script) and script.route("s") == ["a", "b"]
+    script.copied("s", new, session.length - 1)
+    script.wait(TICK)
+    while not rests(script):
+        script.token("s")
+    script.copied("s", new, session.length - 1)
+    assert script.route("s") == ["a", "c"] and outcomes(script) == ["moved"]
+
+
+def three_that_leave(
+    settings: GatewaySettings | None = None, ahead: int = AHEAD
+) -> tuple[Script, str, str]:
+    """Sessions s0, s1 and s2 over `a` and `b`, all on their way to `c`."""
+    script = Script(settings or GatewaySettings())
+    script.serve("a", 0, 2)
+    old = script.serve("b", 2, 4)
+    for name in ("s0", "s1", "s2"):
+        script.ask(name, PROMPT, credit_ahead=ahead)
+        for _ in range(4):
+            script.token(name)
+    new = script.serve("c", 2, 4)
+    script.wait(1.0)
+    leave(script, old)
+    return script, old, new
+
+
+def routes(script: Script) -> list[str]:
+    return [script.route(name)[1] for name in ("s0", "s1", "s2")]
+
+
+def test_the_sessions_of_a_server_go_over_together() -> None:
+    script, _, new = three_that_leave()
+    script.copied("s0", new, 23)
+    script.copied("s1", new, 23)
+    script.wait(1.0)
+    assert routes(script) == ["b", "b", "b"]
+    script.copied("s2", new, 22)
+    script.wait(2 * TICK + LAST_SECONDS)
+    assert routes(script) == ["c", "c", "c"]
+
+
+def left(script: Script) -> list[int]:
+    """Tokens of each that may still come."""
+    sessions = [script.core._sessions[name] for name in ("s0", "s1", "s2")]
+    return [session.credit + 1 - session.length for session in sessions]
+
+
+@pytest.mark.parametrize(("read", "granted"), [(23, 2), (21, 1), (20, 0)])
+def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
+    read: int, granted: int
+) -> None:
+    script, _, new = three_that_leave(ahead=6)
+    for name, tokens in (("s0", 2), ("s1", 3), ("s2", 0)):
+        for _ in range(tokens):
+            script.token(name)
+    assert left(script) == [1, 0, 3]
+    script.core.read_to("s0", read, script.now)
+    assert left(script) == [1, 0, 3], "not worth a message"
+    script.sent.clear()
+    for name in ("s0", "s1", "s2"):
+        script.copied(name, new, script.length(name) - 1)
+    script.wait(TICK)
+    assert left(script)[::2] == [1 + granted, 3]
+    assert routes(script) == ["b", "c", "b"], "who is at rest waits for nobody"
+    for name, more in (("s0", 1 + granted), ("s2", 3)):
+        for _ in range(more):
+            script.token(name)
+        script.copied(name, new, script.length(name) - 1)
+    assert routes(script) == ["c", "c", "c"]
+
+
+def test_a_session_waits_only_so_long_for_the_others() -> None:
+    script, _, new = three_that_leave()
+    script.copied("s0", new, 23)
+    at = 0
+    while at < 20 and routes(script) == ["b", "b", "b"]:  # the others come on, slowly
+        at += 1
+        script.copied("s1", new, at)
+        script.copied("s2", new, at)
+        script.wait(1.0)
+    assert 9 <= at <= 11 and routes(script) == ["c", "b", "b"]
+
+
+def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited_for() -> None:
+    script, _, new = three_that_leave(GatewaySettings(copy_seconds=2.0, copies_per_server=3))
+    script.copied("s0", new, 23)
+    script.copied("s1", new, 23)
+    script.wait(2.2)
+    assert routes(script) == ["c", "c", "b"] and outcomes(script).count("dropped") == 1
+
+
+def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
+    script, old, new = three_that_leave(GatewaySettings(copies_per_server=2))
+    script.copied("s0", new, 23)
+    script.wait(1.0)
+    view = script.core.moves.view(old)
+    assert view is not None and (view.hops, view.moving) == (3, 2)
+    script.core.close("s1", script.now)
+    script.wait(0.1)
+    assert script.route("s0") == ["a", "c"], "alone in its wave"
+    view = script.core.moves.view(old)
+    assert view is not None and (view.hops, view.moving) == (1, 1), "the next wave"

@@ -1,0 +1,160 @@
+"""Planned moves with the cores of both sides: the answer is the one of a swarm that nobody leaves (R13)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.core.review_swarm import MODEL, Server, Swarm, expected
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.interface.effects import Moved, Rerouted, TurnRequest
+
+PROMPT = [(7 * at) % 97 for at in range(60)]
+NEW = 40
+
+
+def run_to(swarm: Swarm, session: str, count: int) -> None:
+    """The client reads so many tokens of its answer."""
+    swarm.core.read_to(session, len(PROMPT) + count - 5, swarm.now)
+    swarm.run()
+    swarm.wait(0.1)
+
+
+def ask(swarm: Swarm, session: str) -> None:
+    swarm.core.open(session, MODEL, swarm.now)
+    request = TurnRequest(tuple(PROMPT), NEW, Sampling(), credit_ahead=5)
+    swarm.core.turn(session, request, swarm.now)
+    swarm.run()
+
+
+def routed(swarm: Swarm, session: str) -> list[str]:
+    view = swarm.core.session(session)
+    assert view is not None
+    return [hop.peer for hop in view.route]
+
+
+def outcomes(swarm: Swarm) -> list[str]:
+    return [effect.outcome for effect in swarm.effects if isinstance(effect, Moved)]
+
+
+def three_spans(swarm: Swarm, replay_bytes: int = 1 << 20) -> dict[str, Server]:
+    spans = [(0, 2), (2, 3), (3, 4)]
+    return {(s := swarm.serve(*span, replay_bytes=replay_bytes)).peer: s for span in spans}
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
+    swarm = Swarm()
+    three_spans(swarm)
+    ask(swarm, "a")
+    run_to(swarm, "a", 10)
+    old = routed(swarm, "a")[place]
+    hello = swarm.servers[old].hello
+    new = swarm.serve(hello.first, hello.last)
+    swarm.core.moves.leave(old, "drain", swarm.now)
+    for count in range(10, NEW + 1):
+        run_to(swarm, "a", count)
+    assert outcomes(swarm) == ["moved"]
+    assert routed(swarm, "a")[place] == new.peer
+    assert swarm.answer("a") == expected(PROMPT, NEW)
+    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
+    assert swarm.servers[old].core.stats.sessions == 0
+    rows = sum(server.core.stats.rows for server in swarm.servers.values())
+    assert rows <= 4 * (len(PROMPT) + NEW) + 3 * 6, "nothing else was computed twice"
+
+
+def test_the_only_hop_of_a_route_moves() -> None:
+    swarm = Swarm()
+    old = swarm.serve(0, 4)
+    ask(swarm, "a")
+    run_to(swarm, "a", 10)
+    new = swarm.serve(0, 4)
+    swarm.core.moves.leave(old.peer, "drain", swarm.now)
+    for count in range(10, NEW + 1):
+        run_to(swarm, "a", count)
+    assert outcomes(swarm) == ["moved"]
+    assert routed(swarm, "a") == [new.peer]
+    assert swarm.answer("a") == expected(PROMPT, NEW)
+
+
+def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
+    swarm = Swarm()
+    old = three_spans(swarm)
+    names = [f"s{number}" for number in range(6)]
+    for name in names:
+        ask(swarm, name)
+        run_to(swarm, name, 3)
+    three_spans(swarm)
+    done = 3
+    for peer in old:
+        swarm.core.moves.leave(peer, "drain", swarm.now)
+        while swarm.servers[peer].core.stats.sessions:
+            done += 1
+            for name in names:
+                run_to(swarm, name, done)
+            assert done < NEW, "the server was not left in time"
+    for name in names:
+        run_to(swarm, name, NEW)
+        assert swarm.answer(name) == expected(PROMPT, NEW)
+    assert outcomes(swarm) == ["moved"] * 18
+
+
+def test_a_server_that_ends_is_left_before_it_goes() -> None:
+    swarm = Swarm()
+    three_spans(swarm)
+    ask(swarm, "a")
+    run_to(swarm, "a", 5)
+    old = swarm.servers[routed(swarm, "a")[1]]
+    swarm.serve(2, 3)
+    old.core.leave(swarm.now)
+    swarm.core.receive(old.peer, old.core.beat(), swarm.now)
+    for count in range(5, 20):
+        run_to(swarm, "a", count)
+    assert old.core.stats.sessions == 0
+    swarm.kill(old)
+    for count in range(20, NEW + 1):
+        run_to(swarm, "a", count)
+    assert swarm.answer("a") == expected(PROMPT, NEW)
+    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
+
+
+def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
+    swarm = Swarm()
+    three_spans(swarm, replay_bytes=0)
+    ask(swarm, "a")
+    run_to(swarm, "a", 10)
+    old = swarm.servers[routed(swarm, "a")[1]]
+    swarm.serve(2, 3, replay_bytes=0)
+    swarm.core.moves.leave(old.peer, "drain", swarm.now)
+    for count in range(10, NEW + 1):
+        run_to(swarm, "a", count)
+    assert outcomes(swarm) == ["moved"]
+    assert old.core.stats.sessions == 0
+    assert swarm.answer("a") == expected(PROMPT, NEW)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    swarm = Swarm()
+    three_spans(swarm)
+    three_spans(swarm)
+    ask(swarm, "a")
+    run_to(swarm, "a", 5)
+    for count in range(5, NEW + 1):
+        if rng.random() < 0.2:
+            swarm.core.moves.leave(rng.choice(routed(swarm, "a")), "drain", swarm.now)
+        if rng.random() < 0.1:
+            victim = rng.choice(list(swarm.servers.values()))
+            swarm.kill(victim)
+            swarm.serve(victim.hello.first, victim.hello.last)
+        for peer in list(swarm.core._fleet.left):
+            if rng.random() < 0.2:
+                swarm.core.moves.stay(peer, "drain", swarm.now)
+        run_to(swarm, "a", count)
+    swarm.wait(1.0)
+    assert swarm.answer("a") == expected(PROMPT, NEW)
+    swarm.core.close("a", swarm.now)
+    swarm.wait(1.0)
+    assert all(server.core.stats.sessions == 0 for server in swarm.servers.values())

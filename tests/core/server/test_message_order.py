@@ -1,0 +1,325 @@
+"""Rows, tokens, inputs and windows that are late, repeated, reordered, of another epoch, or nonsense (R1, R9-R11)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from support.core.network import GATEWAY, VOCABULARY, Client, Pump, prompt, repeated, route
+
+from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.messages import (
+    Close,
+    Fence,
+    Go,
+    Input,
+    Lane,
+    Live,
+    LiveSession,
+    Report,
+    Role,
+    Rows,
+    Token,
+    Trouble,
+    Window,
+)
+
+
+def two_hops(pump: Pump, length: int = 12) -> Client:
+    return Client(pump, route(pump, 2), prompt(length))
+
+
+def test_repeated_rows_and_tokens_change_nothing() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    expected = client.expected(client.log, 10)
+    client.start(10)
+    for _ in range(400):
+        pump.run(1)
+        for sender, send in pump.seen[-3:]:
+            if isinstance(send.item, Rows | Token | Window) and send.to.peer in pump.servers:
+                pump.put(sender, send.to.peer, send.item, send.lane)
+                pump.seen.remove((sender, send))
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+def test_rows_below_received_are_dropped_and_the_rest_is_taken() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    expected = client.expected(client.log, 5)
+    client.start(5)
+    head, tail = (hop[0] for hop in client.hops)
+    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
+    while not pump.lanes.get(bulk):
+        pump.run(1)
+    whole = pump.lanes.pop(bulk).popleft()
+    assert isinstance(whole, Rows) and (whole.first, whole.count) == (0, 11)
+    pump.put(
+        head.address.peer, tail.address.peer, repeated(whole, count=4, payload=whole.payload[:32])
+    )
+    pump.put(head.address.peer, tail.address.peer, whole)
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    client.start(5)
+    head, tail = (hop[0] for hop in client.hops)
+    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
+    while not pump.lanes.get(bulk):
+        pump.run(1)
+    whole = pump.lanes.pop(bulk).popleft()
+    assert isinstance(whole, Rows)
+    late = repeated(whole, first=3, count=8, payload=whole.payload[24:])
+    pump.put(head.address.peer, tail.address.peer, late, Lane.BULK)
+    client.finish()
+    (report,) = client.reports
+    assert (report.trouble, report.peer) == (Trouble.GAP, head.address.peer)
+    assert (report.handle, report.epoch) == (client.base + 1, client.epoch)
+
+
+def test_frames_of_other_epochs_are_dropped() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    client.start(8, credit=15)
+    client.finish()
+    old = list(pump.seen)
+    client.fence()
+    pump.run()
+    client.listen()
+    expected = client.expected(client.log, client.end - len(client.log))
+    client.go()
+    for sender, send in old:  # the whole past once more, after the new Go
+        if send.to.peer in pump.servers:
+            pump.put(sender, send.to.peer, send.item, send.lane)
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bodies_may_come_before_or_after_go(seed: int) -> None:
+    pump = Pump(seed=seed)
+    client = two_hops(pump, 25)
+    expected = client.expected(client.log, 6)
+    client.fence(6)
+    pump.run()
+    client.listen()
+    lanes = [Lane.LIVE, Lane.BULK]
+    order = random.Random(seed)
+    for hop in (0, 1):
+        body = Input(client.own[hop], client.epoch, 0, tuple(client.log))
+        client.put(hop, body, order.choice(lanes))
+    client.go(body_lane=order.choice(lanes))
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+
+
+def test_the_tail_samples_nothing_before_its_log_copy_is_whole() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    tail = client.hops[1][0]
+    expected = client.expected(client.log, 4)
+    client.start(4)
+    body = pump.lanes.pop((GATEWAY, tail.address.peer, Lane.BULK))  # the log copy is on its way
+    client.finish()
+    assert not client.tokens
+    assert tail.core.stats.rows == 11  # rows below n do not need it
+    pump.lanes[GATEWAY, tail.address.peer, Lane.BULK] = body
+    assert [token.token for token in client.finish()] == expected
+
+
+def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    client.fence(4)
+    pump.run()
+    client.listen()
+    client.put(0, Input(client.own[0], client.epoch, 5, tuple(client.log[5:])))
+    client.go()
+    client.finish()
+    assert [report.trouble for report in client.reports] == [Trouble.GAP]
+    assert not client.tokens
+
+
+def test_windows_and_rows_that_outrun_go_are_kept() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    expected = client.expected(client.log, 4)
+    client.fence(4)
+    pump.run()
+    client.listen()
+    head = client.hops[0][0].address.peer
+    client.go()
+    late = pump.lanes.pop((GATEWAY, head, Lane.LIVE))
+    pump.run()  # the tail has its Go and grants rows to a head that has none
+    assert [send.to.peer for send in pump.sent(Window)] == [head]
+    pump.lanes[GATEWAY, head, Lane.LIVE] = late
+    assert [token.token for token in client.finish()] == expected
+
+
+def test_rows_before_go_are_taken_at_go() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    expected = client.expected(client.log, 4)
+    client.fence(4)
+    pump.run()
+    client.listen()
+    head, tail = (hop[0].address.peer for hop in client.hops)
+    # a window that the tail has not granted lets the head run ahead of the tail's Go
+    pump.put(tail, head, Window(client.own[0], client.epoch, 0, 10))
+    client.go()
+    late = pump.lanes.pop((GATEWAY, tail, Lane.LIVE))
+    pump.run()
+    assert len(pump.sent(Rows)) == 1 and not client.reports
+    pump.lanes[GATEWAY, tail, Lane.LIVE] = late
+    assert [token.token for token in client.finish()] == expected
+
+
+def test_a_row_beyond_the_granted_window_is_refused() -> None:
+    pump = Pump()
+    client = Client(pump, route(pump, 2, row_window=4), prompt(12))
+    client.start(4)
+    head, tail = (hop[0].address.peer for hop in client.hops)
+    pump.put(tail, head, Window(client.own[0], client.epoch, 0, 10))  # forged
+    client.finish()
+    assert {report.trouble for report in client.reports} == {Trouble.FAILED}
+
+
+NONSENSE = [
+    {"count": 0, "payload": b""},
+    {"count": -1},
+    {"count": 1 << 60},
+    {"count": 3},
+    {"first": -3},
+    {"first": -11},
+    {"payload": b""},
+    {"payload": b"1234567"},
+    {"count": 4000, "payload": bytes(32000)},
+]
+
+
+@pytest.mark.parametrize("changes", NONSENSE)
+def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object]) -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    other = Client(pump, client.hops, prompt(15, 1), session="other", base=500)
+    expected = other.expected(other.log, 9)
+    client.start(5)
+    other.fence(9)
+    head, tail = (hop[0] for hop in client.hops)
+    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
+    while not pump.lanes.get(bulk):
+        pump.run(1)
+    whole = pump.lanes.pop(bulk).popleft()
+    assert isinstance(whole, Rows)
+    pump.put(head.address.peer, tail.address.peer, repeated(whole, **changes))
+    client.finish()
+    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+    other.listen()
+    other.go()
+    assert [token.token for token in other.finish()] == expected
+    # and the session itself goes on after a fence
+    expected = client.expected(client.log, 5)
+    client.fence()
+    pump.run()
+    client.listen()
+    client.go()
+    assert [token.token for token in client.finish()] == expected
+
+
+def test_rows_from_a_stranger_are_dropped() -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    expected = client.expected(client.log, 5)
+    client.start(5)
+    forged = Rows(client.own[1], client.epoch, 0, 1, bytes(8))
+    for _ in range(3):
+        pump.run(2)
+        pump.put("thief/1/x", client.hops[1][0].address.peer, forged)
+    assert [token.token for token in client.finish()] == expected
+
+
+@pytest.mark.parametrize("tokens", [(VOCABULARY,), (-1,), (0,) * 1000])
+def test_an_input_that_no_log_can_hold_is_reported(tokens: tuple[int, ...]) -> None:
+    pump = Pump()
+    client = two_hops(pump)
+    client.start(5)
+    pump.lanes.clear()
+    client.put(0, Input(client.own[0], client.epoch, 0, tokens))
+    client.finish()
+    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+
+
+def _nonsense(choose: random.Random, handles: list[int]) -> object:
+    def number() -> int:
+        return choose.choice([-1, 0, 1, 2, 3, 5, 8, 13, 1 << 31, 1 << 63, -(1 << 63)])
+
+    handle = choose.choice([*handles, 0, number()])
+    epoch = Epoch(choose.choice([0, 1, 2]), 1)
+    kind = choose.randrange(8)
+    if kind == 0:
+        size = choose.choice([0, 7, 8, 16, 80])
+        return Rows(handle, epoch, number(), number(), bytes(size), bool(choose.randrange(2)))
+    if kind == 1:
+        return Token(handle, epoch, number(), number(), store_only=bool(choose.randrange(2)))
+    if kind == 2:
+        return Window(handle, epoch, number(), number())
+    if kind == 3:
+        return Input(handle, epoch, number(), tuple(number() for _ in range(choose.randrange(4))))
+    if kind == 4:
+        go = Go(handle, epoch, number(), number(), number(), None, None, None, number(), number())
+        return replace(go, sample=bool(choose.randrange(2)))
+    if kind == 5:
+        return Fence(handle, number(), epoch, number(), number())
+    if kind == 6:
+        return Close(handle)
+    return Report(handle, epoch, Trouble.GAP)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) -> None:
+    pump = Pump(seed=seed)
+    client = two_hops(pump)
+    victim = Client(pump, client.hops, prompt(20, 1), session="v", base=500)
+    evil = "evil/1/x"
+    for server in pump.servers.values():
+        server.core.connected(evil, Role.GATEWAY, 0.0)
+    expected = client.expected(client.log, 15)
+    victim.gateway = evil
+    victim.start(15)
+    client.start(15)
+    for _ in range(60):
+        pump.run(3)
+        name = pump.random.choice(list(pump.servers))
+        item = _nonsense(pump.random, victim.own)
+        sender = pump.random.choice([evil, *(peer for peer in pump.servers if peer != name)])
+        pump.put(sender, name, item)  # type: ignore[arg-type]
+    assert [token.token for token in client.finish()] == expected
+    assert not client.reports
+    for name in pump.servers:
+        pump.put(evil, name, Live(()))
+        pump.put(GATEWAY, name, Live((LiveSession("a", 1, client.epoch),)))
+    pump.run()
+    assert pump.free_pages == [64, 64]
+
+
+def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
+    """They are counted as rows: a thousand of 4 MiB each would fill the memory."""
+    pump = Pump()
+    client = two_hops(pump)
+    client.fence(5)
+    pump.run()
+    client.listen()
+    head, tail = (hop[0].address.peer for hop in client.hops)
+    for first in range(64):
+        pump.put(head, tail, Rows(client.own[1], client.epoch, first, 1, bytes(1 << 16)))
+    pump.run()
+    [hop] = pump.servers[tail].core._life.hops
+    assert not hop.early.rows
+    expected = client.expected(client.log, 5)
+    client.go()
+    assert [token.token for token in client.finish()] == expected

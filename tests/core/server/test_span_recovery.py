@@ -1,0 +1,214 @@
+"""Only what was lost is computed again: whole routes on the hash model, servers that go, logs that are short (R6)."""
+
+from __future__ import annotations
+
+import pytest
+from support.core.network import Client, Pump, opened, prompt
+
+from modelswarm.placement.replay_memory import GROUP_OVERHEAD
+from modelswarm.protocol.messages import KeptRows, Lane, Rows, Trouble
+
+CONTEXT, NEW, READ = 60, 30, 20
+
+
+def busy(pump: Pump, hops: int = 3, **settings: int) -> tuple[Client, list[int]]:
+    """A session that has read its prompt and has some tokens; and what must follow."""
+    client = opened(pump, hops=hops, length=CONTEXT, new=NEW, **settings)
+    client.go(credit=CONTEXT + READ)
+    client.finish()
+    assert not client.reports
+    rest = client.expected(client.log, client.end - len(client.log))
+    return client, rest
+
+
+def lose(pump: Pump, client: Client, *lost: int, **settings: int) -> None:
+    for hop in lost:
+        server, first, last = client.hops[hop]
+        pump.dead.add(server.address.peer)
+        client.replace_hop(hop, pump.serve(first, last, **settings))
+
+
+def repair(pump: Pump, client: Client) -> list[int]:
+    """The loop; rows that each hop of the new route ran for it, until nothing moves."""
+    before = [server.core.stats.rows for server, _, _ in client.hops]
+    client.fence(repair=True)
+    pump.run()
+    client.listen()
+    client.go()
+    client.finish()
+    after = [server.core.stats.rows for server, _, _ in client.hops]
+    return [b - a for a, b in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("row_window", [1024, 8])
+def test_survivors_run_no_row_twice_whichever_hops_are_lost(
+    lost: tuple[int, ...], row_window: int
+) -> None:
+    pump = Pump()
+    client, rest = busy(pump, row_window=row_window)
+    context = len(client.log) - 1
+    lose(pump, client, *lost, row_window=row_window)
+    ran = repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+    assert ran == [len(rest) + (context if hop in lost else 0) for hop in range(3)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_kept_rows_come_on_bulk_within_the_window_and_before_live_rows(seed: int) -> None:
+    pump = Pump(seed=seed)
+    client, rest = busy(pump, row_window=8)
+    context = len(client.log) - 1
+    lose(pump, client, 2, row_window=8)
+    head, middle = client.hops[0][0].address.peer, client.hops[1][0].address.peer
+    del pump.seen[:]
+    repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+    groups = [
+        (send.item.first, send.lane)
+        for send in pump.sent(Rows, middle)
+        if isinstance(send.item, Rows)
+    ]
+    assert [first for first, _ in groups] == sorted(first for first, _ in groups)
+    assert all((lane is Lane.BULK) == (first < context) for first, lane in groups)
+    assert min(first for first, _ in groups) == 0
+    assert all(
+        send.item.first >= context for send in pump.sent(Rows, head) if isinstance(send.item, Rows)
+    )
+
+
+def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None:
+    pump = Pump()
+    client, _ = busy(pump)
+    client.fence()
+    pump.run()
+    client.listen()
+    kv = len(client.log) - 1
+    assert [client.fenced[hop].kept for hop in range(3)] == [
+        (KeptRows(2, 0, kv),),
+        (KeptRows(4, 0, kv),),
+        (),
+    ]
+
+
+def test_a_cut_takes_kept_rows_with_it() -> None:
+    pump = Pump()
+    client, _ = busy(pump)
+    client.fence(kv_cut=33, log_cut=34)
+    pump.run()
+    client.listen()
+    assert client.fenced[0].kept == (KeptRows(2, 0, 33),)
+
+
+def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
+    pump = Pump()
+    client, rest = busy(pump, replay_bytes=GROUP_OVERHEAD + 8 * CONTEXT + 10)
+    beyond = len(client.log) - 1 - CONTEXT
+    lose(pump, client, 2)
+    ran = repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+    assert ran == [beyond + len(rest), beyond + len(rest), CONTEXT + beyond + len(rest)]
+
+
+def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_does_without() -> (
+    None
+):
+    pump = Pump()
+    client, rest = busy(pump)
+    lose(pump, client, 2)
+    client.fence(repair=True)
+    pump.run()
+    client.listen()
+    client.hops[1][0].core._log.drop(client.own[1])
+    client.go()
+    client.finish()
+    assert {report.trouble for report in client.reports} == {Trouble.GAP}
+    assert all(report.peer == "" for report in client.reports)
+    repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+
+
+def test_closing_a_session_gives_its_kept_rows_back() -> None:
+    pump = Pump()
+    client, _ = busy(pump)
+    assert [server.core.stats.replay_bytes > 0 for server, _, _ in client.hops] == [
+        True,
+        True,
+        False,
+    ]
+    client.close()
+    pump.run()
+    assert all(server.core.stats.replay_bytes == 0 for server, _, _ in client.hops)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_second_loss_during_the_repair_is_repaired_too(seed: int) -> None:
+    pump = Pump(seed=seed)
+    client, rest = busy(pump, row_window=8, token_budget=8)
+    for _ in range(4):
+        lose(pump, client, pump.random.randrange(3), row_window=8, token_budget=8)
+        client.fence(repair=True)
+        pump.run()
+        client.listen()
+        client.go(credit=0)
+        pump.run(pump.random.randrange(5, 80))
+        client.listen()
+    pump.run()
+    client.listen()
+    got = len(client.log) - CONTEXT - READ - 1
+    repair(pump, client)
+    whole = [token.token for token in client.tokens]
+    assert whole == rest[len(rest) - len(whole) :] and len(whole) + got >= len(rest)
+
+
+def test_a_hop_that_goes_on_after_a_loss_keeps_its_rows_for_the_next_one() -> None:
+    pump = Pump()
+    client, rest = busy(pump)
+    lose(pump, client, 1)
+    client.fence(repair=True)
+    pump.run()
+    client.listen()
+    client.go(credit=len(client.log) + 3)
+    client.finish()
+    context = len(client.log) - 1
+    lose(pump, client, 2)
+    ran = repair(pump, client)
+    done = len(client.tokens)
+    assert [token.token for token in client.tokens] == rest[len(rest) - done :]
+    assert ran == [done, done, done + context]
+
+
+SHAPES = [
+    ([(0, 3), (3, 6)], {1}, [(0, 3), (3, 4), (4, 6)]),  # one hop becomes two
+    ([(0, 2), (2, 4), (4, 6)], {1, 2}, [(0, 2), (2, 6)]),  # two become one
+    ([(0, 2), (2, 4), (4, 6)], {0, 1}, [(0, 3), (3, 4), (4, 6)]),  # a boundary moves
+    ([(0, 2), (2, 4), (4, 6)], {1}, [(0, 2), (2, 3), (3, 4), (4, 6)]),
+]
+
+
+@pytest.mark.parametrize(("before", "lost", "after"), SHAPES)
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_survivors_keep_their_rows_however_the_blocks_between_them_are_cut_anew(
+    before: list[tuple[int, int]],
+    lost: set[int],
+    after: list[tuple[int, int]],
+    seed: int | None,
+) -> None:
+    pump = Pump(seed=seed)
+    route = [(pump.serve(*span), *span) for span in before]
+    client = Client(pump, route, prompt(CONTEXT))
+    client.start(NEW, credit=CONTEXT + READ)
+    client.finish()
+    rest = client.expected(client.log, client.end - len(client.log))
+    context = len(client.log) - 1
+    stay = {span: index for index, span in enumerate(before) if index not in lost}
+    owns = list(client.own)
+    for index in lost:
+        pump.dead.add(route[index][0].address.peer)
+    client.hops = [
+        route[stay[span]] if span in stay else (pump.serve(*span), *span) for span in after
+    ]
+    client.own = [owns[stay[span]] if span in stay else 0 for span in after]
+    ran = repair(pump, client)
+    assert [token.token for token in client.tokens] == rest
+    assert ran == [len(rest) + (0 if span in stay else context) for span in after]

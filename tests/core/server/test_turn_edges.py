@@ -1,0 +1,144 @@
+"""Turns of one session at the edges: nothing in common, nothing to sample, one token, the whole context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.core.review_swarm import MODEL, Swarm, expected
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.interface.effects import (
+    CoreError,
+    PromptTooLong,
+    SessionBusy,
+    TurnRequest,
+)
+
+
+def three_hops(**settings: Any) -> Swarm:
+    swarm = Swarm()
+    swarm.serve(0, 1, **settings)
+    swarm.serve(1, 3, **settings)
+    swarm.serve(3, 4, **settings)
+    swarm.core.open("a", MODEL, swarm.now)
+    return swarm
+
+
+def one_server(**settings: Any) -> Swarm:
+    swarm = Swarm()
+    swarm.serve(0, 4, **settings)
+    swarm.core.open("a", MODEL, swarm.now)
+    return swarm
+
+
+def same_server_twice(**settings: Any) -> Swarm:
+    """Blocks 0:1 and 3:4 are on servers that hold more, so that a repair may lead through one of them twice."""
+    swarm = Swarm()
+    swarm.serve(0, 4, **settings)
+    middle = swarm.serve(1, 3, **settings)
+    swarm.core.open("a", MODEL, swarm.now)
+    swarm.ask("a", [9, 9], 1)
+    swarm.kill(middle)
+    return swarm
+
+
+@pytest.mark.parametrize("make", [three_hops, one_server, same_server_twice])
+def test_turns_with_anything_in_common(make: Callable[..., Swarm]) -> None:
+    swarm = make()
+    turns = [
+        ([1], 3),
+        ([1], 0),
+        ([1], 3),
+        ([2], 4),
+        ([2, 3, 4, 5, 6, 7], 0),
+        ([2, 3, 4, 5, 6, 7], 0),
+        ([2, 3, 4, 5, 6, 7, 8], 3),
+        ([2, 3, 4, 5, 6, 7, 8], 3),
+        ([2, 3], 2),
+        ([9, 8, 7], 1),
+        ([9], 0),
+        ([9, 1, 1, 1], 5),
+    ]
+    for prompt, new in turns:
+        swarm.ask("a", prompt, new)
+        assert not swarm.troubles("a")
+        assert swarm.answer("a") == (expected(prompt, new) if new else [-1]), (prompt, new)
+    swarm.core.close("a", swarm.now)
+    swarm.run()
+    assert all(s.core.stats.free_pages == 256 for s in swarm.servers.values())
+
+
+@pytest.mark.parametrize("make", [three_hops, one_server])
+def test_a_prompt_as_long_as_the_context_can_be_read_and_no_more(
+    make: Callable[..., Swarm],
+) -> None:
+    swarm = make(max_length=16)
+    full = list(range(1, 17))
+    swarm.ask("a", full, 0)
+    assert swarm.answer("a") == [-1]
+    with pytest.raises(PromptTooLong):
+        swarm.ask("a", full, 1)
+    with pytest.raises(PromptTooLong):
+        swarm.ask("a", [*full, 17], 0)
+    swarm.ask("a", full[:15], 5)
+    assert swarm.answer("a") == expected(full[:15], 1)
+
+
+def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
+    swarm = three_hops(pages=10)
+    swarm.core.open("b", MODEL, swarm.now)
+    swarm.ask("a", [1, 2, 3], 2)
+    swarm.ask("b", list(range(1, 20)), 1)
+    assert swarm.answer("b") == expected(list(range(1, 20)), 1)
+    swarm.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    assert [type(t).__name__ for t in swarm.troubles("a")] == ["Refused"]
+    swarm.ask("a", [1, 2, 4], 2)
+    assert swarm.answer("a") == expected([1, 2, 4], 2)
+    swarm.core.close("b", swarm.now)
+    swarm.run()
+    swarm.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    assert swarm.answer("a") == expected([1, 2, 3, *range(4, 24)], 2)
+
+
+def test_a_session_answers_one_turn_at_a_time() -> None:
+    swarm = three_hops()
+    request = TurnRequest((1, 2), 500, Sampling(), credit_ahead=1)
+    swarm.core.turn("a", request, swarm.now)
+    with pytest.raises(SessionBusy):
+        swarm.core.turn("a", request, swarm.now)
+    swarm.run()
+    with pytest.raises(SessionBusy):
+        swarm.core.turn("a", request, swarm.now)
+    with pytest.raises(CoreError):
+        swarm.core.stop_at("a", 0, swarm.now)
+    swarm.core.stop_at("a", 3, swarm.now)
+    swarm.run()
+    swarm.ask("a", [1, 2], 4)
+    assert swarm.answer("a") == expected([1, 2], 4)
+
+
+def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
+    swarm = three_hops()
+    request = TurnRequest((1, 2), 30, Sampling(), credit_ahead=5)
+    swarm.core.turn("a", request, swarm.now)
+    swarm.run()
+    for server in list(swarm.servers.values()):
+        swarm.unlink(server)
+        swarm.wait(0.5)
+        swarm.link(server)
+        swarm.wait(3.0)
+    swarm.core.read_to("a", 40, swarm.now)
+    swarm.run()
+    assert swarm.answer("a") == expected([1, 2], 30)
+
+
+def test_a_silent_server_is_no_lack_of_room() -> None:
+    swarm = three_hops()
+    tail = list(swarm.servers.values())[-1]
+    del swarm.servers[tail.peer]  # stopped: it takes nothing, and its link stays up
+    swarm.ask("a", [1, 2], 2)
+    swarm.wait(12.0)
+    [refused] = swarm.troubles("a")
+    assert "do not answer" in refused.detail

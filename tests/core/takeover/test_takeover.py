@@ -1,0 +1,450 @@
+"""A gateway is lost, and others find its sessions, take them over, and never two of them the same one (R19, R20)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from support.core.gateways import LEASE, Gateway, Gateways
+from support.core.review_swarm import MODEL, expected
+
+from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.link.handshake import lease_fault
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.interface.effects import Outranked, Whereabouts
+from modelswarm_serving.core.hops.peers import AWAKE_SECONDS, Peers
+
+PROMPT = [random.Random(at).randrange(97) for at in range(12)]
+NEW = 40
+WHOLE = [*PROMPT, *expected(PROMPT, NEW)]
+SESSION = "named"
+
+
+def swarm(seed: int | None = None) -> Gateways:
+    made = Gateways(seed)
+    made.serve(0, 2)
+    made.serve(2, 4)
+    return made
+
+
+def half_way(made: Gateways, number: int = 1) -> Gateway:
+    """A gateway whose session has generated some of its tokens, and waits for its reader."""
+    gateway = made.gateway(number)
+    made.open(gateway, SESSION, PROMPT, NEW, ahead=8)
+    made.run()
+    assert 0 < len(gateway.tokens(SESSION)) < NEW
+    return gateway
+
+
+def adopt(made: Gateways, gateway: Gateway) -> list[int]:
+    """The log that was found."""
+    where = made.find(gateway, SESSION)
+    assert (where.living, where.wait) == (False, 0.0)
+    log = made.fetch(gateway, where)
+    gateway.core.adopt(where, MODEL, log, made.now)
+    return list(log.tokens)
+
+
+def go_on(made: Gateways, gateway: Gateway, log: list[int]) -> None:
+    made.turn(gateway, SESSION, log, len(WHOLE) - len(log), ahead=1 << 40)
+
+
+def owners(made: Gateways) -> set[str]:
+    return {hop.gateway for s in made.servers.values() for hop in s.core._life.hops}
+
+
+def test_what_nobody_holds_is_nowhere() -> None:
+    made = swarm()
+    where = made.find(made.gateway(1), SESSION)
+    assert (where.owner, where.hops, where.epoch) == ("", (), Epoch(0, 0))
+
+
+def test_a_session_of_a_living_gateway_is_found_with_the_door_of_that_gateway() -> None:
+    made = swarm()
+    first = half_way(made)
+    where = made.find(made.gateway(2), SESSION)
+    assert (where.owner, where.living) == (first.name, True)
+    assert where.target == f"{first.name}:8000"
+
+
+def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_before() -> None:
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.kill(first)
+    made.wait(LEASE / 2)
+    where = made.find(second, SESSION)
+    assert not where.living
+    assert where.wait == pytest.approx(LEASE / 2, abs=0.2)
+    made.wait(LEASE / 2 + 0.2)
+    assert made.find(second, SESSION).wait == 0.0
+
+
+def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_nothing_again() -> (
+    None
+):
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    seen = first.tokens(SESSION)
+    made.kill(first)
+    made.wait(LEASE + 0.2)
+    rows = [server.core.stats.rows for server in made.servers.values()]
+    log = adopt(made, second)
+    assert log[: len(PROMPT) + len(seen)] == [*PROMPT, *seen], "the copy is at or past the reader"
+    go_on(made, second, log)
+    made.run()
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+    run = [
+        server.core.stats.rows - at for server, at in zip(made.servers.values(), rows, strict=True)
+    ]
+    assert max(run) <= len(WHOLE) - len(log) + 1, "the KV that was there is used"
+    assert owners(made) == {second.name}
+
+
+def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
+    made = swarm()
+    first = half_way(made)
+    made.serve(0, 2)
+    second = made.gateway(2)
+    made.kill(first)
+    made.wait(LEASE + 0.2)
+    made.lose(next(iter(made.servers)))
+    log = adopt(made, second)
+    go_on(made, second, log)
+    made.run()
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+
+
+def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_its_epoch() -> None:
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.wait(3 * LEASE)  # its beats renew the lease
+    where = made.find(second, SESSION)
+    made.find(second, "else")
+    second.core.open(SESSION, MODEL, made.now, above=100)
+    go_on(made, second, PROMPT)
+    made.run()
+    assert isinstance(second.last(Outranked), Outranked)
+    assert second.core.session(SESSION) is None
+    assert where.living
+    first.core.read_to(SESSION, len(WHOLE), made.now)
+    made.run()
+    assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+
+
+@pytest.mark.parametrize("still", [LEASE / 2, 1.2 * LEASE, 20 * LEASE])
+def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(still: float) -> None:
+    """Its beats are there to be read; what another gateway asks is read first."""
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.wait(1.0)
+    made.now += still
+    where = made.find(second, SESSION)
+    assert (where.owner, where.living) == (first.name, True)
+    second.core.open(SESSION, MODEL, made.now, above=100)
+    go_on(made, second, PROMPT)
+    made.run()
+    assert isinstance(second.last(Outranked), Outranked)
+    assert owners(made) == {first.name}
+    made.frozen.add(first.name)
+    made.wait(LEASE + 0.2)
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (False, 0.0), "what it sleeps is all that is not counted"
+
+
+def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.kill(first)
+    made.wait(LEASE / 2)
+    made.now += 3 * LEASE
+    made.wait(0.2)
+    assert owners(made) == {first.name}, "it had no time to come back"
+    assert made.find(second, SESSION).wait == pytest.approx(LEASE / 2, abs=1.0)
+    made.wait(2 * LEASE)
+    assert not owners(made)
+
+
+def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
+    peers = Peers(LEASE)
+    now = 0.0
+    peers.look(now)
+    peers.connected("gateway", Role.GATEWAY, "", LEASE, now)
+    for _ in range(round(LEASE / AWAKE_SECONDS) + 1):
+        assert peers.silent_for("gateway", now) < LEASE
+        now += LEASE
+        peers.look(now)
+    assert peers.silent_for("gateway", now) >= LEASE
+
+
+def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> None:
+    made = swarm()
+    first, second = half_way(made), made.gateway(2)
+    made.frozen.add(first.name)
+    made.wait(LEASE + 0.2)
+    log = adopt(made, second)
+    go_on(made, second, log)
+    made.run()
+    made.frozen.discard(first.name)
+    first.core.read_to(SESSION, len(WHOLE), made.now)
+    made.wait(1.0)
+    assert isinstance(first.last(Outranked), Outranked)
+    assert first.core.session(SESSION) is None
+    assert first.tokens(SESSION) == WHOLE[len(PROMPT) :][: len(first.tokens(SESSION))]
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+    assert owners(made) == {second.name}
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(seed: int) -> None:
+    made = swarm(seed)
+    first, second, third = half_way(made), made.gateway(2), made.gateway(3)
+    made.kill(first)
+    made.wait(LEASE + 0.2)
+    both = [(gateway, made.find(gateway, SESSION)) for gateway in (second, third)]
+    logs = [(gateway, where, made.fetch(gateway, where)) for gateway, where in both]
+    for gateway, where, log in logs:
+        gateway.core.adopt(where, MODEL, log, made.now)
+        go_on(made, gateway, list(log.tokens))
+    made.run()
+    made.wait(12.0)
+    done = [g for g, _, log in logs if [*log.tokens, *g.tokens(SESSION)] == WHOLE]
+    left = [g for g, _, _ in logs if any(isinstance(e, Outranked) for e in g.effects)]
+    assert len(done) == len(left) == 1
+    assert done[0] is not left[0]
+    assert owners(made) == {done[0].name}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) -> None:
+    made = swarm(seed)
+    both = [made.gateway(1), made.gateway(2)]
+    for gateway in both:
+        made.open(gateway, SESSION, PROMPT, NEW, ahead=1 << 40)
+    made.run()
+    made.wait(12.0)
+    done = [g for g in both if [*PROMPT, *g.tokens(SESSION)] == WHOLE]
+    left = [g for g in both if any(isinstance(e, Outranked) for e in g.effects)]
+    assert len(done) == len(left) == 1
+    assert done[0] is not left[0]
+
+
+def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old_text() -> None:
+    made = swarm()
+    first = half_way(made)
+    slow = list(made.servers)[1]
+    twin = made.serve(2, 4).peer
+    made.kill(first)
+    made.wait(LEASE + 0.2)
+    second = made.gateway(2)
+    where = made.find(second, SESSION)
+    log = made.fetch(second, where)
+    made.frozen.add(slow)
+    second.core.adopt(where, MODEL, log, made.now)
+    go_on(made, second, list(log.tokens))
+    made.wait(6.0)
+    assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
+    other = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
+    made.turn(second, SESSION, other, NEW, ahead=20)
+    made.run()
+    before = len(WHOLE) - len(log.tokens)
+    assert 0 < len(second.tokens(SESSION)) - before < NEW
+    made.lose(twin)
+    made.wait(1.0)
+    made.frozen.discard(slow)
+    second.core.read_to(SESSION, len(WHOLE), made.now)
+    made.run()
+    made.wait(6.0)
+    assert second.tokens(SESSION)[before:] == expected(other, NEW)
+
+
+def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one() -> None:
+    """Its server was not heard when the name was looked for, and knows higher epochs."""
+    made = swarm()
+    first = made.gateway(1)
+    first.core.open(SESSION, MODEL, made.now, above=50)
+    made.turn(first, SESSION, PROMPT, NEW, ahead=8)
+    made.run()
+    made.kill(first)
+    second = made.gateway(2)
+    made.wait(LEASE + 0.2)
+    other = [token + 1 if token < 96 else 0 for token in PROMPT]
+    made.open(second, SESSION, other, NEW, ahead=1 << 40)
+    made.run()
+    assert second.tokens(SESSION) == expected(other, NEW)
+    assert owners(made) == {second.name}
+
+
+def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epochs() -> None:
+    made = swarm()
+    gateway = half_way(made)
+    before = core_epoch(gateway.core)
+    gateway.core.close(SESSION, made.now)
+    made.open(gateway, SESSION, PROMPT, NEW, ahead=1 << 40)
+    assert core_epoch(gateway.core) > before
+    made.run()
+    assert [*PROMPT, *gateway.tokens(SESSION)[-NEW:]] == WHOLE
+
+
+def core_epoch(core: GatewayCore) -> Epoch:
+    view = core.session(SESSION)
+    assert view is not None
+    return view.epoch
+
+
+@pytest.mark.parametrize("ahead", [8, 1 << 40])
+def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -> None:
+    """In the middle of an answer, or at rest after one."""
+    made = swarm()
+    first, second = made.gateway(1), made.gateway(2)
+    made.open(first, SESSION, PROMPT, NEW, ahead)
+    first.core.open("nameless", MODEL, made.now)
+    made.turn(first, "nameless", PROMPT, NEW, ahead=8)
+    made.run()
+    told = [*PROMPT, *first.tokens(SESSION)]
+    assert made.find(second, SESSION).living
+    first.core.hand_over(made.now)
+    made.run()
+    assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (False, 0.0), "its links are still up"
+    made.kill(first)
+    rows = sum(server.core.stats.rows for server in made.servers.values())
+    log = adopt(made, second)
+    assert log[: len(told)] == told
+    made.turn(second, SESSION, log, 3, ahead=1 << 40)
+    made.run()
+    assert second.tokens(SESSION) == expected(log, 3)
+    assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
+
+
+def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease() -> None:
+    made = swarm()
+    first = half_way(made)
+    first.core.hand_over(made.now)
+    made.kill(first)
+    made.wait(2 * LEASE - 0.5)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
+    made.wait(1.0)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("lease", [LEASE / 5, LEASE, LEASE * 3])
+def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_long(
+    lease: float,
+) -> None:
+    """It stood still for less than half of its own lease, so it goes on as if nothing were."""
+    made = swarm()
+    first, second = made.gateway(1, lease), made.gateway(2)
+    made.open(first, SESSION, PROMPT, NEW, ahead=8)
+    made.run()
+    made.frozen.add(first.name)
+    made.wait(max(lease, LEASE) - 0.2)
+    where = made.find(second, SESSION)
+    assert (where.living, where.wait) == (True, 0.0)
+    made.wait(0.4)
+    assert not made.find(second, SESSION).living
+    log = adopt(made, second)
+    go_on(made, second, log)
+    made.run()
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+
+
+def test_leases_that_differ_are_named_both() -> None:
+    hello = Hello(PROTOCOL_VERSION, "server/1/a", Role.SERVER, "", Lane.LIVE, lease_ms=30_000)
+    fault = lease_fault(2.5, hello)
+    assert fault is not None
+    assert "server/1/a was started with --lease 30" in fault
+    assert "this process with 2.5: 30 seconds count" in fault
+    assert lease_fault(30.0, hello) is None
+    assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "one that does not say"
+
+
+def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() -> None:
+    made = swarm()
+    gateway = half_way(made)
+    before = core_epoch(gateway.core)
+    made.frozen.add(gateway.name)
+    made.now += LEASE * 0.6
+    made.frozen.discard(gateway.name)
+    gateway.core.tick(made.now)
+    assert core_epoch(gateway.core) > before
+    gateway.core.read_to(SESSION, len(WHOLE), made.now)
+    made.run()
+    assert [*PROMPT, *gateway.tokens(SESSION)] == WHOLE
+
+
+def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
+    made = swarm()
+    gateway = made.gateway(1)
+    gateway.core.find(SESSION, MODEL, made.now)
+    gateway.core.drain()  # lost on the way
+    made.now += 0.5
+    gateway.core.tick(made.now)
+    found = [e for e in gateway.core.drain() if isinstance(e, Whereabouts)]
+    assert len(found) == 1
+    assert (found[0].owner, found[0].unheard) == ("", tuple(sorted(made.servers)))
+
+
+def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
+    made = swarm()
+    half_way(made)
+    other, (head, tail) = made.gateway(2), sorted(made.servers)
+    assert made.find(other, SESSION).unheard == ()
+    other.core.find(SESSION, MODEL, made.now)
+    made.cut(other, head)
+    made.run()
+    found = other.last(Whereabouts)
+    assert isinstance(found, Whereabouts)
+    assert (found.living, found.unheard) == (True, (head,)), "its link broke meanwhile"
+    made.cut(other, tail)
+    other.core.find(SESSION, MODEL, made.now, (head, tail))
+    made.run()
+    found = other.last(Whereabouts)
+    assert isinstance(found, Whereabouts)
+    assert (found.owner, found.unheard) == ("", (head, tail)), "nobody was left to be asked"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int) -> None:
+    """In the middle of fences, prompts, answers, and of a second turn that goes back behind the first."""
+    rng = random.Random(seed)
+    made = Gateways(seed)
+    for first in (0, 0, 2, 2):
+        made.serve(first, first + 2)
+    gateway, second = made.gateway(1), made.gateway(2)
+    made.open(gateway, SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)))
+    prompt = PROMPT
+    if rng.random() < 0.5:
+        made.run()
+        gateway.core.leave(SESSION, made.now)
+        prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
+        made.turn(gateway, SESSION, prompt, NEW, ahead=1 << 40)
+    events = rng.randrange(200)
+
+    def struck() -> bool:
+        nonlocal events
+        events -= 1
+        return events < 0
+
+    made.run(struck)
+    told = gateway.tokens(SESSION)
+    made.kill(gateway)
+    made.wait(LEASE + 0.2)
+    where = made.find(second, SESSION)
+    whole = [*prompt, *expected(prompt, NEW)]
+    common = 0
+    if where.holders:
+        log = adopt(made, second)
+        while common < min(len(log), len(whole)) and log[common] == whole[common]:
+            common += 1
+        assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the turn before"
+    else:
+        assert not told or where.holders
+        second.core.open(SESSION, MODEL, made.now, above=where.epoch.counter)
+    log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
+    made.turn(second, SESSION, log_now, len(whole) - len(log_now), ahead=1 << 40)
+    made.run()
+    assert [*log_now, *second.tokens(SESSION)] == whole
+    assert owners(made) == {second.name}

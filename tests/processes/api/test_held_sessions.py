@@ -1,0 +1,134 @@
+"""Clients of sessions that are held: they hear that they wait and for what, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+from support.chaos.proxy import Network
+from support.processes.hash_swarm import MODEL, Doors, two_spans, wait_for
+from support.processes.http_requests import IDS, SLOW, WIDE, lines, tokens_of, whole
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+OFTEN = ("--keepalive", "0.3")
+ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=600, ignore_eos=True)
+PINGING = (  # as a client does that wants to know soon that its gateway is gone
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+def test_a_held_stream_hears_every_moment_what_it_waits_for(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        expected = whole(doors, SLOW)
+        got: list[int] = []
+        said: list[str] = []
+        for line in lines(doors, SLOW):
+            got += tokens_of(line)
+            if line.startswith(":"):
+                said.append(line)
+                if len(said) == 3:
+                    swarm.server("s2", "2:4")
+            elif len(got) > 20 and swarm.processes["s1"].poll() is None:
+                swarm.kill("s1")
+        assert got == expected
+        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said
+
+
+def test_an_answer_that_has_not_begun_is_seen_to_wait(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        expected = whole(doors, IDS)
+        swarm.kill("s1", signal.SIGSTOP)
+        answer = lines(doors, IDS)
+        try:
+            assert next(answer).startswith(": waiting")
+        finally:
+            swarm.kill("s1", signal.SIGCONT)
+        assert [token for line in answer for token in tokens_of(line)] == expected
+
+
+def test_a_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway(*OFTEN)
+        with grpc.insecure_channel(doors.grpc, options=PINGING) as channel:
+            stub = api_pb2_grpc.InferenceStub(channel)
+            expected = list(stub.Generate(ASK, timeout=60).token_ids)
+            got: list[int] = []
+            held_at = 0.0
+            for part in stub.GenerateStream(ASK, timeout=60):
+                got += part.token_ids
+                if len(got) > 20 and not held_at:
+                    held_at = time.monotonic()
+                    swarm.kill("s1")
+                    time.sleep(5.0)  # three pings without data are two too many by gRPC's defaults
+                    swarm.server("s2", "2:4")
+            assert got == expected
+
+
+def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
+    """Its client says nothing, and the gateway has nothing to say: only pings tell proxies that it is needed."""
+    network = Network(seed=1)
+    try:
+        with two_spans(tmp_path, context=WIDE) as swarm:
+            doors = swarm.gateway(*OFTEN)
+            target = network.proxy("gateway", int(doors.grpc.rpartition(":")[2]))
+            with grpc.insecure_channel(target) as channel:
+                call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
+                next(call)
+                swarm.kill("s1")
+                wait_for("it is held", lambda: held(doors))
+                before = network.pings["gateway"]
+                time.sleep(3.0)
+                pings = network.pings["gateway"] - before
+                assert held(doors)
+                call.cancel()
+    finally:
+        network.close()
+    assert pings >= 5
+
+
+def held(doors: Doors) -> bool:
+    return doors.metric("modelswarm_gateway_sessions", state="held") == 1
+
+
+def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway(*OFTEN, "--hold", "1")
+        with grpc.insecure_channel(doors.grpc) as channel:
+            got: list[int] = []
+            ended: Any = None
+            try:
+                for part in api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60):
+                    got += part.token_ids
+                    if len(got) > 20 and swarm.processes["s1"].poll() is None:
+                        swarm.kill("s1")
+            except grpc.RpcError as error:
+                ended = error
+        assert ended.code() is grpc.StatusCode.INTERNAL
+        assert "no server holds blocks 2:4" in ended.details()
+        assert ("error-code", "stream_broken") in ended.trailing_metadata()
+
+
+def test_a_hold_that_is_shorter_than_the_keepalive_is_heard_of_before_it_ends(
+    tmp_path: Path,
+) -> None:
+    with two_spans(tmp_path, "--hold", "2", context=WIDE) as swarm:
+        doors = swarm.gateway("--keepalive", "5")
+        got: list[int] = []
+        said: list[str] = []
+        for line in lines(doors, SLOW):
+            if swarm.processes["s1"].poll() is not None:
+                said.append(line)
+                continue
+            got += tokens_of(line)
+            if len(got) > 20:
+                swarm.kill("s1")
+        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said[:-1]
+        assert said[-1].startswith('data: {"error"') and "no server holds blocks 2:4" in said[-1]
+        assert "was started with --hold 2, this process with --fence 5" in swarm.log("gateway")

@@ -1,0 +1,310 @@
+"""The gateway when things go wrong: servers die, room is short, clients leave or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+from support.processes.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import IDS, LONG, SLOW, WIDE, lines, tokens_of, whole
+from support.processes.swarm import REPORTED
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+STILL_LOOKS = 5  # over more than a second: a server may stand still so long for want of a processor
+
+
+def snapshot(doors: Doors) -> api_pb2.Snapshot:
+    with grpc.insecure_channel(doors.grpc) as channel:
+        return api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
+
+
+def route(doors: Doors) -> list[api_pb2.Hop]:
+    """Of the only session that has one."""
+    [session] = [session for session in snapshot(doors).sessions if session.route]
+    return list(session.route)
+
+
+def free_pages(doors: Doors, swarm: HashSwarm) -> list[float]:
+    made = []
+    for name in ("s0", "s1"):
+        text = httpx.get(f"http://{swarm.member(name)['metrics']}/metrics", timeout=10).text
+        [line] = [x for x in text.splitlines() if "pages" in x and "free" in x and x[0] != "#"]
+        made.append(float(line.rsplit(" ", 1)[1]))
+    return made
+
+
+@pytest.mark.parametrize("blocks", [(0, 2), (2, 4)])
+def test_a_stream_goes_on_with_the_same_tokens_when_a_server_is_killed(
+    tmp_path: Path, blocks: tuple[int, int]
+) -> None:
+    with two_spans(tmp_path) as swarm:
+        swarm.server("t0", "0:2")
+        swarm.server("t1", "2:4")
+        swarm.servers_ready("t0", "t1")
+        doors = swarm.gateway()
+        wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 4)
+        expected = whole(doors, IDS)
+        got: list[int] = []
+        victim = ""
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if len(got) > 50 and not victim:
+                [victim] = [hop.peer for hop in route(doors) if (hop.first, hop.last) == blocks]
+                swarm.kill(victim.partition("/")[0])
+        assert got == expected
+        recoveries = "modelswarm_gateway_recoveries_total"
+        resumed = doors.metric(recoveries, outcome="resumed")
+        told = [doors.metric(recoveries, outcome="resumed", cause=cause) for cause in REPORTED]
+        killed = doors.metric(recoveries, outcome="resumed", cause="link_down")
+        assert resumed >= 1
+        assert sum(told) == killed == 1 or resumed > sum(told), "or a server stood still"
+
+
+def test_a_stream_waits_with_comments_for_a_server_that_comes_back(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        expected = whole(doors, IDS)
+        got: list[int] = []
+        comments = 0
+        reroutes = doors.metric("modelswarm_gateway_reroutes_total")
+        for line in lines(doors, IDS):
+            got += tokens_of(line)
+            if line.startswith(": waiting"):
+                comments += 1
+                if comments == 1:
+                    swarm.server("s2", "2:4")
+            if len(got) > 20 and comments == 0 and swarm.processes["s1"].poll() is None:
+                swarm.kill("s1")
+        assert got == expected
+        assert comments >= 1
+        assert doors.metric("modelswarm_gateway_reroutes_total") > reroutes
+        assert doors.metric("modelswarm_gateway_recovery_seconds_count") >= 1
+
+
+def test_a_stream_that_cannot_be_saved_ends_with_one_error_and_no_end_mark(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway("--hold", "1")
+        said: list[str] = []
+        for line in lines(doors, SLOW):
+            said.append(line)
+            if len(said) == 20:
+                swarm.kill("s1")
+        [failure] = [json.loads(x[6:]) for x in said if x.startswith('data: {"error"')]
+        assert failure["error"]["code"] == "stream_broken"
+        assert said[-1].startswith('data: {"error"')
+        assert "data: [DONE]" not in said
+        assert not any('"finish_reason":"' in x for x in said)
+        assert doors.metric("modelswarm_gateway_requests_total", code="500") == 1
+        for session in (None, "never-began"):
+            body = LONG | {"session_id": session}
+            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "no_servers"
+        assert doors.metric("modelswarm_gateway_sessions") == 0
+        ready = httpx.get(f"{doors.url}/ready", timeout=10)
+        assert ready.status_code == 503
+        assert "blocks 2-3" in ready.json()["reason"]
+        assert ready.json()["models"][0]["missing_blocks"] == [2, 3]
+
+
+def test_the_openai_client_sees_a_broken_stream_as_an_error(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway("--hold", "0.5")
+        with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.completions.create(
+                model=MODEL,
+                prompt="go",
+                max_tokens=900,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            with pytest.raises(openai.APIError) as caught:
+                for place, _ in enumerate(stream):
+                    if place == 10:
+                        swarm.kill("s1")
+            assert caught.value.code == "stream_broken"
+
+
+def test_no_room_is_429_with_retry_after_before_the_first_token(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", "80", context=WIDE) as swarm:
+        doors = swarm.gateway()
+        first = lines(doors, SLOW)
+        next(first)
+        for stream in (False, True):
+            body = SLOW | {"stream": stream}
+            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            assert answer.status_code == 429
+            assert int(answer.headers["retry-after"]) >= 1
+            assert float(answer.headers["retry-after-ms"]) > 0
+            assert answer.json()["error"]["code"] == "no_capacity"
+        for _ in first:
+            continue
+        assert len(whole(doors, IDS)) == CONTEXT - 2
+        assert doors.metric("modelswarm_gateway_requests_total", code="429") == 2
+
+
+def test_a_kept_session_that_nobody_uses_gives_way_to_a_request(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", "48") as swarm:
+        doors = swarm.gateway()
+        kept = whole(doors, IDS | {"session_id": "idle"})
+        assert whole(doors, IDS) == kept
+        assert whole(doors, IDS | {"session_id": "idle"}) == kept
+
+
+def test_a_named_session_survives_a_refusal(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", "80", context=WIDE) as swarm:
+        doors = swarm.gateway()
+        short = IDS | {"max_tokens": 20, "session_id": "mine"}
+        first = whole(doors, short)
+        busy = lines(doors, SLOW)
+        next(busy)
+        answer = httpx.post(f"{doors.url}/v1/completions", json=IDS | {"session_id": "mine"})
+        assert answer.status_code == 429
+        too_long = short | {"prompt": "x" * WIDE}
+        assert httpx.post(f"{doors.url}/v1/completions", json=too_long).status_code == 400
+        assert doors.metric("modelswarm_gateway_sessions", state="parked") == 1
+        for _ in busy:
+            continue
+        assert whole(doors, short) == first
+
+
+async def test_two_hundred_dropped_sessions_leave_all_pages_free(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--metrics", "127.0.0.1:0", "--lease", "1") as swarm:
+        doors = swarm.gateway("--lease", "1")
+        before = free_pages(doors, swarm)
+
+        async def start(client: httpx.AsyncClient, place: int) -> None:
+            body = LONG | {"prompt": f"go {place}", "max_tokens": 60, "stream": True}
+            url = f"{doors.url}/v1/completions"
+            async with client.stream("POST", url, json=body) as answer:
+                async for _ in answer.aiter_lines():
+                    return  # with the first line: the client leaves
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=30, limits=limits) as client:
+            for _ in range(2):
+                await asyncio.gather(*(start(client, place) for place in range(50)))
+            running = [asyncio.create_task(start(client, place)) for place in range(100)]
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            swarm.kill("gateway")
+            await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.to_thread(
+            wait_for, "all pages are free", lambda: free_pages(doors, swarm) == before
+        )
+
+
+def test_clients_that_leave_free_every_page(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--metrics", "127.0.0.1:0") as swarm:
+        doors = swarm.gateway()
+        before = free_pages(doors, swarm)
+        for place in range(40):
+            body = LONG | {"stream": place % 2 == 0, "prompt": f"go {place}"}
+            if place % 2:
+                with contextlib.suppress(httpx.ReadTimeout):
+                    httpx.post(f"{doors.url}/v1/completions", json=body, timeout=0.02)
+            else:
+                stream = lines(doors, body)
+                next(stream)
+                stream.close()  # type: ignore[attr-defined]
+        sessions = "modelswarm_gateway_sessions"
+        wait_for("no session is left", lambda: doors.metric(sessions) == 0)
+        wait_for("all pages are free", lambda: free_pages(doors, swarm) == before)
+        assert doors.metric("modelswarm_gateway_requests_total", code="499") >= 1
+
+
+def test_a_reader_that_does_not_read_pauses_only_its_own_session(tmp_path: Path) -> None:
+    name = (
+        "long-name-" * 200
+    )  # is in every event: so a stream is larger than all buffers on its way
+    with HashSwarm(tmp_path) as swarm:
+        swarm.server("s0", "0:2", model=name)
+        swarm.server("s1", "2:4", model=name)
+        doors = swarm.gateway()
+        body = IDS | {"model": name}
+        expected = whole(doors, body)
+        host, port = doors.http.split(":")
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            slow.connect((host, int(port)))
+            slow.settimeout(30)
+            sent = json.dumps(body | {"stream": True}).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
+            )
+            slow.sendall(head.encode() + sent)
+            paused = wait_for("it stands still", lambda: stands_still(doors))
+            assert paused < CONTEXT - 100
+            assert whole(doors, body) == expected
+            assert wait_for("it stands still again", lambda: stands_still(doors)) == paused
+            got = b""
+            while b"[DONE]" not in got:
+                part = slow.recv(65536)
+                assert part, "the connection was closed"
+                got += part
+        ids = [t for line in got.decode().splitlines() for t in tokens_of(line)]
+        assert ids == expected
+
+
+def stands_still(doors: Doors) -> int:
+    """Length of the only session, if it does not grow for a while; else 0."""
+    lengths: set[int] = set()
+    for _ in range(STILL_LOOKS):
+        found = [session.length for session in snapshot(doors).sessions]
+        lengths.update(found)
+        if len(found) != 1 or len(lengths) != 1:
+            return 0
+        time.sleep(0.3)
+    return lengths.pop()
+
+
+def test_a_gateway_without_servers_is_healthy_but_not_ready(tmp_path: Path) -> None:
+    with HashSwarm(tmp_path) as swarm:
+        doors = swarm.gateway(ready=False)
+        assert httpx.get(f"{doors.url}/health").status_code == 200
+        ready = httpx.get(f"{doors.url}/ready")
+        assert (ready.status_code, ready.json()["reason"]) == (503, "no server is linked")
+        assert httpx.get(f"{doors.url}/v1/models").json()["data"] == []
+        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        swarm.server("s0", "0:2")
+        wait_for(
+            "one half is there", lambda: "blocks 2-3" in str(httpx.get(f"{doors.url}/ready").json())
+        )
+        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        assert answer.status_code == 503
+        swarm.server("s1", "2:4")
+        wait_for("it is ready", lambda: swarm.is_ready(doors))
+
+
+def test_files_of_dead_members_break_nothing(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        dead = swarm.member("s0") | {"peer": "dead/1/x", "target": "127.0.0.1:1", "name": "dead"}
+        (swarm.members / "dead.json").write_text(json.dumps(dead))
+        stranger = swarm.member("s0") | {"peer": "other/1/x", "name": "other"}
+        (swarm.members / "other.json").write_text(json.dumps(stranger))
+        (swarm.members / "junk.json").write_text("{")
+        doors = swarm.gateway()
+        assert len(whole(doors, IDS)) == CONTEXT - 2
+        assert doors.metric("modelswarm_gateway_servers") == 2
+
+
+def test_several_models_are_told_apart_by_name(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        swarm.server("w0", "0:4", model="other")
+        swarm.servers_ready("w0")
+        doors = swarm.gateway()
+        wait_for("both", lambda: len(httpx.get(f"{doors.url}/v1/models").json()["data"]) == 2)
+        wait_for(
+            "both are ready",
+            lambda: all(m["ready"] for m in httpx.get(f"{doors.url}/v1/models").json()["data"]),
+        )
+        assert whole(doors, IDS) == whole(doors, IDS | {"model": "other"})

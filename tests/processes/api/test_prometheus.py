@@ -1,0 +1,105 @@
+"""A real Prometheus watches a swarm of this machine: every panel has an answer, and a kill shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.kubernetes.prometheus import (
+    Prometheus,
+    check_panels,
+    config,
+    scraping,
+    wait_for,
+)
+from support.kubernetes.prometheus_targets import Targets
+from support.models.tiny_models import VOCAB
+from support.processes.kill_scenarios import prompt_of
+from support.processes.swarm import Ask, Running, local_settings, running_swarm
+
+from tools.dashboard.rows import SWARM_ROWS
+from tools.make_dashboard import TARGET
+
+ROWS = [row.title for row in SWARM_ROWS]
+SEEN_SECONDS = 20.0  # for Prometheus to have seen what is true
+CLIENTS, NEW = 4, 600
+REROUTES = 'sum(modelswarm_gateway_reroutes_total{cause="link_down"})'
+RECOVERIES = "sum(modelswarm_gateway_recovery_seconds_count)"
+EVERY = (
+    "500ms"  # a server is back within seconds: one scrape that fails must not hide that it was gone
+)
+LEAST = f"min_over_time(min(modelswarm_gateway_coverage)[1m:{EVERY}])"
+
+
+@pytest.fixture
+def swarm(toy_folder: Path) -> Iterator[Running]:
+    """2 spans x 2 servers of the hash model. The dead come back after 0.5 s and their start, so that it shows."""
+    settings = replace(local_settings("watched", hash_model=True, token_budget=32), restart_limit=4)
+    with running_swarm(toy_folder, "watched", spans=2, replicas=2, settings=settings) as running:
+        yield running
+
+
+def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
+    with (
+        Targets() as targets,
+        scraping(config(targets, EVERY), tmp_path / "prometheus") as prometheus,
+    ):
+        targets.show_local(processes(swarm))
+        wait_healthy(prometheus, 5)
+        wait_for(lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS, lambda: "no coverage")
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            list(clients.map(lambda seed: swarm.ask(ask(seed, 40)), range(CLIENTS)))
+            assert prometheus.number(REROUTES) == 0
+            kill_midway(swarm)
+        wait_for(lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS, lambda: "no reroute")
+        wait_for(lambda: prometheus.number(RECOVERIES) >= 1, SEEN_SECONDS, lambda: "no recovery")
+        wait_for(lambda: prometheus.number(LEAST) == 1, SEEN_SECONDS, lambda: "no dip")
+        swarm.wait_whole()
+        targets.show_local(processes(swarm))
+        wait_healthy(prometheus, 5)
+        wait_for(
+            lambda: prometheus.number("min(modelswarm_gateway_coverage)") == 2,
+            SEEN_SECONDS,
+            lambda: "coverage stays low",
+        )
+        check(prometheus)
+
+
+def ask(seed: int, new: int) -> Ask:
+    return Ask(prompt_of(100, seed, VOCAB), new)
+
+
+def kill_midway(swarm: Running) -> None:
+    """A server of a stream's route dies while its tokens come; the stream is completed."""
+    stream = swarm.start(ask(7, NEW))
+    stream.wait_tokens(50)
+    [session] = [session for session in swarm.sessions() if session.route]
+    swarm.kill(session.route[1].peer)
+    assert len(stream.answer().tokens) == NEW
+
+
+def check(prometheus: Prometheus) -> None:
+    dashboard = json.loads(TARGET.read_text())
+    asked = check_panels(dashboard, prometheus, ROWS, window="2m")
+    silent = [str(each) for each in asked if not each.answered]
+    assert not silent, "\n".join(silent)
+    by_panel = {each.panel: each for each in asked}
+    assert by_panel["Streams recovered"].series[0].value > 0
+    assert by_panel["Streams failed"].series[0].value == 0
+
+
+def processes(swarm: Running) -> dict[str, str]:
+    servers = {member.name: member.metrics for member in swarm.members()}
+    return {"gateway": swarm.local.metrics, **servers}
+
+
+def wait_healthy(prometheus: Prometheus, count: int) -> None:
+    wait_for(
+        lambda: len(prometheus.healthy("modelswarm")) == count,
+        SEEN_SECONDS,
+        lambda: f"not all are scraped: {prometheus.troubles()}",
+    )

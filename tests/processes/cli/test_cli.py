@@ -1,0 +1,323 @@
+"""The commands against a running swarm (hash model), as a person types them: `status`, `generate`, `chat`, `plan`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.models.hub_server import serve
+from support.models.tiny_models import make_model
+from support.processes.local import HASH, plan, write_document
+
+from modelswarm.local.run_folder import RunInfo
+from modelswarm.local.swarm import LocalSwarm
+
+ESCAPE = "\x1b"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shell:
+    """Where commands run: the swarm's runtime folder in the environment, as in the terminal it was started from."""
+
+    runtime: Path
+    folder: Path  # of the model
+    info: RunInfo
+
+    def run(
+        self, *arguments: str, typed: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            (sys.executable, "-m", "modelswarm.cli", *arguments),
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), **environment},
+        )
+
+    def output(self, *arguments: str, typed: str = "", **environment: str) -> str:
+        done = self.run(*arguments, typed=typed, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    runtime = tmp_path_factory.mktemp("runtime")
+    folder = make_model(tmp_path_factory.mktemp("model"), "llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        swarm = LocalSwarm(
+            plan(folder, spans=2, replicas=2), dataclasses.replace(HASH, publish=True)
+        )
+        try:
+            yield Shell(runtime, folder, swarm.start())
+        finally:
+            swarm.stop()
+
+
+def test_status_shows_every_server_with_its_blocks_and_health(shell: Shell) -> None:
+    shown = shell.output("status")
+
+    assert "tiny: ready, 4 blocks" in shown
+    for name, blocks in [("tiny-s0-r0", "0:2"), ("tiny-s0-r1", "0:2"), ("tiny-s1-r0", "2:4")]:
+        assert re.search(rf"{name} +{blocks} +linked", shown)
+    assert ESCAPE not in shown
+
+
+def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
+    told = json.loads(shell.output("status", "--json"))
+
+    assert told["models"][0]["ready"]
+    assert len(told["servers"]) == 4
+
+
+def test_generate_prints_the_same_at_once_and_as_a_stream(shell: Shell) -> None:
+    once = shell.output("generate", "hello", "--max-tokens", "20")
+    streamed = shell.output("generate", "hello", "--max-tokens", "20", "--stream")
+
+    assert len(once) > 5
+    assert streamed == once
+
+
+def test_generate_samples_by_its_seed(shell: Shell) -> None:
+    asked = ("generate", "hello", "--max-tokens", "20", "--do-sample", "--temperature", "2")
+
+    first = shell.output(*asked, "--seed", "1")
+
+    assert shell.output(*asked, "--seed", "1") == first
+    assert shell.output(*asked, "--seed", "2") != first
+
+
+def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
+    done = subprocess.run(
+        (
+            sys.executable,
+            "-m",
+            "modelswarm.cli",
+            "generate",
+            "hello",
+            "--max-tokens",
+            "5",
+            "--url",
+            f"http://{shell.info.http}",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert done.stdout == shell.output("generate", "hello", "--max-tokens", "5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("generate", "hello", "--max-tokens", "-1"), "Error: max_tokens: "),
+        (("generate", "hello", "--temperature", "-1"), "Error: temperature: "),
+        (("generate", "hello", "--temperature", "nan"), "nan is not allowed; allowed: a number"),
+        (("generate", "x" * 600), "Error: prompt: "),
+        (
+            ("generate", "hello", "--url", "localhost"),
+            "Error: --url: 'localhost' is not an address",
+        ),
+        (("routes", "--model", "tyni"), "--model: 'tyni' is not served here; known are: tiny"),
+        (("status", "--name", "other"), "no swarm 'other' runs here; allowed: tiny"),
+        (("generate",), "Missing argument 'PROMPT'"),
+        (("serve",), "No such command 'serve'"),
+        (("plan", "absent.yaml"), "Error: absent.yaml: no such file"),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_exit_code_2(
+    shell: Shell, arguments: tuple[str, ...], sentence: str
+) -> None:
+    done = shell.run(*arguments)
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_a_gateway_that_is_not_there_is_a_failure_with_one_sentence(shell: Shell) -> None:
+    for arguments in (
+        ("generate", "hello", "--url", "http://127.0.0.1:1"),
+        ("status", "--url", "127.0.0.1:1"),
+        ("routes", "--url", "127.0.0.1:1"),
+    ):
+        done = shell.run(*arguments)
+
+        assert done.returncode == 1
+        assert "Error: no gateway answers at " in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_without_a_swarm_the_commands_say_how_to_start_one(shell: Shell, tmp_path: Path) -> None:
+    elsewhere = dataclasses.replace(shell, runtime=tmp_path)
+
+    for arguments in (("status",), ("generate", "hello"), ("chat",)):
+        done = elsewhere.run(*arguments)
+        assert done.returncode == 1
+        assert "start one with `modelswarm up FILE`" in done.stderr
+
+
+def test_chat_keeps_one_session_over_its_turns_and_a_new_one_begins_again(shell: Shell) -> None:
+    said = shell.output("chat", "--max-tokens", "12", typed="hi\nand now?\n/new\nhi\n/quit\n")
+
+    first, second, again = said.split("\n")[:3]
+    assert first == again
+    assert first != second
+    sessions = json.loads(shell.output("status", "--json"))["sessions"]
+    assert len(sessions) == 2
+
+
+def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: Shell) -> None:
+    shell.output("chat", "--max-tokens", "5", typed="hi\n/quit\n")  # its session is kept
+    shown = shell.output("routes")
+    told = json.loads(shell.output("routes", "--model", "tiny", "--json"))
+
+    assert re.search(r"tiny-s0-r0 +0:2 +- +\d+\.\d\d ms .* [01]\.\d\d +\w+", shown)
+    assert re.search(
+        r" parked: costs \d+\.\d\d ms; the best now is \d+\.\d\d ms by tiny-s0-r", shown
+    )
+    assert re.search(r"    tiny-s1-r\d \[2:4\] chosen at \d+\.\d\d ms.*: the best ", shown)
+    assert ESCAPE not in shown
+    assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in told["servers"])
+    session = told["sessions"][0]
+    assert [hop["options"] for hop in session["hops"]] == [2, 2]
+    assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal routes, added up
+
+
+def test_a_verbose_chat_names_the_servers_that_answered(shell: Shell) -> None:
+    # Said for a while, so that the route can be asked for meanwhile.
+    done = shell.run("chat", "-v", "--max-tokens", "450", typed="Go on.\n")
+
+    assert re.search(r"\[tiny-s0-r\d \[0:2\] -> tiny-s1-r\d \[2:4\]\]", done.stderr)
+
+
+def test_a_failed_turn_does_not_end_the_chat(shell: Shell) -> None:
+    done = shell.run("chat", "--max-tokens", "12", typed="x" * 600 + "\nhi\n")
+
+    assert "Error: messages: " in done.stderr
+    assert done.returncode == 0
+    assert done.stdout.strip() != ""
+
+
+def test_an_output_that_nobody_reads_is_no_traceback(shell: Shell) -> None:
+    command = f"{sys.executable} -m modelswarm.cli generate hello --stream | true"
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(shell.runtime)}
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+
+    assert done.stderr == ""
+
+
+def test_plan_prints_spans_memory_and_room_and_starts_nothing(shell: Shell, tmp_path: Path) -> None:
+    spans = {"ranges": [{"first": 0, "last": 1}, {"first": 1, "last": 4}]}
+    sessions = {"maxLength": 100, "concurrent": 3}
+    path = write_document(
+        tmp_path / "swarm.yaml", shell.folder, spans=spans, replicas=2, sessions=sessions
+    )
+
+    shown = dataclasses.replace(shell, runtime=tmp_path).output("plan", str(path))
+
+    # 100 tokens are 7 pages; 3 sessions are 21, and 24 with those kept for repairs.
+    assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ KiB +336", shown)
+    assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ KiB +336", shown)
+    assert "2 servers per span, 4 in all" in shown
+    assert "A session may have 100 tokens; 3 such sessions fit" in shown
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_plan_fits_the_memory_it_is_given(shell: Shell, tmp_path: Path) -> None:
+    path = write_document(tmp_path / "swarm.yaml", shell.folder)
+
+    whole = shell.output("plan", str(path), "--memory", "10Mi")
+    split = shell.output("plan", str(path), "--memory", "900Ki")
+
+    assert "0:4" in whole
+    assert "0:2" in split
+
+
+def test_plan_of_a_hub_model_downloads_only_what_tells_its_size(
+    shell: Shell, tmp_path: Path
+) -> None:
+    path = tmp_path / "swarm.yaml"
+    model = {"source": "hf://org/tiny", "revision": "main"}
+    write_document(path, shell.folder, model=model, spans={"count": 2})
+    with serve("org/tiny", shell.folder) as hub:
+        home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+        shown = shell.output("plan", str(path), **home)
+
+    assert "hf://org/tiny@main, 4 blocks" in shown
+    fetched = {name for name in hub.fetched if name.endswith(".safetensors")}
+    assert fetched < {shard.name for shard in shell.folder.glob("*.safetensors")}
+
+
+def test_a_hub_that_cannot_be_reached_is_named(shell: Shell, tmp_path: Path) -> None:
+    path = write_document(tmp_path / "swarm.yaml", shell.folder, model={"source": "hf://org/tiny"})
+    home = {"HF_ENDPOINT": "http://127.0.0.1:1", "HF_HOME": str(tmp_path / "home")}
+
+    done = shell.run("plan", str(path), **home)
+
+    assert done.returncode == 2
+    assert "hf://org/tiny" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_written_for_newcomers(shell: Shell) -> None:
+    assert "First steps:" in shell.output("--help")
+    for command in ("up", "plan", "chat", "generate", "status", "demo"):
+        assert "Usage: modelswarm" in shell.output(command, "--help")
+
+
+def test_a_server_is_drained_shown_so_and_used_again(shell: Shell) -> None:
+    assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n"
+    assert re.search(r"tiny-s0-r0 +0:2 +draining", shell.output("status"))
+    assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
+    assert shell.output("drain", "tiny-s0-r0", "--undo") == "tiny-s0-r0: used again\n"
+    assert re.search(r"tiny-s0-r0 +0:2 +linked", shell.output("status"))
+
+
+def test_draining_a_server_that_is_not_there_names_those_that_are(shell: Shell) -> None:
+    done = shell.run("drain", "tiny-s9-r9")
+    assert done.returncode == 2
+    for name in ("tiny-s9-r9", "tiny-s0-r0", "tiny-s0-r1", "tiny-s1-r0", "tiny-s1-r1"):
+        assert name in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_drain_that_would_uncover_a_block_is_refused_and_says_which(shell: Shell) -> None:
+    shell.output("drain", "tiny-s1-r0")
+    try:
+        for more in ((), ("--wait", "0.3")):
+            done = shell.run("drain", "tiny-s1-r1", *more)
+            assert done.returncode == 1
+            assert "tiny-s1-r1 is the only server that holds blocks 2, 3" in done.stderr
+            assert re.search(r"tiny-s1-r1 +2:4 +linked", shell.output("status"))
+    finally:
+        shell.output("drain", "tiny-s1-r0", "--undo")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("tiny-s0-r0", "--wait", "-1"), ("tiny-s0-r0", "--timeout", "0"), ()]
+)
+def test_a_drain_with_bad_options_is_refused(shell: Shell, arguments: tuple[str, ...]) -> None:
+    done = shell.run("drain", *arguments)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_a_drain_without_a_gateway_says_so(shell: Shell) -> None:
+    done = shell.run("drain", "tiny-s0-r0", "--url", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "no gateway answers at 127.0.0.1:1" in done.stderr

@@ -1,0 +1,104 @@
+"""`modelswarm demo` end to end with the hash model: its story, its numbers and its exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from support.models.tiny_models import make_model
+from support.processes.local import write_document
+
+from modelswarm.cli.demo.comparison import Recording, Verdict
+from modelswarm.cli.demo.example import FILE as EXAMPLE
+from modelswarm.client.inference import Arrival
+
+
+def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        (sys.executable, "-m", "modelswarm.cli", "demo", str(document), *flags),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+    )
+
+
+QUESTION = "Count up to 200."  # the hash model has 556 tokens to say to it, where it says 93 to the demo's own
+TOKENS = 556
+
+
+def test_the_demo_kills_a_server_and_says_the_same_as_without(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "llama", max_position_embeddings=2 * TOKENS)
+    document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 2}, replicas=2)
+
+    done = demo(document, tmp_path, "--hash-model", "--question", QUESTION)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout
+    killed = re.search(r"\*\*\* SIGKILL: (tiny-s1-r\d), pid \d+ \*\*\*", told)
+    assert killed is not None
+    assert re.search(rf"route before: tiny-s0-r\d \[0:2\] -> {killed[1]} \[2:4\]", told)
+    assert f"{killed[1]} serves again" in told
+    assert re.search(rf"killed server: +{killed[1]} \(pid \d+, SIGKILL\)", told)
+    assert re.search(rf"tokens: +{TOKENS}\n", told)
+    assert re.search(r"longest gap: +\d+ ms\n", told)
+    assert re.search(r"median gap: +[\d.]+ ms\n", told)
+    assert "identical to the run without a failure: yes\n" in told
+    assert "\x1b" not in told
+    assert list((tmp_path / f"modelswarm-{os.getuid()}").iterdir()) == []
+
+
+def test_the_demo_as_make_runs_it_counts_to_200_through_the_kill(tmp_path: Path) -> None:
+    done = demo(EXAMPLE, tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = done.stdout.partition("kill in the middle:")[2].partition("route before")[0]
+    before, _, rest = answer.partition("*** SIGKILL")
+    words = [*before.split(), *rest.partition("***")[2].split()]
+    assert words == [str(number) for number in range(1, 201)]
+    assert "identical to the run without a failure: yes" in done.stdout
+
+
+def test_the_demo_wants_a_second_server_of_every_span(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "llama")
+    document = write_document(tmp_path / "swarm.yaml", folder)
+
+    done = demo(document, tmp_path)
+
+    assert done.returncode == 2
+    assert "spec.replicas: 1 leaves nobody after a kill; allowed: 2 or more" in done.stderr
+
+
+def recording(*parts: tuple[float, str, tuple[int, ...], int]) -> Recording:
+    return Recording(tuple(Arrival(*part) for part in parts))
+
+
+CALM = recording((0.0, "a", (1,), 5), (0.1, "b", (2,), 6), (0.2, "c", (3,), 7), (0.3, "", (), 0))
+
+
+def test_gaps_are_between_arrivals_of_tokens() -> None:
+    late = recording((0.0, "a", (1,), 5), (0.1, "", (), 0), (0.5, "bc", (2, 3), 6))
+
+    assert late.gaps == (0.5,)
+    assert CALM.longest_gap - 0.1 < 1e-9
+    assert CALM.tokens == late.tokens == (1, 2, 3)
+
+
+def test_a_run_is_identical_only_with_the_same_tokens_in_their_places() -> None:
+    same = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 6))
+    changed = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 4), 6))
+    doubled = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 5))
+    shorter = recording((0.0, "ab", (1, 2), 5))
+
+    verdicts = [Verdict(CALM, run, "x", ("y",)) for run in (same, changed, doubled, shorter)]
+
+    assert [verdict.good for verdict in verdicts] == [True, False, False, False]
+
+
+def test_a_session_that_did_not_move_is_no_success() -> None:
+    assert not Verdict(CALM, CALM, "x", ("w", "x")).good
+    assert not Verdict(CALM, CALM, "x", ()).good

@@ -1,0 +1,218 @@
+"""Children are started, watched, started again and stopped; none outlives its parent, however that dies.
+
+Real processes: small stand-ins in the servers' place, so that each test takes a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.processes.pids import alive, gone_within
+
+from modelswarm.local.backoff import Backoff
+from modelswarm.local.supervisor import Change, Job, StartError, State, Supervisor
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+SOON = 10.0  # seconds; every wait ends much earlier unless something is broken
+
+
+def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), rank: int = 0) -> Job:
+    """`later`: flags of all but the first incarnation."""
+    ready = folder / f"{name}.pid"
+
+    def command(incarnation: int, lifeline: int) -> Sequence[str]:
+        where = ("--parent-fd", str(lifeline), "--ready", str(ready))
+        return (sys.executable, str(STAND_IN), *where, *flags, *(later if incarnation > 1 else ()))
+
+    def is_ready(pid: int) -> bool:
+        return ready.exists() and ready.read_text() == str(pid)
+
+    return Job(name, command, is_ready, lambda: ready.unlink(missing_ok=True), rank)
+
+
+@contextmanager
+def supervised(
+    folder: Path,
+    *jobs: Job,
+    listener: Callable[[Change], None] = lambda change: None,
+    backoff: Callable[[], Backoff] = Backoff,
+) -> Iterator[Supervisor]:
+    supervisor = Supervisor(jobs, dict(os.environ), folder, listener, backoff)
+    supervisor.start(SOON)
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> None:
+    with supervised(tmp_path, stand_in(tmp_path, "a"), stand_in(tmp_path, "b")) as supervisor:
+        views = supervisor.views()
+        assert [view.state for view in views] == [State.READY, State.READY]
+        assert all(alive(view.pid) for view in views)
+
+    assert not any(alive(view.pid) for view in views)
+    assert not list(tmp_path.glob("*.pid"))
+
+
+def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
+    tmp_path: Path,
+) -> None:
+    changes: list[Change] = []
+    with supervised(tmp_path, stand_in(tmp_path, "a"), listener=changes.append) as supervisor:
+        before = supervisor.send("a", signal.SIGKILL)
+        again = supervisor.wait_for(
+            lambda: (
+                supervisor.views()[0].incarnation == 2
+                and supervisor.views()[0].state is State.READY
+            ),
+            SOON,
+        )
+
+        assert again
+        assert supervisor.views()[0].pid != before.pid
+    states = [change.job.state for change in changes]
+    assert states == [State.STARTING, State.READY, State.WAITING, State.STARTING, State.READY]
+    died, started = changes[2], changes[3]
+    assert died.job.ended == "killed by SIGKILL"
+    assert 0.4 < started.at - died.at < 2.0
+
+
+def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> None:
+    dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
+    jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
+    with supervised(tmp_path, *jobs, backoff=lambda: Backoff(first=0.05)) as supervisor:
+        good = supervisor.views()[0]
+        supervisor.send("bad", signal.SIGKILL)
+        assert supervisor.wait_for(lambda: supervisor.views()[1].incarnation >= 5, SOON)
+
+        assert supervisor.views()[0] == good
+        assert len(list(tmp_path.glob("bad-*.log"))) <= 3
+
+
+def test_a_process_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
+    supervisor = Supervisor([stand_in(tmp_path, "a", "--deaf")], dict(os.environ), tmp_path)
+    supervisor.start(SOON)
+    pid = supervisor.views()[0].pid
+
+    supervisor.stop(grace=0.3)
+
+    assert not alive(pid)
+
+
+def test_a_frozen_process_is_killed_too(tmp_path: Path) -> None:
+    supervisor = Supervisor([stand_in(tmp_path, "a")], dict(os.environ), tmp_path)
+    supervisor.start(SOON)
+    pid = supervisor.send("a", signal.SIGSTOP).pid
+
+    supervisor.stop(grace=0.3)
+
+    assert not alive(pid)
+
+
+def test_lower_ranks_are_gone_before_higher_ones_are_told(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    script = (
+        "import os,signal,sys,time\n"
+        "def told(*_):\n"
+        f"    open({str(marks)!r}, 'a').write(sys.argv[1] + ' told\\n'); time.sleep(0.3)\n"
+        f"    open({str(marks)!r}, 'a').write(sys.argv[1] + ' gone\\n'); os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, told)\n"
+        "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+
+    def job(name: str, rank: int) -> Job:
+        ready = tmp_path / f"{name}.pid"
+        command = (sys.executable, "-c", script, name, str(ready))
+        return Job(name, lambda *_: command, lambda pid: ready.exists(), lambda: None, rank)
+
+    with supervised(tmp_path, job("server", 1), job("gateway", 0)):
+        pass
+
+    assert marks.read_text().split("\n")[:4] == [
+        "gateway told",
+        "gateway gone",
+        "server told",
+        "server gone",
+    ]
+
+
+def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
+    tmp_path: Path,
+) -> None:
+    refusing = (
+        "import sys; sys.stderr.write('loading\\n--blocks: 9:12 is out of range\\n'); sys.exit(2)"
+    )
+    bad = Job("bad", lambda *_: (sys.executable, "-c", refusing), lambda pid: False, lambda: None)
+    supervisor = Supervisor([stand_in(tmp_path, "good"), bad], dict(os.environ), tmp_path)
+
+    with pytest.raises(StartError) as caught:
+        supervisor.start(SOON)
+
+    assert str(caught.value) == "--blocks: 9:12 is out of range"
+    assert caught.value.user_fault
+    assert all(view.state is State.STOPPED for view in supervisor.views())
+
+
+def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
+    crashing = "import os,sys; sys.stderr.write('one\\ntwo\\n'); sys.stderr.flush(); os.kill(os.getpid(), 10)"
+    bad = Job("bad", lambda *_: (sys.executable, "-c", crashing), lambda pid: False, lambda: None)
+
+    with pytest.raises(StartError) as caught:
+        Supervisor([bad], dict(os.environ), tmp_path).start(SOON)
+
+    assert str(caught.value).startswith("bad killed by SIGUSR1 while starting; its last words:")
+    assert "\n  one\n  two" in str(caught.value)
+    assert not caught.value.user_fault
+
+
+def test_a_process_that_never_gets_ready_ends_the_start_in_time(tmp_path: Path) -> None:
+    job = stand_in(tmp_path, "slow")
+    never = Job("slow", job.command, lambda pid: False, job.forget)
+    supervisor = Supervisor([never], dict(os.environ), tmp_path)
+
+    with pytest.raises(StartError, match="not ready in time: slow"):
+        supervisor.start(0.5)
+
+    assert all(view.state is State.STOPPED for view in supervisor.views())
+
+
+PARENT = """
+import os, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from processes.cli.test_supervisor import stand_in
+from modelswarm.local.supervisor import Supervisor
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
+folder = Path(sys.argv[1])
+jobs = [stand_in(folder, f"child{i}", "--deaf") for i in range(3)]
+supervisor = Supervisor(jobs, dict(os.environ), folder)
+supervisor.start(10.0)
+print(*[view.pid for view in supervisor.views()], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_no_child_outlives_a_parent_that_dies_without_a_word(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    tests = str(Path(__file__).parents[1])
+    command = (sys.executable, "-c", PARENT, str(tmp_path), tests)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(children) == 3
+        assert all(alive(pid) for pid in children)
+
+        parent.send_signal(number)
+
+        assert gone_within(children, 30.0)  # one that is still importing notices after it

@@ -1,0 +1,218 @@
+"""`modelswarm up` with real processes (hash model): starts whole or not at all, mends itself, leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.models.tiny_models import make_model
+from support.processes.local import HASH, plan, write_document
+from support.processes.pids import alive, children, gone_within
+
+from modelswarm.client.openai import Door
+from modelswarm.client.swarm import SwarmDoor
+from modelswarm.local.commands import GATEWAY
+from modelswarm.local.run_folder import RunFolder, running_swarms
+from modelswarm.local.supervisor import State
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.protocol.identity import name_of
+
+START_SECONDS = 120.0  # a busy machine
+ANY_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where swarms of this test keep their files."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / f"modelswarm-{os.getuid()}"
+
+
+@contextmanager
+def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """`modelswarm up` in a process of its own, ready."""
+    command = (sys.executable, "-m", "modelswarm.cli", "up", str(document), "--hash-model")
+    with subprocess.Popen(
+        (*command, *ANY_PORTS, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            told: list[str] = []
+            while not any(line.startswith("in another terminal") for line in told):
+                line = process.stdout.readline()
+                assert line, "".join(told)
+                told.append(line)
+            yield process
+        finally:
+            process.kill()
+
+
+def answer(swarm: LocalSwarm) -> str:
+    with Door(f"http://{swarm.http}") as door:
+        pieces = door.complete("tiny", "hello", max_tokens=20, temperature=0.0)
+        return "".join(piece.text for piece in pieces)
+
+
+def linked(swarm: LocalSwarm) -> set[str]:
+    with SwarmDoor(swarm.grpc) as door:
+        return {server.peer for server in door.snapshot().servers}
+
+
+def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
+    folder: Path, tmp_path: Path, runtime: Path
+) -> None:
+    document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 2}, replicas=2)
+    with up(document) as process:
+        processes = children(process.pid)
+        assert len(processes) == 5
+        assert [run.name for run in running_swarms()] == ["tiny"]
+
+        process.kill()
+
+        assert gone_within(processes, 30.0)  # a busy one notices late
+    assert running_swarms() == []
+    assert (runtime / "tiny").exists()
+    RunFolder.claim("other").release()
+    assert list(runtime.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_up_leaves_neither_processes_nor_files(
+    folder: Path, tmp_path: Path, runtime: Path, number: signal.Signals
+) -> None:
+    document = write_document(tmp_path / "swarm.yaml", folder)
+    with up(document) as process:
+        processes = children(process.pid)
+        process.send_signal(number)
+
+        assert process.wait(15.0) == 0
+    assert not any(alive(pid) for pid in processes)
+    assert list(runtime.iterdir()) == []
+
+
+def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> None:
+    with LocalSwarm(plan(folder, spans=2, replicas=2), HASH) as swarm:
+        before = answer(swarm)
+        victim = swarm.servers[0]
+        assert victim.member is not None
+        swarm.kill(victim.slot.name)
+
+        assert answer(swarm) == before
+        assert swarm.wait_replaced(victim.slot.name, victim.job.incarnation, START_SECONDS)
+        deadline = time.monotonic() + START_SECONDS
+        while len(linked(swarm)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert victim.member.peer not in linked(swarm)
+        assert victim.slot.name in {name_of(peer) for peer in linked(swarm)}
+        assert swarm.coverage == 2
+        assert answer(swarm) == before
+
+
+def test_a_killed_gateway_comes_back_at_the_same_addresses(folder: Path) -> None:
+    with LocalSwarm(plan(folder, spans=1, replicas=1), HASH) as swarm:
+        before, address = answer(swarm), swarm.http
+        job = swarm.kill(GATEWAY)
+
+        assert swarm.wait_replaced(GATEWAY, job.incarnation, START_SECONDS)
+        assert swarm.http == address
+        deadline = time.monotonic() + START_SECONDS
+        while not linked(swarm) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with SwarmDoor(swarm.grpc) as door:
+            while not door.serves(1) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        assert answer(swarm) == before
+
+
+def refused(*arguments: str) -> str:
+    """What a command says that ends with exit code 2, without a traceback."""
+    command = (sys.executable, "-m", "modelswarm.cli", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "starting" not in done.stdout
+    return done.stderr
+
+
+def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: Path) -> None:
+    document = write_document(tmp_path / "swarm.yaml", folder)
+    for flag in ("--http", "--grpc", "--metrics"):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            said = refused("up", str(document), *ANY_PORTS, flag, address)
+        assert f"Error: {flag}: cannot listen on {address}: Address already in use" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--http", "8000"), "--http: '8000' is not HOST:PORT"),
+        (("--http", "127.0.0.1:99999"), "--http: '127.0.0.1:99999' is not HOST:PORT"),
+        (
+            ("--http", "127.0.0.1:8123", "--grpc", "127.0.0.1:8123"),
+            "--grpc: 127.0.0.1:8123 is also",
+        ),
+        (("--http", "256.0.0.1:0"), "--http: cannot listen on 256.0.0.1:0"),
+        (("--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
+        (("--memory", "10Ki"), "memory: a server of blocks 0:4 needs"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_before_anything_starts(
+    folder: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
+) -> None:
+    document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 1})
+
+    assert f"Error: {sentence}" in refused("up", str(document), *ANY_PORTS, *flags)
+
+
+def test_documents_that_cannot_run_here_are_refused_before_anything_starts(
+    folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "swarm.yaml"
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"replicas": 0}, "spec.replicas: 0 suspends the swarm"),
+        ({"paused": True}, "spec.paused: true; allowed to start it: false"),
+        ({"spans": {"count": 5}}, "spec.spans.count: 5 is not allowed for a model of 4 blocks"),
+        ({"model": {"source": "pvc://claim"}}, "spec.model.source: pvc:// names a volume"),
+        ({"model": {"source": "file:///nowhere"}}, "/nowhere is not a folder"),
+        ({"sessions": {"maxLength": 513}}, "spec.sessions.maxLength: 513 is more than"),
+        (
+            {"model": {"source": f"file://{folder}", "revision": "main"}},
+            "spec.model.revision: allowed only with an hf:// source",
+        ),
+    ]
+    for spec, sentence in wrong:
+        write_document(path, folder, **spec)
+        assert sentence in refused("up", str(path), *ANY_PORTS)
+
+
+def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    broken = make_model(tmp_path / "model", "llama")
+    shard = sorted(broken.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+    said = refused("up", str(write_document(tmp_path / "swarm.yaml", broken)), *ANY_PORTS)
+
+    assert shard.name in said
+
+
+def test_a_second_swarm_of_the_same_name_is_refused_and_the_first_goes_on(folder: Path) -> None:
+    one = plan(folder, spans=1, replicas=1)
+    with LocalSwarm(one, HASH) as swarm:
+        with pytest.raises(Exception, match=r"a swarm 'tiny' runs already \(pid \d+\)"):
+            LocalSwarm(one, HASH).start()
+
+        assert [server.job.state for server in swarm.servers] == [State.READY]

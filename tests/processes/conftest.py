@@ -1,0 +1,58 @@
+"""Swarms that several files of tests share: starting one costs seconds of processor time per server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.models.toy import JUDGED, make_toy
+from support.processes.kill_scenarios import KEPT_SECONDS
+from support.processes.swarm import Running, local_settings, running_swarm
+
+from modelswarm.local.commands import GATEWAY
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEPT = {GATEWAY: ("--session-idle", f"{KEPT_SECONDS}")}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if JUDGED.tokens:
+        terminalreporter.write_line(
+            f"{JUDGED.tokens} tokens of transformer swarms judged by the whole model: "
+            f"{JUDGED.near_ties} near ties, {JUDGED.flips} of them fell the other way"
+        )
+
+
+@pytest.fixture(scope="session")
+def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def toy_model(toy_folder: Path) -> PreTrainedModel:
+    import torch
+    from support.models.tiny_models import load_whole
+
+    torch.set_num_threads(1)
+    return load_whole(toy_folder)
+
+
+@pytest.fixture(scope="session")
+def four_spans(toy_folder: Path) -> Iterator[Running]:
+    """4 spans x 2 servers of the toy; prompts are read in small parts."""
+    settings = replace(local_settings("four", token_budget=16), flags=KEPT)
+    with running_swarm(toy_folder, "four", spans=4, replicas=2, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def hash_spans(toy_folder: Path) -> Iterator[Running]:
+    """The same on the hash model: its answers are exact."""
+    settings = replace(local_settings("hash", hash_model=True, token_budget=8), flags=KEPT)
+    with running_swarm(toy_folder, "hash", spans=4, replicas=2, settings=settings) as running:
+        yield running

@@ -1,0 +1,154 @@
+"""A gateway that leaves: it says so, is still there for those who come late, and lets answers end."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.processes.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import IDS, lines, tokens_of
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+SHORT = {"model": MODEL, "prompt": "go", "max_tokens": 2, "ignore_eos": True}
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path) as swarm:
+        yield swarm
+
+
+def leave(swarm: HashSwarm, doors: Doors) -> None:
+    swarm.kill("gateway", signal.SIGTERM)
+    wait_for("it says that it leaves", lambda: not swarm.is_ready(doors))
+
+
+def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
+    swarm: HashSwarm,
+) -> None:
+    doors = swarm.gateway("--leave-delay", "2", "--drain", "5")
+    began = time.monotonic()
+    leave(swarm, doors)
+    assert time.monotonic() - began < 2.0
+    assert "stopping" in httpx.get(f"{doors.url}/ready", timeout=5).json()["reason"]
+    assert httpx.get(f"{doors.url}/live", timeout=5).status_code == 200
+    late = httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10)
+    assert late.status_code == 200
+    assert late.headers["connection"] == "close"
+    assert swarm.processes["gateway"].wait(10) == 0
+    assert 2.0 <= time.monotonic() - began < 5.0
+
+
+def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "2", "--drain", "10")
+    leave(swarm, doors)
+    began = last = time.monotonic()
+    while last - began < 3.0:
+        last = time.monotonic()
+        assert httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
+        time.sleep(0.1)
+    assert swarm.processes["gateway"].wait(10) == 0
+    assert time.monotonic() - last >= 2.0
+
+
+def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "1", "--drain", "2")
+    began = time.monotonic()
+    leave(swarm, doors)
+    with contextlib.suppress(httpx.TransportError):  # when it has gone
+        while httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).is_success:
+            assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began > 1.0
+    assert swarm.processes["gateway"].wait(10) == 0
+
+
+def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "2")
+    kept = http.client.HTTPConnection(doors.http, timeout=10)
+    kept.request("GET", "/health")
+    first = kept.getresponse()
+    first.read()
+    assert not first.will_close
+    leave(swarm, doors)
+    kept.request("GET", "/health")
+    last = kept.getresponse()
+    last.read()
+    assert last.will_close
+    assert kept.sock is None
+    assert swarm.processes["gateway"].wait(10) == 0
+
+
+def test_an_idle_connection_is_closed_before_the_answers_have_ended(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--drain", "20")
+    idle = http.client.HTTPConnection(doors.http, timeout=10)
+    idle.request("GET", "/health")
+    idle.getresponse().read()
+    stream = lines(doors, IDS)
+    got = tokens_of(next(stream))
+    leave(swarm, doors)
+    assert idle.sock is not None
+    assert idle.sock.recv(1) == b""
+    idle.close()
+    got += [token for line in stream for token in tokens_of(line)]
+    assert len(got) == CONTEXT - 2
+    assert swarm.processes["gateway"].wait(10) == 0
+
+
+def test_grpc_clients_hear_that_it_leaves_and_then_find_nobody(swarm: HashSwarm) -> None:
+    doors = swarm.gateway("--leave-delay", "1.5", "--drain", "20")
+    with grpc.insecure_channel(doors.grpc) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        watching = iter(health.Watch(health_pb2.HealthCheckRequest(), timeout=30))
+        status = health_pb2.HealthCheckResponse
+        assert next(watching).status == status.SERVING
+        ask = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=400, ignore_eos=True)
+        running = iter(stub.GenerateStream(ask, timeout=30))
+        tokens = len(next(running).token_ids)
+        leave(swarm, doors)
+        assert next(watching).status == status.NOT_SERVING
+        short = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=2, ignore_eos=True)
+        assert stub.Generate(short, timeout=10).usage.completion_tokens == 2
+        assert tokens + sum(len(part.token_ids) for part in running) == 400
+        began = time.monotonic()  # a call that never ends, such as this watch, holds up nothing
+        assert swarm.processes["gateway"].wait(10) == 0
+        assert time.monotonic() - began < 6.0
+        with pytest.raises(grpc.RpcError) as told:
+            stub.Generate(short, timeout=2)
+        assert told.value.code() == grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError):
+            next(watching)
+
+
+def test_too_many_watchers_of_the_swarm_are_told_so(swarm: HashSwarm) -> None:
+    doors = swarm.gateway()
+    with grpc.insecure_channel(doors.grpc) as channel:
+        stub = api_pb2_grpc.SwarmStub(channel)
+        watching = [stub.Watch(api_pb2.WatchRequest(), timeout=30) for _ in range(64)]
+        for each in watching:
+            next(iter(each))
+        with pytest.raises(grpc.RpcError) as told:
+            next(iter(stub.Watch(api_pb2.WatchRequest(), timeout=10)))
+        assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        for each in watching:
+            each.cancel()  # type: ignore[no-untyped-call]
+        wait_for("there is room again", lambda: can_watch(stub))
+
+
+def can_watch(stub: api_pb2_grpc.SwarmStub) -> bool:
+    try:
+        call = stub.Watch(api_pb2.WatchRequest(), timeout=5)
+        next(iter(call))
+        call.cancel()  # type: ignore[no-untyped-call]
+    except grpc.RpcError:
+        return False
+    return True

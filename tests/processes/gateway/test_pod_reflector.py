@@ -1,0 +1,297 @@
+"""The gateway's list and watch against an API server that misbehaves as told: a real connection, scripted answers.
+
+What a real one does is in tests/cluster/api/test_gateway_discovery.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from unit.gateway.test_pod_store import pod
+
+from modelswarm_gateway.api_server import ApiServer
+from modelswarm_gateway.discovery import pod_reflector
+from modelswarm_gateway.discovery.pod_reflector import PodWatch, unready
+from modelswarm_gateway.discovery.pod_store import SELECTOR, PodBook
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+DEADLINE = 10.0
+
+
+@dataclass
+class Script:
+    """Answers in order, the last one again and again; what was asked is kept."""
+
+    lists: list[Answer]
+    watches: list[Answer]
+    asked: list[dict[str, str]] = field(default_factory=list)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(dict(request.query))
+        script = self.watches if "watch" in request.query else self.lists
+        return await (script.pop(0) if len(script) > 1 else script[0])(request)
+
+    @property
+    def versions(self) -> list[str]:
+        """From which versions it was watched."""
+        return [query["resourceVersion"] for query in self.asked if "watch" in query]
+
+
+def listed(version: str, *pods: dict[str, Any], more: str = "") -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        metadata = {"resourceVersion": version, **({"continue": more} if more else {})}
+        return web.json_response({"kind": "PodList", "metadata": metadata, "items": pods})
+
+    return answer
+
+
+def event(kind: str, version: str, content: dict[str, Any] | None = None) -> bytes:
+    content = content or {"metadata": {}}
+    content = {**content, "metadata": {**content["metadata"], "resourceVersion": version}}
+    return json.dumps({"type": kind, "object": content}).encode() + b"\n"
+
+
+def watched(*parts: bytes, stays: float = 60.0, cut: bool = False) -> Answer:
+    """Parts of a watch's answer; then it stays open, ends, or is cut off."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(0.01)
+        if cut and request.transport is not None:
+            request.transport.abort()
+        await asyncio.sleep(stays)
+        return response
+
+    return answer
+
+
+def refused(status: int, message: str = "no", **headers: str) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        body = {"kind": "Status", "message": message, "code": status}
+        return web.json_response(body, status=status, headers=headers)
+
+    return answer
+
+
+def said(body: bytes) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    return answer
+
+
+@dataclass
+class Watching:
+    book: PodBook
+    watch: PodWatch
+    script: Script
+    changes: list[set[str]]
+
+    def troubled(self) -> bool:
+        return self.watch.problem is not None
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while not true():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def until_present(self, *names: str) -> None:
+        wanted = {f"{name}/1" for name in names}
+        await self.until(lambda: set(self.book.present()) == wanted)
+
+
+@contextlib.asynccontextmanager
+async def watching(
+    folder: Path, lists: list[Answer], watches: list[Answer], scope: str = "ns"
+) -> AsyncIterator[Watching]:
+    script, book, changes = Script(lists, watches), PodBook(), list[set[str]]()
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces/ns/pods" if scope else "/api/v1/pods", script.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    api = ApiServer(kubeconfig(folder, runner.addresses[0][1]))
+    clock = asyncio.get_running_loop().time
+    watch = PodWatch(
+        api, scope, book, lambda: changes.append(set(book.present())), clock, lambda: 0.5
+    )
+    task = asyncio.create_task(watch.run())
+    try:
+        yield Watching(book, watch, script, changes)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+        await runner.cleanup()
+
+
+def kubeconfig(folder: Path, port: int) -> Path:
+    file = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "it",
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "me"}}],
+        "clusters": [{"name": "it", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "me", "user": {"token": "secret"}}],
+    }
+    file.write_text(json.dumps(config))
+    return file
+
+
+async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> None:
+    lists = [listed("7", pod("a"), more="next"), listed("7", pod("b"))]
+    news = event("ADDED", "8", pod("c")) + event("DELETED", "9", pod("a"))
+    async with watching(tmp_path, lists, [watched(news[:300], news[300:])]) as it:
+        await it.until_present("b", "c")
+        first, second, watch = it.script.asked
+        assert (first["labelSelector"], "continue" in first) == (SELECTOR, False)
+        assert second["continue"] == "next"
+        assert (watch["labelSelector"], watch["resourceVersion"]) == (SELECTOR, "7")
+        assert watch["allowWatchBookmarks"] == "true"
+        assert it.changes[0] == {"a/1", "b/1"}, "a page is not the whole list"
+        assert unready([it.watch]) is None
+
+
+async def test_all_namespaces_are_watched_by_one_watch(tmp_path: Path) -> None:
+    async with watching(tmp_path, [listed("7", pod("a"))], [watched()], scope="") as it:
+        await it.until_present("a")
+
+
+async def test_a_watch_goes_on_from_the_last_version_it_heard_of(tmp_path: Path) -> None:
+    watches = [
+        watched(event("ADDED", "8", pod("b")), event("BOOKMARK", "20"), stays=1.1),
+        watched(event("ADDED", "21", pod("c")), cut=True),
+        watched(event("ADDED", "22", pod("d"))),
+    ]
+    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+        await it.until_present("a", "b", "c", "d")
+        assert it.script.versions == ["7", "20", "21"]
+        assert sum("watch" not in query for query in it.script.asked) == 1
+
+
+GONE = {"code": 410, "message": "too old resource version", "metadata": {}}
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        watched(event("ERROR", "", GONE)),
+        refused(410, "Expired"),
+        watched(event("ERROR", "", {"code": 500, "message": "oh", "metadata": {}})),
+        refused(504, "Too large resource version"),
+    ],
+    ids=["in the watch", "as its status", "another error", "a store that went back"],
+)
+async def test_what_a_watch_has_missed_is_listed(tmp_path: Path, gone: Answer) -> None:
+    """A pod that went meanwhile must not stay as a ghost."""
+    lists = [listed("7", pod("ghost"), pod("a")), listed("90", pod("a"), pod("new"))]
+    async with watching(tmp_path, lists, [gone, watched()]) as it:
+        await it.until_present("a", "new")
+        await it.until(lambda: it.script.versions == ["7", "90"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        said(b"<html>"),
+        said(b'{"items": []}'),
+        said(b"5"),
+        refused(500),
+        refused(503),
+        watched(b'{"items": [', cut=True),
+    ],
+    ids=["no JSON", "no list", "a number", "500", "503", "half an answer"],
+)
+async def test_a_list_that_fails_is_tried_again(tmp_path: Path, bad: Answer) -> None:
+    async with watching(tmp_path, [bad, listed("7", pod("a"))], [watched()]) as it:
+        await it.until(lambda: it.watch.problem is not None)
+        assert unready([it.watch]) is not None
+        await it.until_present("a")
+        assert unready([it.watch]) is None
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        watched(b"garbage\n"),
+        watched(b'{"type": "ADDED"}\n'),
+        watched(b'{"type": "ADDED", "object": 5}\n'),
+        watched(b"[1]\n"),
+        watched(stays=0.0),
+        refused(429, **{"Retry-After": "0"}),
+    ],
+    ids=["garbage", "no object", "odd object", "a list", "ends at once", "too many requests"],
+)
+async def test_a_watch_that_fails_is_tried_again_and_what_is_known_stays(
+    tmp_path: Path, bad: Answer
+) -> None:
+    watches = [bad, bad, watched(event("ADDED", "8", pod("b")))]
+    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+        await it.until(lambda: it.watch.failures == 2)
+        assert set(it.book.present()) == {"a/1"}
+        assert it.troubled()
+        await it.until_present("a", "b")
+        assert not it.troubled()
+        assert it.script.versions == ["7", "7", "7"]
+
+
+async def test_the_api_server_is_given_the_time_it_asks_for(tmp_path: Path) -> None:
+    busy = refused(429, **{"Retry-After": "1"})
+    async with watching(tmp_path, [busy, listed("7", pod("a"))], [watched()]) as it:
+        began = asyncio.get_running_loop().time()
+        await it.until_present("a")
+        assert asyncio.get_running_loop().time() - began > 0.9
+
+
+async def test_an_api_server_that_is_gone_is_asked_less_and_less_often(tmp_path: Path) -> None:
+    began = asyncio.get_running_loop().time()
+    async with watching(tmp_path, [refused(503)], [watched()]) as it:
+        await it.until(lambda: len(it.script.asked) == 4)
+        assert asyncio.get_running_loop().time() - began > 1.7  # after 0, 0.25, 0.75 and 1.75 s
+
+
+async def test_a_connection_that_says_nothing_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_reflector, "WATCH_SECONDS", 1.0)
+    monkeypatch.setattr(pod_reflector, "LATE_SECONDS", 0.2)
+    watches = [watched(), watched(event("ADDED", "8", pod("b")))]
+    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+        await it.until_present("a", "b")
+        assert it.watch.failures == 1
+
+
+async def test_a_list_from_time_to_time_puts_right_what_a_watch_forgot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_reflector, "LIST_SECONDS", 0.5)
+    lists = [listed("7", pod("ghost")), listed("8", pod("a"))]
+    async with watching(tmp_path, lists, [watched(stays=1.1)]) as it:
+        await it.until_present("a")
+
+
+async def test_a_namespace_that_may_not_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with (
+        watching(tmp_path, [refused(403, "pods is forbidden")], [watched()]) as closed,
+        watching(tmp_path / "other", [listed("7")], [watched()]) as opened,
+    ):
+        await closed.until(lambda: closed.watch.denied)
+        await opened.until(lambda: opened.watch.listed)
+        assert unready([closed.watch, opened.watch]) is None
+        said = unready([closed.watch])
+        assert said is not None
+        assert "pods is forbidden" in said

@@ -1,0 +1,146 @@
+"""The gateway as a process: flags, ports, signals, its parent, and what it loads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from support.processes.hash_swarm import two_spans, wait_for
+from support.processes.http_requests import LONG, SLOW, WIDE, lines, tokens_of
+
+from modelswarm_gateway.__main__ import main
+
+
+def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+    with two_spans(tmp_path, context=WIDE) as swarm:
+        doors = swarm.gateway()
+        got: list[int] = []
+        ended = False
+        for line in lines(doors, SLOW):
+            got += tokens_of(line)
+            if not ended and got:
+                swarm.kill("gateway", signal.SIGTERM)
+                ended = True
+                with httpx.Client(base_url=doors.url) as client:
+                    answer = client.post("/v1/completions", json=LONG)
+                    assert answer.status_code == 503
+                    assert answer.json()["error"]["code"] == "gateway_stopping"
+                    assert client.get("/ready").status_code == 503
+                    assert client.get("/health").status_code == 200
+        assert len(got) == SLOW["max_tokens"]
+        assert swarm.processes["gateway"].wait(10) == 0
+        assert not (tmp_path / "gateway.json").exists()
+
+
+def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway("--drain", "0.5")
+        swarm.kill("s1")
+        wait_for("it is noticed", lambda: not swarm.is_ready(doors))
+        swarm.server("s2", "2:4")
+        wait_for("it is back", lambda: swarm.is_ready(doors))
+        said: list[str] = []
+        for line in lines(doors, LONG):
+            said.append(line)
+            if len(said) == 10:
+                swarm.kill("s2")  # held from here on
+                swarm.kill("gateway", signal.SIGINT)
+        assert '"code": "gateway_stopping"' in said[-1]
+        assert swarm.processes["gateway"].wait(10) == 0
+
+
+def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        doors = swarm.gateway()
+        stream = lines(doors, LONG)
+        next(stream)
+        swarm.kill("s1")
+        swarm.kill("gateway", signal.SIGTERM)
+        wait_for("it stops", lambda: not swarm.is_ready(doors))
+        swarm.kill("gateway", signal.SIGTERM)
+        assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
+        with contextlib.suppress(httpx.HTTPError):
+            stream.close()  # type: ignore[attr-defined]
+
+
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "modelswarm_gateway", "--members", str(tmp_path)]
+    for door in ("--http", "--grpc", "--metrics"):
+        command += [door, "127.0.0.1:0"]
+    command += ["--parent-fd", str(read), "--announce", str(tmp_path / "gateway.json")]
+    process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
+    os.close(read)
+    try:
+        wait_for("it is up", (tmp_path / "gateway.json").exists)
+        os.close(write)
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: str) -> None:
+    ports = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports[door] = f"127.0.0.1:{taken.getsockname()[1]}"
+        flags = [part for name, target in ports.items() for part in (f"--{name}", target)]
+        done = run("--members", str(tmp_path), "--announce", str(tmp_path / "g.json"), *flags)
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith(f"modelswarm-gateway: --{door}: cannot listen on {ports[door]}")
+    assert not (tmp_path / "g.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "--members"),
+        (["--members", "x", "--http", "8000"], "--http: '8000' is not HOST:PORT"),
+        (["--members", "x", "--grpc", "localhost:99999"], "--grpc"),
+        (["--members", "x", "--name", "a/b"], "--name: allowed are"),
+        (["--members", "x", "--drain", "-1"], "--drain"),
+        (["--members", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
+        (["--members", "x", "--what"], "--what"),
+        (
+            ["--members", "x", "--hold", "3", "--keepalive", "3"],
+            "--keepalive: 3 s is not below --hold 3 s",
+        ),
+        (["--members", "x", "--hold", "3", "--fence", "4"], "--fence: 4 s is more than --hold 3 s"),
+        (["--members", "x", "--silence", "5"], "--silence: 5 s is not below --fence 5 s"),
+        (["--members", "x", "--kubernetes"], "--members: give either --members FOLDER or --kub"),
+        (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
+        (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
+        (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),
+    ],
+)
+def test_bad_flags_are_one_sentence_and_exit_code_two(
+    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert said in sentence
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelswarm_gateway", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_gateway_loads_no_torch_and_no_transformers() -> None:
+    code = (
+        "import sys, modelswarm_gateway.app, modelswarm_gateway.discovery.kubernetes_source;"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,106 @@
+"""Names of sessions at several gateways: who has one, and who may open, use or resume it (R20)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.processes.hash_swarm import Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import IDS
+
+LEASE = ("--lease", "2")
+NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7}
+
+
+def ask(doors: Doors, body: dict[str, Any], **headers: str) -> int:
+    answer = httpx.post(f"{doors.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return answer.status_code
+
+
+def had_by(doors: list[Doors], body: dict[str, Any]) -> list[int]:
+    """What each gateway says when it is asked for a session that it is to have itself: who has it, 200."""
+    return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in doors]
+
+
+def test_a_name_that_two_gateways_are_asked_for_at_once_is_opened_by_one(tmp_path: Path) -> None:
+    """Two spans of two servers: each gateway finds a route that the other one has no part in."""
+    with two_spans(tmp_path, *LEASE) as swarm:
+        swarm.server("t0", "0:2", *LEASE)
+        swarm.server("t1", "2:4", *LEASE)
+        swarm.servers_ready("t0", "t1")
+        doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
+        start = threading.Barrier(2)
+
+        def ask_at_once(each: Doors, body: dict[str, Any]) -> int:
+            start.wait(10)
+            return ask(each, body)
+
+        with ThreadPoolExecutor() as pool:
+            for number in range(12):
+                body = NAMED | {"session_id": f"new-{number}", "max_tokens": 3}
+                codes = list(pool.map(ask_at_once, doors, (body, body)))
+                assert 200 in codes and set(codes) <= {200, 409, 503}, codes
+                assert sorted(had_by(doors, body)) == [200, 503], "one has it, the other knows"
+
+
+def replace_all(swarm: HashSwarm, doors: list[Doors]) -> None:
+    """Two routes of new servers in the place of the only one."""
+    for name in ("s0", "s1"):
+        swarm.kill(name)
+        (swarm.members / f"{name}.json").unlink(missing_ok=True)
+    for name, blocks in (("t0", "0:2"), ("t1", "2:4"), ("u0", "0:2"), ("u1", "2:4")):
+        swarm.server(name, blocks, *LEASE)
+    swarm.servers_ready("t0", "t1", "u0", "u1")
+    for each in doors:
+        wait_for("new servers", lambda at=each: at.metric("modelswarm_gateway_servers") == 4)  # type: ignore[misc]
+
+
+def test_a_session_that_no_server_knows_any_more_is_had_by_one_gateway(tmp_path: Path) -> None:
+    """It rests while all its servers are replaced: another gateway that is asked for it finds it nowhere."""
+    with two_spans(tmp_path, *LEASE) as swarm:
+        doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
+        bodies = [NAMED | {"session_id": f"kept-{n}", "max_tokens": 3} for n in range(6)]
+        assert {ask(doors[0], body) for body in bodies} == {200}
+        replace_all(swarm, doors)
+        assert {ask(doors[1], body) for body in bodies} == {200}
+        assert [had_by(doors, body) for body in bodies] == [[503, 200]] * len(bodies)
+
+
+def test_a_client_that_left_while_a_lease_was_waited_for_may_come_back(tmp_path: Path) -> None:
+    lease = ("--lease", "6")
+    with two_spans(tmp_path, *lease) as swarm:
+        one, two = (swarm.gateway(*lease, name=name) for name in ("one", "two"))
+        body = NAMED | {"session_id": "waits", "max_tokens": 30, "stream": True}
+        said = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60).text
+        ids = [line[4:] for line in said.splitlines() if line.startswith("id: ")]
+        headers = {"Last-Event-ID": ids[len(ids) // 2]}
+        swarm.kill("one")
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{two.url}/v1/completions", json=body, headers=headers, timeout=1.0)
+        assert ask(two, body, **headers) == 200
+
+
+def test_a_session_at_rest_is_used_while_its_gateway_waits_for_other_answers(
+    tmp_path: Path,
+) -> None:
+    """Told to end, it takes nothing new; what is here, nobody else can answer for."""
+    with two_spans(tmp_path, *LEASE, context=100_000) as swarm:
+        two = swarm.gateway(*LEASE, name="two")
+        one = swarm.gateway(*LEASE, "--drain", "25", name="one")
+        rest = NAMED | {"session_id": "rest", "max_tokens": 3}
+        assert ask(one, rest) == 200
+        slow = IDS | {"stream": True, "max_tokens": 90_000}
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", f"{one.url}/v1/completions", json=slow) as answer,
+        ):
+            next(answer.iter_raw(16))  # and it reads no more
+            swarm.kill("one", signal.SIGTERM)
+            wait_for("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
+            assert ask(two, rest) == 200
+            assert ask(two, IDS | {"max_tokens": 3}) == 200

@@ -1,0 +1,281 @@
+"""A gateway is lost: its named sessions go on at another one, and are never had by two (R19, R20)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from support.processes.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import IDS, SLOW, WIDE, lines, tokens_of, whole
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.generation.resumption import parse_id
+
+LEASE = ("--lease", "2")
+NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
+SEEDED: dict[str, Any] = NAMED | {"seed": 7}
+LONG = {"max_tokens": SLOW["max_tokens"]}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path_factory.mktemp("loss"), *LEASE, context=WIDE) as running:
+        yield running
+
+
+def gateway(swarm: HashSwarm, name: str) -> Doors:
+    (swarm.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
+    return swarm.gateway(*LEASE, name=name)
+
+
+def read(
+    doors: Doors, body: dict[str, Any], after: str | None = None, events: int = 1 << 30
+) -> tuple[str, list[int], str, list[str]]:
+    """Text, tokens, the last id, and all lines of a stream, or of its first events."""
+    headers = {} if after is None else {"Last-Event-ID": after}
+    text, tokens, last, said = "", [], "", []
+    with (
+        httpx.Client(timeout=60) as client,
+        client.stream(
+            "POST", f"{doors.url}/v1/completions", json=body | {"stream": True}, headers=headers
+        ) as answer,
+    ):
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            said.append(line)
+            if line.startswith("id: "):
+                last = line[4:]
+            if line.startswith("data: {"):
+                tokens += tokens_of(line)
+                text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                if len(tokens) >= events:
+                    break
+    return text, tokens, last, said
+
+
+def broken_off(
+    swarm: HashSwarm, doors: Doors, name: str, body: dict[str, Any]
+) -> tuple[str, list[int], str]:
+    """What came of a stream until its gateway was killed."""
+    text, tokens, last = "", [], ""
+    with pytest.raises(httpx.HTTPError):
+        for line in lines(doors, body):
+            if line.startswith("id: "):
+                last = line[4:]
+            if line.startswith("data: {"):
+                tokens += tokens_of(line)
+                text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
+                if len(tokens) > 20:
+                    swarm.kill(name)
+    return text, tokens, last
+
+
+@pytest.mark.parametrize("body", [SEEDED | LONG, NAMED | LONG | {"session_id": "unseeded"}])
+def test_a_stream_goes_on_at_another_gateway_where_its_own_was_killed(
+    swarm: HashSwarm, body: dict[str, Any]
+) -> None:
+    one, two = gateway(swarm, "one"), gateway(swarm, "two")
+    text, tokens, last = broken_off(swarm, one, "one", body)
+    assert 20 < len(tokens) < body["max_tokens"]
+    more, rest, _, said = read(two, body, after=last)
+    assert said[-2:] == ["data: [DONE]", ""]
+    assert len(tokens) + len(rest) == body["max_tokens"]
+    if "seed" in body:
+        assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    again, all_of_it, _, _ = read(two, body, after="1")
+    assert (all_of_it, again) == ([*tokens, *rest], text + more), "the log has it all"
+    swarm.kill("two")
+
+
+def test_a_gateway_that_is_told_to_end_hands_its_streams_over_at_once(swarm: HashSwarm) -> None:
+    """Nobody would wait for this lease."""
+    (swarm.root / "one.json").unlink(missing_ok=True)
+    one = swarm.gateway("--lease", "3600", "--drain", "0", name="one")
+    two = gateway(swarm, "two")
+    body = SEEDED | LONG | {"session_id": "handed"}
+    tokens: list[int] = []
+    last = ""
+    for line in lines(one, body):
+        if line.startswith("id: "):
+            last = line[4:]
+        if line.startswith("data: {") and "choices" in line:
+            tokens += tokens_of(line)
+            if len(tokens) == 20:
+                swarm.kill("one", signal.SIGTERM)
+    swarm.processes["one"].wait(20)
+    assert 20 <= len(tokens) < body["max_tokens"]
+    rest = read(two, body, after=last)[1]
+    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    swarm.kill("two")
+
+
+def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "first"), gateway(swarm, "second")
+    short = NAMED | {"max_tokens": 20, "session_id": "mine", "seed": 3}
+    made = whole(one, short)
+    assert whole(two, short) == made
+    assert read(two, short)[1] == made
+    for doors, count in ((one, 3), (two, 0)):
+        assert doors.metric("modelswarm_gateway_tokens_total", kind="generated") == 20 * count
+    with grpc.insecure_channel(two.grpc) as channel:
+        asked = api_pb2.GenerateRequest(
+            model="hash", prompt="go", max_tokens=20, session_id="mine", ignore_eos=True
+        )
+        asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 3
+        stub = api_pb2_grpc.InferenceStub(channel)
+        assert list(stub.Generate(asked, timeout=60).token_ids) == made
+        parts = list(stub.GenerateStream(asked, timeout=60))
+        assert [token for part in parts for token in part.token_ids] == made
+        place = len(parts) // 2
+        asked.resume_after = parts[place].position + len(parts[place].token_ids) - 1
+        asked.resume_mark = parts[place].mark
+        rest = [token for part in parts[place + 1 :] for token in part.token_ids]
+        assert list(stub.Generate(asked, timeout=60).token_ids) == rest
+        asked.resume_mark = "00000000"
+        with pytest.raises(grpc.RpcError) as lost:
+            stub.Generate(asked, timeout=60)
+        assert lost.value.code() is grpc.StatusCode.DATA_LOSS
+    refused = httpx.post(
+        f"{two.url}/v1/completions", json=short, headers={"x-modelswarm-forwarded": "1"}
+    )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+    swarm.kill("first")
+    assert whole(two, short) == made, "waited for the lease, then adopted"
+    swarm.kill("second")
+
+
+def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) -> None:
+    doors = gateway(swarm, "alone")
+    body = SEEDED | {"session_id": "left"}
+    _, tokens, last, _ = read(doors, body, events=30)
+    assert int(last.partition("-")[0]) == 2 + len(tokens) - 1
+    _, rest, _, _ = read(doors, body, after=f"0:{last}")
+    assert [*tokens, *rest] == whole(doors, body | {"session_id": "calm"})
+    assert len(tokens) + len(rest) == CONTEXT - 2
+    swarm.kill("alone")
+
+
+def test_what_cannot_be_resumed_is_said(swarm: HashSwarm) -> None:
+    doors = gateway(swarm, "strict")
+    body = SEEDED | {"session_id": "new", "stream": True}
+
+    def refused(after: str, **changes: Any) -> tuple[int, str]:
+        answer = httpx.post(
+            f"{doors.url}/v1/completions", json=body | changes, headers={"Last-Event-ID": after}
+        )
+        return answer.status_code, answer.json()["error"]["code"]
+
+    assert refused("40") == (410, "session_lost")
+    assert refused("x") == (400, "invalid_request")
+    assert refused("40", session_id=None) == (400, "invalid_request")
+    assert refused("40", stream=False) == (400, "invalid_request")
+    whole(doors, body | {"stream": False, "max_tokens": 5})
+    assert refused("3", prompt="ax") == (400, "invalid_request")
+    assert refused("0") == (400, "invalid_request")
+    assert refused("100") == (410, "session_lost")
+    last = read(doors, body | {"session_id": "other", "prompt": "ax", "max_tokens": 3})[2]
+    assert refused(last) == (410, "session_lost"), "this is not the answer that was sent"
+    assert refused(last, prompt="ax") == (410, "session_lost")
+    swarm.kill("strict")
+
+
+def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "frozen"), gateway(swarm, "awake")
+    body = SEEDED | {"session_id": "held"}
+    _, tokens, last, _ = read(one, body, events=30)
+    swarm.kill("frozen", signal.SIGSTOP)
+    _, rest, _, _ = read(two, body, after=last)
+    assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
+    swarm.kill("frozen", signal.SIGCONT)
+    wait_for("it is ready again", lambda: swarm.is_ready(one))
+    assert whole(one, body) == [*tokens, *rest], "passed on, or taken over and read anew"
+    swarm.kill("frozen")
+    swarm.kill("awake")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
+def test_answers_that_were_passed_on_go_on_here_when_their_gateway_is_gone(
+    swarm: HashSwarm, number: signal.Signals
+) -> None:
+    """Who reads them knows nothing of ids. The connections of one that stands still stay open all the while."""
+    (swarm.root / "one.json").unlink(missing_ok=True)
+    one, two = swarm.gateway(*LEASE, "--drain", "0", name="one"), gateway(swarm, "two")
+    streamed, called = (SEEDED | {"session_id": f"{way}-{number.name}"} for way in ("http", "grpc"))
+    for body in (streamed, called):
+        whole(one, body | {"max_tokens": 3})
+    both = threading.Barrier(2, lambda: swarm.kill("one", number))  # once both are in their midst
+    with ThreadPoolExecutor() as pool:
+        said = pool.submit(read_through, two, streamed, both)
+        parts = pool.submit(call_through, two, called, both)
+        calm = whole(two, SEEDED | {"session_id": "calm"})
+        events, tokens = said.result(60)
+        assert events[-1] == "data: [DONE]"
+        assert sum('"finish_reason":"length"' in line for line in events) == 1
+        ids = [parse_id(line[4:])[0] for line in events if line.startswith("id: ")]
+        assert ids == sorted(set(ids)) and ids[-1] == CONTEXT - 1
+        assert tokens == calm
+        assert parts.result(60) == list(enumerate(calm, 2))
+    swarm.kill("one")
+    swarm.kill("two")
+
+
+def read_through(
+    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+) -> tuple[list[str], list[int]]:
+    """All lines and tokens of a stream."""
+    said: list[str] = []
+    tokens: list[int] = []
+    for line in lines(doors, body):
+        said.append(line)
+        before = len(tokens)
+        tokens += tokens_of(line)
+        if before <= 20 < len(tokens):
+            midst.wait(30)
+    return said, tokens
+
+
+def call_through(
+    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+) -> list[tuple[int, int]]:
+    """Position and token of all that comes of a call."""
+    asked = api_pb2.GenerateRequest(
+        model="hash", prompt="go", max_tokens=CONTEXT - 2, ignore_eos=True
+    )
+    asked.session_id = body["session_id"]
+    asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 7
+    got: list[tuple[int, int]] = []
+    with grpc.insecure_channel(doors.grpc) as channel:
+        for part in api_pb2_grpc.InferenceStub(channel).GenerateStream(asked, timeout=60):
+            before = len(got)
+            got += enumerate(part.token_ids, part.position)
+            if before <= 20 < len(got):
+                midst.wait(30)
+    return got
+
+
+def test_a_call_that_was_passed_on_to_a_gateway_that_stands_still_is_answered_here(
+    swarm: HashSwarm,
+) -> None:
+    one, two = gateway(swarm, "still"), gateway(swarm, "there")
+    made = whole(one, SEEDED | {"session_id": "call", "max_tokens": 20})
+    swarm.kill("still", signal.SIGSTOP)
+    asked = api_pb2.GenerateRequest(
+        model="hash", prompt="go", max_tokens=20, session_id="call", ignore_eos=True
+    )
+    asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 7
+    with grpc.insecure_channel(two.grpc) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        assert list(stub.Generate(asked, timeout=30).token_ids) == made
+    swarm.kill("still")
+    swarm.kill("there")

@@ -1,0 +1,102 @@
+"""Servers that know a named session are silent or cut off: a gateway does not take that for "nowhere" (R20)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from support.processes.hash_swarm import Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import IDS, whole
+
+from modelswarm_gateway.generation.session_locator import ASK_AGAIN
+
+NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7, "max_tokens": 20}
+GENERATED = "modelswarm_gateway_tokens_total"
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path_factory.mktemp("cut_off")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateways(swarm: HashSwarm) -> tuple[Doors, Doors]:
+    return swarm.gateway(name="one"), swarm.gateway(name="two")
+
+
+def freeze(swarm: HashSwarm) -> None:
+    for name in ("s0", "s1"):
+        swarm.kill(name, signal.SIGSTOP)
+
+
+def thaw(swarm: HashSwarm) -> None:
+    for name in ("s0", "s1"):
+        swarm.kill(name, signal.SIGCONT)
+
+
+def linked(doors: Doors) -> float:
+    return doors.metric("modelswarm_gateway_servers")
+
+
+def resume(doors: Doors, body: dict[str, Any], after: str) -> httpx.Response:
+    headers = {"Last-Event-ID": after}
+    body = body | {"stream": True}
+    return httpx.post(f"{doors.url}/v1/completions", json=body, headers=headers, timeout=60)
+
+
+def last_id(doors: Doors, body: dict[str, Any]) -> str:
+    said = httpx.post(f"{doors.url}/v1/completions", json=body | {"stream": True}, timeout=60)
+    return [line[4:] for line in said.text.splitlines() if line.startswith("id: ")][-1]
+
+
+def test_a_session_whose_servers_are_silent_for_a_moment_is_not_opened_anew(
+    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+) -> None:
+    one, two = gateways
+    body = NAMED | {"session_id": "known"}
+    made = whole(one, body)
+    before = two.metric(GENERATED, kind="generated")
+    freeze(swarm)
+    with ThreadPoolExecutor() as pool:
+        asked: Future[list[int]] = pool.submit(whole, two, body)
+        time.sleep(1.0)
+        thaw(swarm)
+        assert asked.result(60) == made
+    assert two.metric(GENERATED, kind="generated") == before, "passed on to who has it"
+
+
+def test_a_stream_is_not_lost_as_long_as_a_server_may_know_it(
+    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+) -> None:
+    one, two = gateways
+    body = NAMED | {"session_id": "streamed"}
+    last = last_id(one, body)
+    freeze(swarm)
+    refused = resume(two, body, last)
+    thaw(swarm)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+    assert "retry-after" in refused.headers
+    answer = resume(two, body, last)
+    assert answer.status_code == 200
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_new_name_does_not_wait_for_a_server_that_was_killed(
+    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+) -> None:
+    one, _ = gateways
+    swarm.server("spare", "0:4")
+    swarm.servers_ready("spare")
+    wait_for("it is linked", lambda: linked(one) == 3)
+    swarm.kill("spare")
+    wait_for("its link is down", lambda: linked(one) == 2)
+    assert (swarm.members / "spare.json").exists()
+    began = time.monotonic()
+    whole(one, NAMED | {"session_id": "fresh"})
+    assert time.monotonic() - began < ASK_AGAIN

@@ -1,0 +1,175 @@
+"""Planned moves with real processes: servers are drained, or told to end, under streams that never notice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.models.tiny_models import VOCAB
+from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.processes.kill_scenarios import SAMPLED, prompt_of
+from support.processes.oracles import check_contiguous, check_hash
+from support.processes.stall_probe import Pulse
+from support.processes.swarm import (
+    READY_SECONDS,
+    Answer,
+    Ask,
+    Running,
+    local_settings,
+    metrics,
+    running_swarm,
+    total,
+    wait_until,
+)
+
+from modelswarm.protocol.identity import name_of
+from modelswarm_gateway.core.migration.migration import Ended
+from modelswarm_gateway.core.routing.server_registry import SLOW
+
+NEW, AT, STREAMS = 800, 20, 4
+DRAIN_SECONDS = 100.0
+PAUSE_SECONDS = 1.0  # that no reader may see, beside those of the machine itself
+STALL_SECONDS = 0.25  # of the machine, less than any silence that is suspicious
+FAULTS = ("modelswarm_gateway_reroutes_total", "modelswarm_gateway_ejections_total")
+
+
+@pytest.fixture(scope="module")
+def swarm(toy_folder: Path) -> Iterator[Running]:
+    settings = local_settings("drains", hash_model=True)
+    with running_swarm(toy_folder, "drains", spans=2, replicas=2, settings=settings) as running:
+        yield running
+
+
+def judge(answer: Answer) -> None:
+    check_contiguous(answer)
+    check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
+
+
+def asks() -> list[Ask]:
+    return [Ask(prompt_of(100 + 20 * n, n, VOCAB), NEW, SAMPLED) for n in range(STREAMS)]
+
+
+def moves(running: Running, cause: str) -> Counter[str]:
+    """Planned moves that ended, by how they did."""
+    values = metrics(running.local.metrics)
+    found = Counter[str]()
+    for how in Ended:
+        labels = f'cause="{cause}"', f'outcome="{how.value}"'
+        found[how.value] = int(total(values, "modelswarm_gateway_moves_total", *labels))
+    return found
+
+
+def faults(running: Running) -> Counter[str]:
+    """Sessions that looked for a route, and servers that were taken to be at fault, by cause."""
+    found = Counter[str]()
+    for sample, count in metrics(running.local.metrics).items():
+        if sample.partition("{")[0] in FAULTS:
+            found[sample.partition('cause="')[2].partition('"')[0]] += int(count)
+    del found[SLOW]  # on a busy machine one may get less of it than the other
+    return found
+
+
+@contextmanager
+def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
+    """Streams run while servers are left for that cause. They get the right tokens without a pause, their sessions go
+    over by copies, and nobody calls that a fault."""
+    swarm.wait_whole()
+    before, moved = faults(swarm), moves(swarm, cause)
+    streams = [swarm.start(ask) for ask in asks()]
+    for stream in streams:
+        stream.wait_tokens(AT)
+    with Pulse() as pulse:
+        began = time.perf_counter()
+        yield
+        ended = time.perf_counter()
+        for stream in streams:
+            judge(stream.answer())
+    new = faults(swarm) - before
+    if pulse.longest > STALL_SECONDS:  # whose silence was the machine's
+        new -= Counter({cause: new[cause] for cause in ("silent", "overdue")})
+    assert not new, f"a planned move is no fault: {new}"
+    found = moves(swarm, cause) - moved
+    assert found[Ended.MOVED.value] > 0, found
+    assert not found[Ended.REBUILT.value], f"rows were computed again: {found}"
+    longest = max(b - a for s in streams for a, b in pairwise(s.times) if b > began and a < ended)
+    assert longest < PAUSE_SECONDS + pulse.longest, f"a reader waited for {longest:.3f} s"
+    swarm.wait_empty()
+
+
+def drain(running: Running, name: str) -> None:
+    states = list(running.view.drain(name, timeout=DRAIN_SECONDS))
+    assert states[-1].done and states[-1].own_sessions == 0
+
+
+def runs_on(running: Running, name: str) -> set[str]:
+    """Sessions in a turn that have a hop there."""
+    return {
+        session.id
+        for session in running.sessions()
+        if session.state == "running" and name in [name_of(hop.peer) for hop in session.route]
+    }
+
+
+def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -> None:
+    with unnoticed(swarm, "drain"):
+        for slot in swarm.local.slots:
+            there, before = runs_on(swarm, slot.name), moves(swarm, "drain")
+            drain(swarm, slot.name)
+            routes = [hop.peer for session in swarm.sessions() for hop in session.route]
+            assert slot.name not in map(name_of, routes)
+            left = {s.id for s in swarm.sessions() if s.state == "running"} & there
+            found = moves(swarm, "drain") - before
+            assert found[Ended.MOVED.value] >= len(left), (found, left)
+            list(swarm.view.drain(slot.name, undo=True))
+
+
+@pytest.mark.parametrize("span", [0, 1])
+def test_a_server_that_is_told_to_end_does_so_when_its_sessions_have_left(
+    swarm: Running, span: int
+) -> None:
+    with unnoticed(swarm, "stopping"):
+        running = [s.route for s in swarm.sessions() if s.state == "running"]
+        peer = running[0][span].peer
+        job = swarm.local.kill(name_of(peer), signal.SIGTERM)
+        assert swarm.local.wait_replaced(job.name, job.incarnation, READY_SECONDS)
+
+
+def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
+    swarm.wait_whole()
+    first = Ask(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
+    one = swarm.ask(first)
+    rests = swarm.wait_session(lambda session: session.state == "parked")
+    old = name_of(rests.route[1].peer)
+    drain(swarm, old)
+    left = swarm.wait_session(lambda session: len(session.route) == 1)
+    assert left.id == rests.id
+    more = Ask((*one.log, *prompt_of(10, 5, VOCAB)), 40, SAMPLED, session="rests")
+    two = swarm.ask(more)
+    after = swarm.wait_session(lambda session: session.state == "parked")
+    assert after.id == rests.id
+    assert old not in [name_of(hop.peer) for hop in after.route]
+    list(swarm.view.drain(old, undo=True))
+    for answer in (one, two):
+        judge(answer)
+
+
+def test_a_drain_waits_for_a_server_that_takes_over(swarm: Running) -> None:
+    """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
+    swarm.wait_whole()
+    names = [slot.name for slot in swarm.local.slots if "-s1-" in slot.name]
+    [other] = [s.peer for s in swarm.view.snapshot().servers if name_of(s.peer) == names[0]]
+    swarm.kill(other)
+    wait_until(
+        lambda: other not in {s.peer for s in swarm.view.snapshot().servers},
+        READY_SECONDS,
+        "the dead server is still shown",
+    )
+    states = list(swarm.view.drain(names[1], wait=READY_SECONDS, timeout=2 * READY_SECONDS))
+    assert states[-1].done
+    list(swarm.view.drain(names[1], undo=True))

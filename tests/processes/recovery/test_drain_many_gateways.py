@@ -1,0 +1,95 @@
+"""`modelswarm drain` with several gateways: whichever is asked, the sessions of all leave, and what it says is true."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from support.processes.hash_swarm import MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.processes.http_requests import lines, tokens_of, whole
+
+from modelswarm.cli.drain import drain
+from modelswarm.client.swarm import SwarmDoor
+from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.wire import api_pb2
+
+CONTEXT = 4096
+STREAM: dict[str, Any] = {
+    "model": MODEL,
+    "prompt": "go",
+    "max_tokens": CONTEXT - 2,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
+RESTS = STREAM | {"max_tokens": 20, "session_id": "rests"}
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path_factory.mktemp("drains"), context=CONTEXT) as running:
+        yield running
+
+
+def server(doors: Doors, name: str) -> api_pb2.Server:
+    """As that gateway sees it."""
+    with SwarmDoor(doors.grpc) as door:
+        [found] = [each for each in door.snapshot().servers if name_of(each.peer) == name]
+        return found
+
+
+def drained(doors: Doors, *flags: str) -> Result:
+    return CliRunner().invoke(drain, ["s1", "--url", doors.grpc, "--timeout", "60", *flags])
+
+
+def wait_linked(doors: Doors) -> None:
+    wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
+
+
+def wait_used(doors: Doors) -> None:
+    wait_for("it is used again", lambda: server(doors, "s1").health == "linked")
+
+
+def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
+    one, two = swarm.gateway(name="one"), swarm.gateway(name="two")
+    whole(two, RESTS)
+    answer = lines(two, STREAM)
+    got = tokens_of(next(answer))
+    assert server(two, "s1").own_sessions == 2
+    refused = drained(one)
+    assert refused.exit_code == 1 and "the only server" in str(refused.exception)
+    swarm.server("s2", "2:4")
+    swarm.servers_ready("s2")
+    for doors in (one, two):
+        wait_linked(doors)
+    done = drained(one)
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1] == "s1: empty"
+    assert (server(one, "s1").sessions, server(two, "s1").own_sessions) == (0, 0)
+    assert server(two, "s2").own_sessions == 1, "it ended before it was moved"
+    for line in answer:
+        got += tokens_of(line)
+    three = swarm.gateway(name="three")
+    assert whole(three, STREAM) == got
+    for doors in (one, two, three):
+        assert server(doors, "s1").health == "draining"
+    assert drained(two, "--undo").exit_code == 0
+    for doors in (one, two, three):
+        wait_used(doors)
+
+
+def test_a_drain_whose_other_gateways_do_not_move_their_sessions_does_not_say_that_it_is_empty(
+    tmp_path: Path,
+) -> None:
+    with two_spans(tmp_path) as swarm:
+        one, two = swarm.gateway(name="one"), swarm.gateway(name="two")
+        whole(two, RESTS)
+        swarm.server("s2", "2:4")
+        wait_linked(one)
+        swarm.kill("two", signal.SIGSTOP)
+        left = drained(one, "--timeout", "2")
+        assert left.exit_code == 1
+        assert "s1: 1 session of other gateways still there after 2 s" in str(left.exception)

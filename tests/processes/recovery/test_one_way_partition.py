@@ -1,0 +1,153 @@
+"""A link swallows everything one way, for good, while a stream runs over it: the stream goes on without that link.
+
+Real processes with `chaos.proxy` between them. The connections stay open and the other direction works, so that
+nobody is told: the gateway has to find out who does not hear whom, and to leave nobody else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.chaos.proxy import Weather
+from support.chaos.swarm import Plan, World, world
+from support.models.tiny_models import VOCAB
+from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.processes.kill_scenarios import SAMPLED, prompt_of
+from support.processes.oracles import check_contiguous, check_hash
+from support.processes.swarm import Ask, Running, metrics, total, wait_until
+
+from modelswarm.local.commands import GATEWAY
+from modelswarm.protocol.identity import name_of
+
+NEW = 500  # tokens
+WITHIN = 14.0  # seconds from the first swallowed frame to the end; a link is closed after 15 s of silence
+TRIES = 3
+TAKEN_BACK = 60.0  # after it is healed, on a busy machine
+LOOK_SECONDS = 0.02
+CAUSE = "partition"
+
+
+@pytest.fixture(scope="module")
+def scene(toy_folder: Path) -> Iterator[World]:
+    with world(toy_folder, Plan("hash", seed=1)) as made:
+        yield made
+
+
+# In this order: a link that swallowed rows is a last resort for 30 s, so whoever then loses its tail for another reason
+# may have to leave its head as well.
+@pytest.mark.parametrize("link", ["tail to gateway", "head to tail", "tail to head"])
+def test_an_answer_ends_while_one_direction_of_a_link_is_dead(scene: World, link: str) -> None:
+    """Of a few tries in one nobody else falls silent; who stands still for want of a processor does, and is left."""
+    others = [one_direction_dies(scene, link)]
+    while others[-1] and len(others) < TRIES:
+        others.append(one_direction_dies(scene, link))
+    assert others[-1] == 0, "servers were suspected whose links were well"
+
+
+def one_direction_dies(scene: World, link: str) -> int:
+    """How many servers were found to be silent beside the one that was."""
+    swarm = scene.running
+    before, silent = swarm.faults(), _found_silent(swarm)
+    felt = scene.network.felt[CAUSE]
+    stream = swarm.start(Ask(prompt_of(200, 7, VOCAB), NEW, SAMPLED))
+    stream.wait_tokens(30)
+    route = _route(swarm)
+    places = dict(zip(("head", "tail"), route, strict=True))
+    source, to = link.split(" to ")
+    ends = {places[end] for end in (source, to) if end in places}
+    with _Watch(swarm, [tuple(route)]) as watch:
+        heal = scene.network.disturb(
+            Weather(_name(places, source), _name(places, to), blocked=True, cause=CAUSE)
+        )
+        began, had = time.monotonic(), stream.count
+        try:
+            answer = stream.answer()
+            took = time.monotonic() - began
+        finally:
+            heal()
+    assert scene.network.felt[CAUSE] > felt, "the link was not used"
+    assert had < NEW - 100, "it was over before the link was dead"
+    check_contiguous(answer)
+    check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
+    assert swarm.faults().resumed > before.resumed
+    assert took < WITHIN
+    assert watch.left, f"the route never changed: {watch.routes}"
+    others = _found_silent(swarm) - silent - (link == "tail to gateway")
+    assert others >= 0, "the silence was not found"
+    assert len(watch.left - ends) <= others, f"{watch.left - ends} were left: {watch.routes}"
+    assert len(watch.ejected - ends) <= others, f"{watch.ejected - ends} were ejected"
+    make_well(swarm)
+    return others
+
+
+def make_well(swarm: Running) -> None:
+    """Who was ejected is taken back once it has carried a session, its canary, to a token."""
+    swarm.wait_whole()
+
+    def well() -> bool:
+        swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
+        return not any(server.state for server in swarm.view.routes().servers)
+
+    wait_until(well, TAKEN_BACK, lambda: f"not taken back: {swarm.view.routes().servers}")
+    swarm.wait_empty()
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Looks all the time at who is used and who is well."""
+
+    swarm: Running
+    routes: list[tuple[str, ...]] = field(default_factory=list)  # each as it was until the next
+    ejected: set[str] = field(default_factory=set)  # or suspected, or gone
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Watch:
+        self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._thread is not None
+        assert self._thread.is_alive(), "it could not look"
+        self._stopping.set()
+        self._thread.join()
+
+    @property
+    def left(self) -> set[str]:
+        return {peer for here, there in pairwise(self.routes) for peer in here if peer not in there}
+
+    def _look(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            self.ejected |= _unwell(self.swarm)
+            for session in self.swarm.sessions():
+                route = tuple(hop.peer for hop in session.route)
+                if session.state == "running" and route not in self.routes[-1:]:
+                    self.routes.append(route)
+
+
+def _found_silent(swarm: Running) -> int:
+    """How often a server was ejected because it said nothing."""
+    values = metrics(swarm.local.metrics)
+    return int(total(values, "modelswarm_gateway_ejections_total", 'cause="silent"'))
+
+
+def _route(swarm: Running) -> list[str]:
+    return [hop.peer for hop in swarm.only_session().route]
+
+
+def _name(places: dict[str, str], end: str) -> str:
+    return name_of(places[end]) if end in places else GATEWAY
+
+
+def _unwell(swarm: Running) -> set[str]:
+    """Who is suspected or ejected, and whose link is gone."""
+    servers = {server.peer: server.health for server in swarm.view.snapshot().servers}
+    members = {member.peer for member in swarm.members()}
+    return {peer for peer in members if servers.get(peer) != "linked"}

@@ -1,0 +1,102 @@
+"""SIGTERM of a server process: it says so, serves on while somebody needs it, and goes (R13)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from support.processes.fake_gateway import EPOCH, FakeGateway, Route, fake_gateway
+from support.processes.server import ServerProcess, servers
+
+from modelswarm.protocol.messages import Beat, Fenced, Refusal, Trouble, Window
+
+HASH = ("--hash-model", "--pages", "64")
+PROMPT = list(range(1, 40))
+END = 600
+
+
+async def session(gateway: FakeGateway, credit: int) -> Route:
+    """One that has some tokens and waits for more credit."""
+    route = await gateway.open("s", END)
+    gateway.go(route, PROMPT, credit=credit)
+    await gateway.heard.until(lambda: len(gateway.tokens) > 5)
+    return route
+
+
+def raise_credit(gateway: FakeGateway, route: Route, limit: int) -> None:
+    tail = route.hops[-1]
+    gateway.node.send(tail.address, [Window(tail.handle, EPOCH, 0, limit)])
+
+
+async def told(gateway: FakeGateway) -> None:
+    """Both ways in which a server says that it leaves."""
+    await gateway.heard.until(
+        lambda: (
+            [report.trouble for report in gateway.reports] == [Trouble.DRAINING]
+            and any(isinstance(item, Beat) and item.draining for item in gateway.heard.items)
+        )
+    )
+
+
+async def gone(server: ServerProcess) -> int | None:
+    return await asyncio.wait_for(server.exit_code(), 30)
+
+
+async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_path: Path) -> None:
+    async with (
+        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        fake_gateway([server]) as gateway,
+    ):
+        route = await session(gateway, credit=len(PROMPT) + 10)
+        server.process.send_signal(signal.SIGTERM)
+        await told(gateway)
+        assert not server.file.exists()
+        had = len(gateway.tokens)
+        raise_credit(gateway, route, len(PROMPT) + 50)
+        await gateway.heard.until(lambda: len(gateway.tokens) > had + 20)
+        with pytest.raises(AssertionError):
+            await gateway.open("t", END)
+        refused = [i.refused for i in gateway.heard.items if isinstance(i, Fenced)]
+        assert refused[-1] is Refusal.DRAINING
+        gateway.close(route)
+        assert await gone(server) == 0
+
+
+async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_limit(
+    tmp_path: Path,
+) -> None:
+    async with (
+        servers(tmp_path, ["0:8"], *HASH, "--drain", "0.2") as (server,),
+        fake_gateway([server]) as gateway,
+    ):
+        await session(gateway, credit=len(PROMPT) + 10)
+        server.process.send_signal(signal.SIGTERM)
+        assert await gone(server) == 0
+        await gateway.heard.until(lambda: bool(gateway.heard.down))
+
+
+async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    async with (
+        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        fake_gateway([server]) as gateway,
+    ):
+        await session(gateway, credit=len(PROMPT) + 10)
+        server.process.send_signal(signal.SIGTERM)
+        await told(gateway)
+        server.process.send_signal(signal.SIGTERM)
+        assert await gone(server) == 1
+
+
+async def test_sessions_at_rest_and_those_of_lost_gateways_hold_nobody_up(tmp_path: Path) -> None:
+    async with (
+        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        fake_gateway([server]) as gateway,
+    ):
+        route = await gateway.open("rests", len(PROMPT) + 3)
+        await gateway.generate(route, PROMPT)
+        async with fake_gateway([server], "gone/1/x") as other:
+            await session(other, credit=len(PROMPT) + 10)
+        server.process.send_signal(signal.SIGTERM)
+        assert await gone(server) == 0

@@ -1,0 +1,42 @@
+"""What a link does when something on its edge is wrong: a handler, an address."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.processes.link_peers import joined, nodes
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.messages import Beat
+
+
+@pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere"])
+async def test_an_address_that_is_none_is_a_failed_dial(target: str) -> None:
+    async with nodes("a") as [a]:
+        a.links.dial(Address("b/1/x", target))
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert a.heard.down[0][0] == "b/1/x"
+        a.links.dial(Address("b/1/x", target))  # and may be tried again
+        await a.heard.until(lambda: len(a.heard.down) == 2)
+
+
+async def test_a_handler_that_fails_when_a_link_goes_leaves_no_task_behind() -> None:
+    async with nodes("a", "b") as [a, b]:
+        before = len(asyncio.all_tasks())
+        await joined(a, b)
+
+        def fails(peer: PeerId, reason: str) -> None:
+            raise RuntimeError("a fault of ours")
+
+        a.heard.unlinked = fails  # type: ignore[method-assign]
+        b.links.unlink(a.peer, "enough")
+        await b.heard.until(lambda: bool(b.heard.down))
+        async with asyncio.timeout(5):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        del a.heard.unlinked
+        a.links.dial(b.address)
+        await b.heard.until(lambda: len(b.heard.up) == 2)
+        a.send(b.address, [Beat(steps=7)])
+        await b.heard.until(lambda: Beat(steps=7) in b.heard.items)

@@ -1,0 +1,464 @@
+"""Links between real sockets, in one loop and between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from support.processes.link_peers import Node, RawPeer, echo_process, hello, joined, nodes, raw_peer
+
+from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.link.lane import Limits
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Hello,
+    Input,
+    Item,
+    Lane,
+    Rows,
+    Token,
+)
+from modelswarm.protocol.wire.frames import MAX_FRAME, pack
+
+EPOCH = Epoch(1, 1)
+BOTH = (Lane.LIVE, Lane.BULK)
+
+
+def rows(position: int, size: int = 4096) -> Rows:
+    return Rows(1, EPOCH, position, 1, bytes([position % 251]) * size)
+
+
+def positions(items: Sequence[Item], kind: type[Rows | Token]) -> list[int]:
+    return [
+        item.first if isinstance(item, Rows) else item.position
+        for item in items
+        if isinstance(item, Rows | Token) and isinstance(item, kind)
+    ]
+
+
+async def test_both_ends_hear_who_the_other_is() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        assert [(h.peer, h.target) for h in a.heard.up] == [(b.peer, b.target)]
+        assert [(h.peer, h.target) for h in b.heard.up] == [(a.peer, a.target)]
+
+
+async def test_each_lane_keeps_its_order_in_both_directions() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        for i in range(500):
+            a.send(b.address, [Token(1, EPOCH, i, i), Close(i + 1)])
+            a.send(b.address, [rows(i, 40_000)], Lane.BULK)
+            b.send(Address(a.peer, ""), [Token(1, EPOCH, i, i)])
+            if i % 50 == 0:
+                await asyncio.sleep(0)
+        await b.heard.until(lambda: len(b.heard.items) == 1500)
+        await a.heard.until(lambda: len(a.heard.items) == 500)
+        expected = list(range(500))
+        assert positions(b.heard.items, Token) == expected
+        assert positions(b.heard.items, Rows) == expected
+        assert positions(a.heard.items, Token) == expected
+        assert [i.handle for i in b.heard.items if isinstance(i, Close)] == [
+            e + 1 for e in expected
+        ]
+
+
+async def test_what_is_sent_together_arrives_together() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Close(1), *(Token(i, EPOCH, 1, 1) for i in range(64)), rows(1)])
+        await b.heard.until(lambda: len(b.heard.items) == 66)
+        assert b.heard.calls == 1
+
+
+async def test_payloads_arrive_as_they_were_sent() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        payload = os.urandom(3_000_000)
+        a.send(b.address, [Rows(1, EPOCH, 0, 750, payload, sample=True)], Lane.BULK)
+        await b.heard.until(lambda: sum(positions_count(b)) == 750)
+        parts = [item for item in b.heard.items if isinstance(item, Rows)]
+        assert b"".join(part.payload for part in parts) == payload
+        assert parts[-1].sample
+
+
+def positions_count(node: Node) -> list[int]:
+    return [item.count for item in node.heard.items if isinstance(item, Rows)]
+
+
+async def test_sending_to_an_address_dials_it_and_loses_nothing() -> None:
+    async with nodes("a", "b") as (a, b):
+        a.send(b.address, [Token(1, EPOCH, i, i) for i in range(10)])
+        a.send(b.address, [rows(0)], Lane.BULK)
+        await b.heard.until(lambda: len(b.heard.items) == 11)
+        assert positions(b.heard.items, Token) == list(range(10))
+        assert len(a.heard.up) == 1
+
+
+async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(b.address)
+        b.links.dial(a.address)
+        for i in range(200):
+            a.send(b.address, [Token(1, EPOCH, i, i)])
+            b.send(a.address, [Token(1, EPOCH, i, i)])
+            await asyncio.sleep(0.0005)
+        await a.heard.until(lambda: len(a.heard.items) == 200)
+        await b.heard.until(lambda: len(b.heard.items) == 200)
+        for node in (a, b):
+            assert positions(node.heard.items, Token) == list(range(200))
+            assert len(node.heard.up) == 1
+            assert not node.heard.down
+        a.links.unlink(b.peer, "enough")
+        for node in (a, b):
+            await node.heard.until(lambda node=node: bool(node.heard.down))  # type: ignore[misc]
+        await asyncio.sleep(0.1)
+        assert (len(a.heard.down), len(b.heard.down)) == (1, 1)
+
+
+async def test_a_refused_connection_is_told_at_once() -> None:
+    async with nodes("a", limits=Limits(connect_seconds=20)) as (a,):
+        began = time.monotonic()
+        a.links.dial(Address("nobody", "127.0.0.1:1"))
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert time.monotonic() - began < 5.0
+        assert a.heard.down[0][0] == "nobody"
+
+
+async def test_a_peer_that_accepts_but_never_answers_is_given_up() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        async with nodes("a", limits=Limits(connect_seconds=0.3)) as (a,):
+            a.links.dial(Address("silent", f"127.0.0.1:{silent.getsockname()[1]}"))
+            await a.heard.until(lambda: bool(a.heard.down), 2.0)
+            assert "did not answer" in a.heard.down[0][1]
+
+
+async def test_another_process_at_the_address_is_not_the_peer() -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(Address("b/1/before-its-restart", b.target))
+        await a.heard.until(lambda: bool(a.heard.down))
+        peer, reason = a.heard.down[0]
+        assert peer == "b/1/before-its-restart"
+        assert "other identity" in reason
+        assert not a.heard.up
+        await joined(a, b)
+
+
+async def test_looking_for_somebody_else_at_an_address_leaves_the_link_to_who_is_there() -> None:
+    """An address that went to another pod: the dial for the one before must not end the link to the new one."""
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        for wrong in ("b/1/before-its-restart", "gone/1"):
+            a.links.dial(Address(wrong, b.target))
+        await a.heard.until(lambda: len(a.heard.down) == 2)
+        a.send(b.address, [Close(1)])
+        await b.heard.until(lambda: bool(b.heard.items))
+        assert len(a.heard.up) == len(b.heard.up) == 1
+        assert not b.heard.down
+
+
+async def test_a_pod_is_dialled_without_knowing_who_lives_in_it() -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(Address("b/1", b.target))
+        await a.heard.until(lambda: bool(a.heard.up))
+        assert a.heard.up[0].peer == b.peer == "b/1/x"
+        a.links.dial(Address("b/1", b.target))  # linked already: nothing happens
+        a.send(Address(b.peer, ""), [Close(1)])
+        await b.heard.until(lambda: bool(b.heard.items))
+        assert len(a.heard.up) == len(b.heard.up) == 1
+        await b.links.close()
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert a.heard.down[0][0] == "b/1/x"
+        a.links.dial(Address("b/1", b.target))
+        await a.heard.until(lambda: len(a.heard.down) == 2)
+        assert a.heard.down[1][0] == "b/1", "as it was dialled"
+
+
+@pytest.mark.parametrize("wanted", ["b", "b/2", "b/", "b/1/", "/1", "c/1", ""])
+async def test_a_pod_of_another_name_or_incarnation_is_refused(wanted: str) -> None:
+    async with nodes("a", "b") as (a, b):
+        a.links.dial(Address(wanted, b.target))
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert a.heard.down[0][0] == wanted
+        assert "other identity" in a.heard.down[0][1]
+        assert not a.heard.up
+
+
+async def test_a_container_that_restarts_in_its_pod_is_a_new_peer() -> None:
+    async with nodes("a") as (a,):
+        first, second = Node(hello("p/3/first")), Node(hello("p/3/second"))
+        target = await first.links.listen("127.0.0.1:0")
+        a.links.dial(Address("p/3", target))
+        await a.heard.until(lambda: bool(a.heard.up))
+        await first.links.close()
+        await a.heard.until(lambda: bool(a.heard.down))
+        try:
+            assert await second.links.listen(target) == target
+            a.links.dial(Address("p/3", target))
+            await a.heard.until(lambda: len(a.heard.up) == 2)
+            assert [each.peer for each in a.heard.up] == ["p/3/first", "p/3/second"]
+        finally:
+            await second.links.close()
+
+
+@pytest.mark.parametrize("version", [(2, 0), (0, 9), (1, 2)])
+async def test_another_protocol_version_is_refused_and_both_are_named(
+    version: tuple[int, int],
+) -> None:
+    async with nodes("a") as (a,):
+        other = Node(hello("other/1/x", version))
+        try:
+            other.links.dial(a.address)
+            await other.heard.until(lambda: bool(other.heard.down))
+        finally:
+            await other.links.close()
+        reason = other.heard.down[0][1]
+        assert f"{version[0]}.{version[1]}" in reason
+        assert f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}" in reason
+        assert not a.heard.up
+
+
+async def test_one_minor_version_apart_works() -> None:
+    async with nodes("a") as (a,):
+        newer = Node(hello("newer/1/x", (PROTOCOL_VERSION[0], PROTOCOL_VERSION[1] + 1)))
+        try:
+            await joined(newer, a)
+        finally:
+            await newer.links.close()
+
+
+GARBAGE = {
+    "random": os.urandom(300),
+    "empty": b"",
+    "oversized": bytes(MAX_FRAME + 8),
+    "beyond what gRPC takes": bytes((64 << 20) + 1),
+    "a frame cut short": next(iter(pack([rows(1)])))[:-8],
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
+@pytest.mark.parametrize("lane", Lane)
+async def test_a_bad_frame_closes_that_link_only(
+    lane: Lane, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with nodes("a", "b") as (a, b):
+        b.echo()
+        await joined(a, b)
+        async with raw_peer(b, hello("bad/1/x"), BOTH) as bad:
+            await b.heard.until(lambda: len(b.heard.up) == 2)
+            await bad.lanes[lane].write(data)
+            await b.heard.until(lambda: bool(b.heard.down))
+            assert [peer for peer, _ in b.heard.down] == ["bad/1/x"]
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(5):
+                    await bad.lanes[Lane.LIVE if lane is Lane.BULK else Lane.BULK].read()
+        a.send(b.address, [Token(1, EPOCH, 1, 1)])
+        await a.heard.until(lambda: len(a.heard.items) == 1)
+        assert (len(a.heard.down), len(b.heard.down)) == (0, 1)
+    told = [record for record in caplog.records if "bad/1/x" in record.getMessage()]
+    assert len(told) == 1
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
+    async with nodes("a") as (a,):
+        async with raw_peer(a, hello("rude/1/x")) as rude:
+            await rude.lanes[Lane.LIVE].write(next(iter(pack([Close(1)]))))
+            with pytest.raises(ConnectionError, match="not a Hello"):
+                async with asyncio.timeout(5):
+                    await rude.lanes[Lane.LIVE].read()
+        assert not a.heard.up
+
+
+async def test_half_a_link_is_given_up() -> None:
+    async with nodes("a", limits=Limits(handshake_seconds=0.3)) as (a,):
+        async with raw_peer(a, hello("half/1/x"), [Lane.LIVE]) as half:
+            with pytest.raises(ConnectionError, match="in time"):
+                async with asyncio.timeout(5):
+                    await half.lanes[Lane.LIVE].read()
+        assert not a.heard.up
+
+
+async def test_losing_one_lane_closes_both() -> None:
+    async with nodes("a") as (a,), raw_peer(a, hello("torn/1/x"), BOTH) as torn:
+        await a.heard.until(lambda: bool(a.heard.up))
+        await torn.lanes[Lane.BULK].close()
+        await a.heard.until(lambda: bool(a.heard.down), 1.0)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(5):
+                await torn.lanes[Lane.LIVE].read()
+        assert len(a.heard.down) == 1
+
+
+async def test_a_peer_that_comes_again_replaces_its_old_link() -> None:
+    async with nodes("a") as (a,), raw_peer(a, hello("again/1/x"), BOTH):
+        await a.heard.until(lambda: len(a.heard.up) == 1)
+        async with raw_peer(a, hello("again/1/x"), BOTH) as second:
+            await a.heard.until(lambda: len(a.heard.up) == 2)
+            assert len(a.heard.down) == 1
+            a.send(Address("again/1/x", ""), [Close(7)])
+            async with asyncio.timeout(5):
+                assert await second.lanes[Lane.LIVE].read() == next(iter(pack([Close(7)])))
+
+
+async def test_a_handler_that_fails_costs_that_link_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+
+        def fail(peer: str, items: list[Item]) -> None:
+            raise RuntimeError("a bug")
+
+        b.heard.on_items = fail
+        a.send(b.address, [Close(1)])
+        await a.heard.until(lambda: bool(a.heard.down))
+        await b.heard.until(lambda: bool(b.heard.down))
+        assert any(record.exc_info for record in caplog.records)
+
+
+async def test_a_handler_that_fails_on_a_new_link_costs_that_link() -> None:
+    async with nodes("a", "b") as (a, b):
+
+        def fail(peer: str, hello: Hello) -> None:
+            raise RuntimeError("a bug")
+
+        setattr(b.heard, "linked", fail)  # noqa: B010
+        a.links.dial(b.address)
+        await a.heard.until(lambda: bool(a.heard.down))
+        await b.heard.until(lambda: bool(b.heard.down))
+
+
+async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
+    class Canceller(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+        def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+            async def cancel(_: object, context: Any) -> None:
+                await context.abort(grpc.StatusCode.CANCELLED, "no")
+
+            return grpc.stream_stream_rpc_method_handler(cancel)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Canceller(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with nodes("a", limits=Limits(connect_seconds=20)) as (a,):
+            for _ in range(2):
+                a.heard.down.clear()
+                a.links.dial(Address("c/1/x", f"127.0.0.1:{port}"))
+                await a.heard.until(lambda: bool(a.heard.down), 5.0)
+    finally:
+        await server.stop(None)
+
+
+async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
+    async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH) as slow:
+        await a.heard.until(lambda: bool(a.heard.up))
+        a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
+        await asyncio.sleep(0.2)
+        assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
+        worst = [max([await one_way(a, slow) for _ in range(50)]) for _ in range(3)]
+        assert min(worst) < 0.25  # a machine that stands still for a moment delays one of them
+        assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20
+        assert not a.heard.down
+
+
+async def one_way(a: Node, slow: RawPeer) -> float:
+    """Seconds from a message to its arrival."""
+    began = time.monotonic()
+    a.send(Address("slow/1/x", ""), [Close(1)])
+    async with asyncio.timeout(5):
+        await slow.lanes[Lane.LIVE].read()
+    return time.monotonic() - began
+
+
+async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
+    async with nodes("a", limits=Limits(queued_bytes=8 << 20)) as (a,):
+        async with raw_peer(a, hello("slow/1/x"), BOTH):
+            await a.heard.until(lambda: bool(a.heard.up))
+            a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(9)], Lane.BULK)
+            assert not a.heard.down  # never from within send
+            await a.heard.until(lambda: bool(a.heard.down), 1.0)
+        assert "too much is queued" in a.heard.down[0][1]
+
+
+async def test_a_peer_that_takes_nothing_for_long_is_closed() -> None:
+    async with nodes("a", limits=Limits(stalled_seconds=0.4)) as (a,):
+        async with raw_peer(a, hello("slow/1/x"), BOTH):
+            await a.heard.until(lambda: bool(a.heard.up))
+            a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
+            await a.heard.until(lambda: bool(a.heard.down), 3.0)
+        assert "does not read" in a.heard.down[0][1]
+
+
+async def test_a_killed_peer_is_noticed_at_once_by_who_dialled_it() -> None:
+    async with nodes("a") as (a,), echo_process() as (echo, pid):
+        a.links.dial(echo)
+        await a.heard.until(lambda: bool(a.heard.up))
+        a.send(echo, [Close(5)])
+        await a.heard.until(lambda: a.heard.items == [Close(5)])
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert time.monotonic() - began < 5.0, "found by a ping that was not answered"
+
+
+async def test_a_killed_peer_is_noticed_at_once_by_whom_it_dialled() -> None:
+    async with nodes("a") as (a,), echo_process(dials=a) as (echo, pid):
+        await a.heard.until(lambda: bool(a.heard.up))
+        a.send(echo, [Input(1, EPOCH, 0, (1, 2, 3))])
+        await a.heard.until(lambda: bool(a.heard.items))
+        began = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        await a.heard.until(lambda: bool(a.heard.down))
+        assert time.monotonic() - began < 5.0, "found by a ping that was not answered"
+
+
+async def test_closing_tells_the_others_and_nobody_here() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        await a.links.close()
+        await b.heard.until(lambda: bool(b.heard.down))
+        assert not a.heard.down
+        a.links.dial(b.address)
+        a.send(b.address, [Close(1)])
+        await asyncio.sleep(0.1)
+        assert len(b.heard.up) == 1
+
+
+async def test_the_last_words_of_who_dialled_still_arrive() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
+        await a.links.close()
+        await b.heard.until(lambda: bool(b.heard.down))
+        assert b.heard.items[0] == Close(1)
+        assert b.heard.items[-1] == Close(2)
+        assert len(b.heard.items) == 22
+
+
+async def test_a_peer_that_does_not_read_does_not_hold_a_close_up() -> None:
+    async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
+        await a.heard.until(lambda: bool(a.heard.up))
+        a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
+        began = time.monotonic()
+        await a.links.close()
+        assert time.monotonic() - began < 3.0
+
+
+async def test_a_port_in_use_is_an_error() -> None:
+    async with nodes("a", "b") as (a, b):
+        with pytest.raises(OSError, match="in use"):
+            await b.links.listen(a.target)

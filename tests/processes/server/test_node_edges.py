@@ -1,0 +1,83 @@
+"""A server's shell around models that are not as others: one gives what no core can take, one steps evenly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from support.processes.fake_gateway import FakeGateway, fake_gateway
+from support.processes.server import ServerProcess
+
+from modelswarm.protocol.messages import Beat
+from modelswarm_serving.app import load
+from modelswarm_serving.model.base import Result, Task
+from modelswarm_serving.model.hash_model import HashModel
+from modelswarm_serving.runtime.liveness import Health
+from modelswarm_serving.runtime.node import Node
+from modelswarm_serving.settings import parse
+
+
+class NothingModel(HashModel):
+    def step(self, batch: Sequence[Task]) -> list[Result]:
+        return cast("list[Result]", [None] * len(batch))
+
+
+class EvenModel(HashModel):
+    """A token every few milliseconds."""
+
+    def step(self, batch: Sequence[Task]) -> list[Result]:
+        time.sleep(0.005)
+        return super().step(batch)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    folder: Path, model: type[HashModel]
+) -> AsyncIterator[tuple[asyncio.Task[None], FakeGateway]]:
+    """A server in this process that holds all blocks of such a model, and a gateway that is linked to it."""
+    flags = ["--members", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    settings = parse([*flags, "--hash-blocks", "4"])
+    loaded = load(settings)
+    shell = Node(
+        settings, model(loaded.model.shape), loaded.files, loaded.revision, Health(time.monotonic)
+    )
+    node = asyncio.create_task(shell.run())
+    file = folder / "s0.json"
+    try:
+        async with asyncio.timeout(10):
+            while not file.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        server = ServerProcess(json.loads(file.read_text()), cast("Any", None), file)
+        async with fake_gateway([server]) as gateway:
+            yield node, gateway
+    finally:
+        node.cancel()
+        with contextlib.suppress(asyncio.CancelledError, AttributeError):
+            await node
+
+
+async def test_a_fault_in_the_middle_of_a_step_ends_the_process(tmp_path: Path) -> None:
+    """So that its sessions find another server."""
+    async with served(tmp_path, NothingModel) as (node, gateway):
+        route = await gateway.open("one", 20)
+        asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))
+        with pytest.raises(AttributeError):
+            await asyncio.wait_for(node, 10)
+        asking.cancel()
+        assert not (tmp_path / "s0.json").exists()
+
+
+async def test_a_busy_tail_says_how_it_does_while_its_tokens_flow(tmp_path: Path) -> None:
+    async with served(tmp_path, EvenModel) as (_, gateway):
+        route = await gateway.open("one", 303)
+        await gateway.generate(route, [1, 2, 3])
+        said = [item for item in gateway.of(Beat) if isinstance(item, Beat) and item.running]
+        assert len({beat.steps for beat in said}) >= 2, "it ran for a second and a half"
+        assert all(beat.free_pages < beat.total_pages for beat in said)
+        assert said[-1].step_ms >= 5

@@ -1,0 +1,263 @@
+"""What a span refuses to start with: each guard fires, each bad input gets its sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.models.chain import OPTIONS, Stream, load_chain
+from support.models.tiny_models import VOCAB, make_model, write_tokenizer
+
+from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.tensor_names import Part
+from modelswarm.errors import ModelSourceError, UserError
+from modelswarm.local.commands import LocalSettings, server_command
+from modelswarm.local.planning import plan_document
+from modelswarm.local.run_folder import RunFolder
+from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.placement.slots import slots_of
+from modelswarm.resources.spec import ModelSwarm
+from modelswarm_serving.app import options_of
+from modelswarm_serving.model.attention.attention import Call
+from modelswarm_serving.model.attention.kv_cache import PagePool, PoolShape
+from modelswarm_serving.model.transformer import loading, self_check
+from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.startup import SpanOptions, load_span, plan_shape
+from modelswarm_serving.runtime.node import replay_limit
+from modelswarm_serving.settings import parse
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def trial(folder: Path) -> tuple[Any, PagePool]:
+    loaded = loading.load_modules(folder, Part(1, 3, 4), torch.float32, torch.device("cpu"))
+    return loaded, PagePool(PoolShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
+
+
+def test_only_the_needed_tensors_are_read(copy: Path) -> None:
+    """A span of the middle starts from the shards of its blocks alone."""
+    index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
+    needed = {file for name, file in index.items() if ".layers.1." in name or ".layers.2." in name}
+    for file in set(index.values()) - needed:
+        (copy / file).unlink()
+    span = load_span(copy, 1, 3, OPTIONS)
+    assert (span.shape.first, span.shape.last) == (1, 3)
+    with pytest.raises(ModelSourceError, match=r"has no model-\d+-of-\d+.safetensors"):
+        load_span(copy, 0, 2, OPTIONS)
+
+
+def test_guard_one_missing_tensors_are_named(copy: Path) -> None:
+    path = copy / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    name = "model.layers.2.mlp.up_proj.weight"
+    shard = copy / index["weight_map"].pop(name)
+    save_file({k: v for k, v in load_file(shard).items() if k != name}, shard, {"format": "pt"})
+    path.write_text(json.dumps(index))
+    with pytest.raises(ModelSourceError, match=f"lacks weights for {name}"):
+        load_span(copy, 1, 3, OPTIONS)
+    load_span(copy, 0, 2, OPTIONS)
+
+
+def test_guard_one_tensors_of_another_shape_are_named(copy: Path) -> None:
+    change_config(copy, intermediate_size=80)
+    with pytest.raises(ModelSourceError, match=r"has model.layers.0.mlp.* of shape"):
+        load_span(copy, 0, 2, OPTIONS)
+
+
+def test_guard_two_blocks_that_go_around_the_pages_are_noticed(folder: Path) -> None:
+    loaded, pool = trial(folder)
+    loaded.body.config._attn_implementation = "eager"
+    with pytest.raises(ModelSourceError, match="its 2 blocks made 0 attention calls"):
+        self_check.try_own_forward(loaded, pool, folder)
+
+
+def test_guard_three_a_forward_that_does_more_than_its_blocks_is_noticed(folder: Path) -> None:
+    """As Granite's embedding multiplier would: here the final norm, left in place."""
+    loaded, pool = trial(folder)
+    loaded.body.norm = torch.nn.LayerNorm(64)
+    with pytest.raises(ModelSourceError, match="cannot be split: rows change outside"):
+        self_check.try_own_forward(loaded, pool, folder)
+
+
+@pytest.mark.parametrize("layer_type", ["linear_attention", "chunked_attention"])
+def test_guard_four_unknown_layer_types_are_refused(tmp_path: Path, layer_type: str) -> None:
+    make_model(tmp_path, "qwen3", blocks=2)
+    change_config(tmp_path, layer_types=["full_attention", layer_type])
+    with pytest.raises(ModelSourceError, match=layer_type):
+        load_span(tmp_path, 0, 1, OPTIONS)
+
+
+def test_guard_five_compact_blocks_that_differ_are_noticed(folder: Path) -> None:
+    loaded, pool = trial(folder)
+    result = self_check.try_own_forward(loaded, pool, folder)
+    loaded.body.layers[1].mlp.down_proj.weight.data[0] += 1.0
+    with pytest.raises(ModelSourceError, match="its blocks differ from the model's by"):
+        self_check.try_compact(Blocks(loaded.body, torch.float32), result, pool, folder)
+
+
+def test_guard_five_another_window_is_noticed(folder: Path) -> None:
+    """Too far to be seen in a few rows, so what each block asked for is compared too."""
+    loaded, pool = trial(folder)
+    result = self_check.try_own_forward(loaded, pool, folder)
+    asked = [replace(call, window=4096) for call in result.calls]
+    assert asked[0] == Call(0, 0.25, 4096, None)
+    with pytest.raises(ModelSourceError, match="attention that is not supported"):
+        self_check.try_compact(
+            Blocks(loaded.body, torch.float32), replace(result, calls=asked), pool, folder
+        )
+
+
+def test_rope_that_depends_on_the_batch_is_refused(copy: Path) -> None:
+    change_config(
+        copy, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    )
+    with pytest.raises(ModelSourceError, match="'dynamic' rotary positions; supported are default"):
+        load_span(copy, 0, 2, OPTIONS)
+
+
+def test_llama_3_rope_is_the_models_own(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    }
+    make_model(tmp_path, "llama", rope_parameters=rope)
+    chain = load_chain(tmp_path, (0, 2, 4))
+    chain.generate([Stream([5] * 300)], 2)  # beyond the first table of angles
+
+
+def test_a_gemma_3_checkpoint_with_a_vision_tower_serves_its_text_model(tmp_path: Path) -> None:
+    make_model(tmp_path / "text", "gemma3")
+    expected, found = Stream([3, 4, 5]), Stream([3, 4, 5])
+    load_chain(tmp_path / "text", (0, 2, 4)).generate([expected], 8)
+    nest_as_gemma_3(tmp_path / "text", tmp_path / "whole")
+    load_chain(tmp_path / "whole", (0, 2, 4)).generate([found], 8)
+    assert found.log == expected.log
+
+
+def nest_as_gemma_3(text: Path, whole: Path) -> None:
+    """The same weights under the names and the configuration of the model with images."""
+    shutil.copytree(text, whole)
+    config = json.loads((text / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": config, "tie_word_embeddings": True}
+    (whole / "config.json").write_text(json.dumps(outer))
+    renamed: dict[str, str] = {}
+    for shard in whole.glob("*.safetensors"):
+        tensors = {f"language_model.{name}": t for name, t in load_file(shard).items()}
+        tensors |= {"vision_tower.layers.0.weight": torch.zeros(3)} if not renamed else {}
+        renamed |= dict.fromkeys(tensors, shard.name)
+        save_file(tensors, shard, {"format": "pt"})
+    (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": renamed}))
+
+
+def test_a_memory_budget_is_spent_on_weights_first(folder: Path) -> None:
+    """What is left goes to pages and, as they are in the same memory, to the rows that are kept."""
+    facts = read_facts(folder)
+    weights = facts.weight_bytes(0, 2, "float32")
+    page = 2 * 2 * 2 * 16 * 4 * 4  # blocks x (keys, values) x heads x size x positions x bytes
+    kept = replay_bytes(facts.row_bytes("float32"), 4)
+    options = SpanOptions(threads=1, memory=weights + 10 * (page + kept) + 5, page_size=4)
+    assert load_span(folder, 0, 2, options).shape.total_pages == 10
+    for replay_memory, pages in ((0, 10), (3 * page, 7)):
+        memory = weights + 10 * page + 5
+        given = replace(options, memory=memory, replay_memory=replay_memory)
+        assert plan_shape(folder, 0, 2, given)[0].total_pages == pages
+    gpu = replace(options, memory=weights + 10 * page + 5, device="cuda")
+    assert plan_shape(folder, 0, 2, gpu)[0].total_pages == 10
+    with pytest.raises(UserError, match=r"memory: \d+ bytes leave no room for KV"):
+        load_span(folder, 0, 2, replace(options, memory=weights + page))
+
+
+@pytest.mark.parametrize("flags", [(), ("--replay-memory", "64Ki")])
+@pytest.mark.parametrize("memory", ["512Ki", "3Mi", "1Gi"])
+def test_weights_kv_and_kept_rows_fit_into_the_memory_of_a_server(
+    folder: Path, memory: str, flags: tuple[str, ...]
+) -> None:
+    settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
+                      "--memory", memory, *flags])  # fmt: skip
+    shape, facts = plan_shape(folder, 0, 2, options_of(settings, None))
+    kv = shape.total_pages * shape.page_size * 2 * facts.kv_bytes("float32")
+    taken = facts.weight_bytes(0, 2, "float32") + kv + replay_limit(settings, shape)
+    assert settings.memory is not None
+    page = shape.page_size * (2 * facts.kv_bytes("float32") + facts.row_bytes("float32") + 1024)
+    assert settings.memory - page < taken <= settings.memory
+
+
+def test_a_server_takes_what_its_plan_counted(folder: Path, tmp_path: Path) -> None:
+    document = ModelSwarm.parse(
+        {
+            "apiVersion": "modelswarm.io/v1alpha1",
+            "kind": "ModelSwarm",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"source": f"file://{folder}"}, "spans": {"count": 2}},
+        }
+    )
+    plan = plan_document(document, "2Mi")
+    for slot in slots_of(plan.name, plan.spans, 1):
+        command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
+        settings = parse(command[command.index("modelswarm_serving") + 1 :])
+        shape, facts = plan_shape(folder, settings.first, settings.last, options_of(settings, None))
+        server = plan.servers[slot.span_index]
+        kv = shape.total_pages * shape.page_size * slot.span.blocks * facts.kv_bytes(plan.dtype)
+        assert (kv, replay_limit(settings, shape)) == (server.kv_bytes, server.replay_bytes)
+        assert server.total_bytes <= 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dtype": "int4"}, "dtype: 'int4' is not one of float32, bfloat16, float16"),
+        ({"memory": 1000}, "pages: give either pages or memory, not both"),
+        ({"page_size": 0}, "page_size: must be at least 1, not 0"),
+        ({"threads": -1}, "threads: must be at least 1, not -1"),
+        ({"max_length": 513}, "max_length: 513 is more than the model's context of 512 positions"),
+    ],
+)
+def test_options_that_cannot_be_met_are_named(
+    folder: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        load_span(folder, 0, 2, replace(OPTIONS, **changes))
+
+
+@pytest.mark.parametrize("blocks", [(0, 5), (3, 3), (-1, 2)])
+def test_blocks_out_of_range_are_refused(folder: Path, blocks: tuple[int, int]) -> None:
+    with pytest.raises(UserError, match=r"blocks: .* is out of range: the model has blocks 0:4"):
+        load_span(folder, *blocks, OPTIONS)
+
+
+def test_a_tokenizer_that_does_not_fit_stops_the_start(copy: Path) -> None:
+    write_tokenizer(copy, VOCAB)
+    config = json.loads((copy / "tokenizer.json").read_text())
+    first = config["added_tokens"][0]
+    extra = [first | {"id": i, "content": f"<|{i}|>"} for i in range(257, VOCAB + 1)]
+    config["added_tokens"].extend(extra)
+    (copy / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ModelSourceError, match="model's vocabulary ends at 319"):
+        load_span(copy, 0, 2, OPTIONS)
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ModelSourceError, match=r"has no tokenizer.json"):
+        load_span(copy, 0, 2, OPTIONS)

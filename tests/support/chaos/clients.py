@@ -1,0 +1,196 @@
+"""Clients that keep a swarm busy: each plays one script after the other until it is told to stop.
+
+A client does what a good one does: a refusal before the first token is tried again, an answer that ended with an error
+is given up, and now and then it loses interest in the middle. Everything it hears goes to the judge.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import grpc
+from support.chaos.requests import Script
+from support.chaos.resuming_client import Reader
+from support.processes.swarm import Answer, Stream
+
+from modelswarm.protocol.wire import api_pb2_grpc
+
+LOSES_INTEREST = 0.08  # of asks
+RESUMES = 0.4  # of asks, where there are several gateways
+PAUSE = 0.1  # seconds after a refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One request to its end."""
+
+    who: str
+    answer: Answer  # as much as came
+    twin: Answer
+    began: float  # time.monotonic, as `ended`
+    ended: float
+    code: str = ""  # `error-code` of what ended it, else gRPC's own; empty: it ended well
+    details: str = ""
+    left: bool = False  # the client itself broke it off
+    longest_wait: float = 0.0  # seconds between two tokens, or before the first
+    last_wait: float = 0.0  # from the last token to the end
+    waited_until: float = 0.0  # time.monotonic: when it was over
+    breaks: int = 0  # of connections, after which it went on elsewhere
+    torn: int = 0  # of these, in the midst of its answer
+    asked: float = 0.0  # time.monotonic, when first: refusals before are no answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    answer: Answer
+    times: Sequence[float]  # time.perf_counter
+    code: str = ""
+    details: str = ""
+    left: bool = False
+    breaks: int = 0
+    torn: int = 0
+
+
+@dataclass(slots=True)
+class Client:
+    """`home`: of the doors, the one where all its answers begin; it goes on with each that breaks off."""
+
+    name: str
+    stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
+    doors: Sequence[str]  # HTTP, likewise; none: nobody resumes
+    scripts: Sequence[Script]
+    hear: Callable[[Heard], None]
+    stopping: threading.Event
+    seed: int
+    home: str = ""
+    _talks: int = 0
+    _patient: bool = False  # never leaves
+    _thread: threading.Thread | None = None
+    failure: BaseException | None = None
+    doing: str = ""
+    _rng: random.Random = field(default_factory=random.Random)
+
+    def start(self) -> None:
+        self._rng.seed(f"{self.seed}/{self.name}")
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def play_once(self) -> None:
+        """Its scripts, and to their ends."""
+        self._patient = True
+        self._thread = threading.Thread(target=self._play_all, name=self.name, daemon=True)
+        self._thread.start()
+
+    def _play_all(self) -> None:
+        try:
+            for script in self.scripts:
+                self._play(script)
+        except BaseException as failure:
+            self.failure = failure
+
+    def join(self, seconds: float) -> bool:
+        """Whether it has come to its end."""
+        assert self._thread is not None
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                self._play(self._rng.choice(self.scripts))
+        except BaseException as failure:
+            self.failure = failure
+
+    def _play(self, script: Script) -> None:
+        session = ""
+        if len(script.asks) > 1:
+            self._talks += 1
+            session = f"{self.name}-{self._talks}"
+        for ask, twin in zip(script.asks, script.twins, strict=True):
+            heard = self._ask(replace(twin, ask=replace(ask, session=session)))
+            if heard is None or heard.code or heard.left:
+                return
+
+    def _ask(self, twin: Answer) -> Heard | None:
+        """Until it is taken; None if that does not happen before everything ends."""
+        asked = time.monotonic()
+        while True:
+            heard = replace(self._once(twin), asked=asked)
+            self.hear(heard)
+            if not heard.code or heard.answer.tokens:
+                return heard
+            if self.stopping.wait(PAUSE):
+                return None
+
+    def _once(self, twin: Answer) -> Heard:
+        began, clock = time.monotonic(), time.perf_counter()
+        resumes = bool(self.home) or (bool(self.doors) and self._rng.random() < RESUMES)
+        self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session} {resumes}"
+        said = self._resuming(twin) if resumes else self._called(twin)
+        self.doing = ""
+        times = [clock, *said.times, time.perf_counter()]
+        waits = [b - a for a, b in pairwise(times)]
+        longest = max(waits)
+        return Heard(
+            who=self.name,
+            answer=said.answer,
+            twin=twin,
+            began=began,
+            ended=time.monotonic(),
+            code=said.code,
+            details=said.details,
+            left=said.left,
+            longest_wait=longest,
+            last_wait=waits[-1],
+            waited_until=began + times[waits.index(longest) + 1] - clock,
+            breaks=said.breaks,
+            torn=said.torn,
+        )
+
+    def _called(self, twin: Answer) -> _Said:
+        """Over gRPC."""
+        stream = Stream(self._rng.choice(self.stubs), twin.ask)
+        bored = not self._patient and self._rng.random() < LOSES_INTEREST
+        left = bored and self._leave(stream, len(twin.tokens))
+        answer, error = stream.heard()
+        left = left and not answer.finish  # else it was too late to leave
+        code, details = ("", "") if error is None or left else code_of(error)
+        return _Said(answer, stream.times, code, details, left)
+
+    def _resuming(self, twin: Answer) -> _Said:
+        """Over HTTP, in a named session: it goes on where it broke off."""
+        ask = twin.ask
+        if not ask.session:
+            self._talks += 1
+            ask = replace(ask, session=f"{self.name}-{self._talks}")
+        reader = Reader(self.doors, ask, self._rng, self.home)
+        reader.read()
+        return _Said(
+            reader.answer(),
+            reader.times,
+            reader.code,
+            reader.details,
+            breaks=reader.breaks,
+            torn=reader.torn,
+        )
+
+    def _leave(self, stream: Stream, length: int) -> bool:
+        """In the middle of the answer, if it gets there."""
+        wanted = self._rng.randrange(1, max(2, length))
+        while not stream.done and stream.count < wanted:
+            time.sleep(0.02)
+        if stream.done:
+            return False
+        stream.cancel()
+        return True
+
+
+def code_of(error: grpc.RpcError) -> tuple[str, str]:
+    call: grpc.Call = error  # type: ignore[assignment]  # every error of a call is one
+    trailing = dict(call.trailing_metadata() or ())
+    return str(trailing.get("error-code", call.code().name)), call.details() or ""

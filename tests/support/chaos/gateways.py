@@ -1,0 +1,92 @@
+"""More gateways over the same servers than the one that `LocalSwarm` runs, and what clients know of each.
+
+Used by `world.py`. They find the servers in the same members folder, listen where they listened before when they are
+started again, and know nothing of each other but what servers tell them.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from chaos.schedule import GATEWAY
+from support.processes.swarm import READY_SECONDS
+
+from modelswarm.local.backoff import Backoff
+from modelswarm.local.commands import child_environment
+from modelswarm.local.members import Announcement, read_announcement
+from modelswarm.local.supervisor import Change, Job, JobView, Supervisor
+
+RESTART_SECONDS = 0.1
+ANYWHERE = "127.0.0.1:0"
+
+
+def gateway_names(count: int) -> tuple[str, ...]:
+    return (GATEWAY, *(f"{GATEWAY}-{number}" for number in range(2, count + 1)))
+
+
+class MoreGateways:
+    """Those after the first."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        folder: Path,
+        flags: Sequence[str],
+        listener: Callable[[Change], None],
+    ) -> None:
+        """`folder`: of the running swarm."""
+        self._folder, self._flags = folder, tuple(flags)
+        self._announced: dict[str, Announcement] = {}
+        env = child_environment(1)
+        self._supervisor = Supervisor(
+            [self._job(name) for name in names],
+            env,
+            folder / "logs",
+            listener,
+            lambda: Backoff(RESTART_SECONDS, RESTART_SECONDS),
+        )
+        self.names = tuple(names)
+
+    def start(self) -> None:
+        if self.names:
+            self._supervisor.start(READY_SECONDS)
+
+    def stop(self) -> None:
+        if self.names:
+            self._supervisor.stop()
+
+    def kill(self, name: str, number: signal.Signals) -> JobView:
+        return self._supervisor.send(name, number)
+
+    def announced(self, name: str) -> Announcement:
+        """Where its doors are."""
+        return self._announced[name]
+
+    def _job(self, name: str) -> Job:
+        announce = self._folder / f"{name}.json"
+
+        def command(incarnation: int, lifeline: int) -> list[str]:
+            known = self._announced.get(name)
+            flags = {
+                "--members": str(self._folder / "members"),
+                "--http": known.http if known else ANYWHERE,
+                "--grpc": known.grpc if known else ANYWHERE,
+                "--metrics": known.metrics if known else ANYWHERE,
+                "--name": name,
+                "--announce": str(announce),
+                "--parent-fd": str(lifeline),
+            }
+            module = [sys.executable, "-P", "-m", "modelswarm_gateway"]
+            return [*module, *(part for flag in flags.items() for part in flag), *self._flags]
+
+        def ready(pid: int) -> bool:
+            found = read_announcement(announce)
+            if found is None or found.pid != pid:
+                return False
+            self._announced[name] = found
+            return True
+
+        return Job(name, command, ready, lambda: announce.unlink(missing_ok=True))

@@ -1,0 +1,92 @@
+"""What the model itself says of an answer, without any swarm: the oracles of PROTOCOL section 4, for both models.
+
+Used by `run.py`: for the twins before the first fault, and for answers that differ from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.models.tiny_models import VOCAB
+from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.processes.swarm import Answer
+from tokenizers import Tokenizer
+
+from modelswarm_gateway.models.detokenizer import Detokeniser
+from modelswarm_serving.model.hash_model import reference
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Both raise AssertionError. `settle` is None where nothing rounds: there, a difference is wrong.
+
+    A text is what the tokenizer makes of the tokens; an answer that does not end well may lack the last characters.
+    """
+
+    check: Callable[[Answer], None]
+    settle: Callable[[Answer, Answer], None] | None  # (twin, answer that differs from it)
+
+
+def right_by(model: str, folder: Path) -> Right:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return _by_hash_model(tokenizer) if model == "hash" else _by_whole_model(folder, tokenizer)
+
+
+def check_text(tokenizer: Tokenizer, answer: Answer) -> None:
+    """Bytes at the end of the prompt may belong to the first character."""
+    pieces = Detokeniser(_Decoder(tokenizer), answer.ask.prompt)
+    shown = "".join(pieces.feed(token) for token in answer.tokens)
+    whole = shown + pieces.flush()
+    if answer.ask.stop or not answer.finish:
+        assert whole.startswith(answer.text), f"{answer.text!r} is no beginning of {whole!r}"
+    else:
+        assert answer.text == whole, f"{answer.text!r} is not {whole!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    tokenizer: Tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(ids))
+        return text
+
+
+def _by_hash_model(tokenizer: Tokenizer) -> Right:
+    def check(answer: Answer) -> None:
+        _check_hash(answer)
+        check_text(tokenizer, answer)
+
+    return Right(check, None)
+
+
+def _check_hash(answer: Answer) -> None:
+    """Oracle 1. A stop string may end the answer before the reference ends."""
+    ask = answer.ask
+    end = min(TOY_LENGTH, len(ask.prompt) + ask.new)
+    right = reference(ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB)
+    count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
+    assert list(answer.tokens) == right[:count], "not what the hash model says"
+
+
+def _by_whole_model(folder: Path, tokenizer: Tokenizer) -> Right:
+    """Oracles 2 and 3."""
+    import torch
+    from support.models.tiny_models import load_whole
+    from support.processes.oracles import check_tokens, check_twins
+
+    torch.set_num_threads(1)
+    model = load_whole(folder)
+
+    def check(answer: Answer) -> None:
+        check_tokens(model, answer)
+        check_text(tokenizer, answer)
+
+    def settle(twin: Answer, answer: Answer) -> None:
+        check(answer)
+        if answer.finish:
+            check_twins(model, twin, answer)
+
+    return Right(check, settle)

@@ -1,0 +1,127 @@
+"""A reader over HTTP that does not give up: when its stream breaks off, it goes on at any gateway, where it stopped.
+
+Used by `streams.py` when there are several gateways. What browsers do with server-sent events (`Last-Event-ID`),
+written out. Knows one named session and one answer.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from support.processes.swarm import Answer, Ask
+
+TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to start on a busy machine
+SILENT_SECONDS = 6.0  # comments come more often, unless the gateway stands still
+PAUSE = 0.2
+AGAIN = (404, 409, 429, 503)  # it has just started, or another one has not let go yet
+GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another gateway
+
+
+@dataclass(slots=True)
+class Reader:
+    """Plays one ask. `doors`: HTTP, of every gateway; `home`: the one where it begins, "" is any."""
+
+    doors: Sequence[str]
+    ask: Ask
+    rng: random.Random
+    home: str = ""
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    last: str = ""  # id of the last event with tokens
+    text: str = ""
+    finish: str = ""
+    times: list[float] = field(
+        default_factory=list
+    )  # time.perf_counter, of every event with tokens
+    code: str = ""
+    details: str = ""
+    breaks: int = 0  # of the connection
+    torn: int = 0  # ... after the first token
+
+    def read(self) -> None:
+        """To its end, good or bad."""
+        until = time.monotonic() + TRY_SECONDS
+        with httpx.Client(timeout=SILENT_SECONDS) as client:
+            while time.monotonic() < until:
+                try:
+                    if self._once(client):
+                        return
+                except httpx.TransportError:
+                    self._broke()
+                time.sleep(PAUSE)
+        self.code, self.details = "given_up", f"no end after {TRY_SECONDS:g} s: {self.details}"
+
+    def answer(self) -> Answer:
+        return Answer(self.ask, tuple(self.tokens), tuple(self.positions), self.text, self.finish)
+
+    def _broke(self) -> None:
+        self.breaks += 1
+        self.torn += bool(self.tokens)
+        self.home = ""
+
+    def _once(self, client: httpx.Client) -> bool:
+        """Whether it is over."""
+        url = f"http://{self.home or self.rng.choice(self.doors)}/v1/completions"
+        headers = {"Last-Event-ID": self.last} if self.last else {}
+        with client.stream("POST", url, json=_body(self.ask), headers=headers) as answer:
+            if answer.status_code != 200:
+                return self._refused(answer.status_code, json.loads(answer.read())["error"])
+            said = ""
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    said = line[4:]
+                elif line == "data: [DONE]":
+                    return True
+                elif line.startswith("data: "):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return self._refused(answer.status_code, event["error"])
+                    self._take(event["choices"][0], said)
+        raise httpx.RemoteProtocolError("it ended without an end mark")
+
+    def _take(self, choice: dict[str, Any], said: str) -> None:
+        self.text += choice["text"]
+        self.finish = choice["finish_reason"] or ""
+        tokens = choice.get("token_ids", [])
+        if tokens:
+            position, self.last = int(said.partition("-")[0]), said
+            self.tokens += tokens
+            self.positions += range(position - len(tokens) + 1, position + 1)
+            self.times.append(time.perf_counter())
+
+    def _refused(self, status: int, error: dict[str, Any]) -> bool:
+        """A refusal is tried again once something has come: the answer is there, its gateway may not be yet."""
+        self.details = error["message"]
+        if GO_ON in self.details and self.tokens and status == 200:
+            self._broke()
+            return False
+        if self.tokens and status in AGAIN:
+            return False
+        self.code = error["code"]
+        return True
+
+
+def _body(ask: Ask) -> dict[str, Any]:
+    sampling = ask.sampling
+    return {
+        "model": ask.model,
+        "prompt": list(ask.prompt),
+        "max_tokens": ask.new,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "stop": list(ask.stop),
+        "ignore_eos": not sampling.eos,
+        "session_id": ask.session,
+        "stream": True,
+        "return_token_ids": True,
+    }

@@ -1,0 +1,195 @@
+"""The swarm that is disturbed: real processes, as `modelswarm up` runs them, with a proxy in front of every server.
+
+Used by `__main__.py` and by the sample in `make test`. All that `faults.py` and `judge.py` need to reach is here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+from chaos.schedule import LEASE_SECONDS
+from support.chaos.gateways import MoreGateways, gateway_names
+from support.chaos.proxy import HOST, Network
+from support.models.toy import TOY_LENGTH
+from support.processes.swarm import Running, local_settings, metrics, total, wait_until
+
+from modelswarm.local.commands import GATEWAY, LocalSettings
+from modelswarm.local.planning import plan_document
+from modelswarm.local.supervisor import Change
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.placement.plan import SwarmPlan
+from modelswarm.placement.slots import Slot, slots_of
+from modelswarm.protocol.wire import api_pb2_grpc
+from modelswarm.resources.loading import parse_document
+
+READY_SECONDS = 180.0
+COMMENT_SECONDS = 1.0  # between the signs of life of a stream that waits
+IDLE_SECONDS = 4.0  # explicit sessions that nobody uses are closed
+RECONNECTS = (
+    tuple(  # often: what a client makes of a gateway that has long come back says nothing of it
+        (f"grpc.{which}_reconnect_backoff_ms", most)
+        for which, most in (("initial", 100), ("min", 100), ("max", 500))
+    )
+)
+GATEWAY_HELD = "modelswarm_gateway_sessions"
+_PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What swarm, and how full it is."""
+
+    model: str  # "hash" or "torch"
+    seed: int
+    spans: int = 2
+    replicas: int = 2
+    gateways: int = 1
+    sessions: int = 8  # of full length that each server has pages for
+    hold_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class World:
+    plan: Plan
+    running: Running
+    network: Network
+    pids: set[int]  # of every process there ever was
+    gateways: MoreGateways
+    stubs: tuple[api_pb2_grpc.InferenceStub, ...]  # of each gateway
+
+    @property
+    def doors(self) -> tuple[str, ...]:
+        """Of HTTP, of each gateway; none where no other could go on with what one has begun."""
+        if self.plan.gateways < 2:
+            return ()
+        more = [self.gateways.announced(name).http for name in self.gateways.names]
+        return (self.running.local.http, *more)
+
+    @property
+    def gateway_names(self) -> tuple[str, ...]:
+        return gateway_names(self.plan.gateways)
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
+        """A server, or any gateway. False: there was no such process just then, so nothing was done."""
+        where = self.gateways if name in self.gateways.names else self.running.local
+        return where.kill(name, number).pid != 0
+
+    def gateway_metrics(self) -> dict[str, str]:
+        """Where each gateway tells what it counts."""
+        more = {name: self.gateways.announced(name).metrics for name in self.gateways.names}
+        return {GATEWAY: self.running.local.metrics, **more}
+
+    def gateway_sessions(self) -> dict[str, float]:
+        """What gateways still have of anybody, by name."""
+        doors = self.gateway_metrics()
+        found = {name: total(metrics(door), GATEWAY_HELD) for name, door in doors.items()}
+        return {name: count for name, count in found.items() if count}
+
+    @property
+    def spans(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the servers of each span."""
+        slots = self.running.local.slots
+        return tuple(
+            tuple(slot.name for slot in slots if slot.span_index == index)
+            for index in range(self.plan.spans)
+        )
+
+
+@contextmanager
+def world(folder: Path, plan: Plan) -> Iterator[World]:
+    """It serves when this begins; no process of it is left when this ends."""
+    name = f"chaos-{plan.model}"
+    swarm_plan = _plan_of(folder, name, plan)
+    slots = slots_of(name, swarm_plan.spans, swarm_plan.replicas)
+    network = Network(plan.seed)
+    pids: set[int] = set()
+    lock = threading.Lock()
+
+    def changed(change: Change) -> None:
+        with lock:
+            pids.add(change.job.pid)
+
+    try:
+        settings = _settings(name, plan, network, slots)
+        with LocalSwarm(swarm_plan, settings, changed) as local:
+            running = Running(local)
+            names = gateway_names(plan.gateways)[1:]
+            more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY], changed)
+            try:
+                more.start()
+                wait_until(
+                    lambda: any(model.ready for model in running.view.snapshot().models),
+                    READY_SECONDS,
+                    "the model did not become ready",
+                )
+                running.wait_whole()
+                with _stubs([local.grpc, *(more.announced(name).grpc for name in names)]) as stubs:
+                    yield World(plan, running, network, pids, more, stubs)
+            finally:
+                more.stop()
+                running.close()
+            local.check()
+    finally:
+        network.close()
+
+
+@contextmanager
+def _stubs(doors: Sequence[str]) -> Iterator[tuple[api_pb2_grpc.InferenceStub, ...]]:
+    with ExitStack() as stack:
+        channels = [
+            stack.enter_context(grpc.insecure_channel(door, options=RECONNECTS)) for door in doors
+        ]
+        yield tuple(api_pb2_grpc.InferenceStub(channel) for channel in channels)
+
+
+def _plan_of(folder: Path, name: str, plan: Plan) -> SwarmPlan:
+    document = f"""
+apiVersion: modelswarm.io/v1alpha1
+kind: ModelSwarm
+metadata: {{name: {name}}}
+spec:
+  model: {{source: "file://{folder}", servedName: toy}}
+  spans: {{count: {plan.spans}}}
+  replicas: {plan.replicas}
+  sessions: {{maxLength: {TOY_LENGTH}, concurrent: {plan.sessions}, holdLimit: {plan.hold_seconds:g}s}}
+"""
+    return plan_document(parse_document(document, name))
+
+
+def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) -> LocalSettings:
+    flags: dict[str, tuple[str, ...]] = {
+        GATEWAY: (
+            *("--session-idle", str(IDLE_SECONDS), "--lease", str(LEASE_SECONDS)),
+            *("--keepalive", str(COMMENT_SECONDS)),
+        ),
+    }
+    ports = _free_ports(len(slots))
+    for slot, port in zip(slots, ports, strict=True):
+        listens, proxied = f"{HOST}:{port}", network.proxy(slot.name, port)
+        flags[slot.name] = ("--listen", listens, "--advertise", proxied)
+    made = local_settings(
+        name, hash_model=plan.model == "hash", lease=LEASE_SECONDS, token_budget=32
+    )
+    return replace(made, flags=flags)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Each server keeps its port through all its lives, as the proxy has to know it."""
+    found: list[int] = []
+    rng = random.Random(os.getpid())
+    while len(found) < count:
+        port = rng.choice(_PORTS)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port not in found and probe.connect_ex((HOST, port)) != 0:
+                found.append(port)
+    return found

@@ -1,0 +1,88 @@
+"""How long anybody may wait for a token under a schedule: far less where a way through living servers is always left.
+And whether a session may be begun twice.
+
+Pure; used by `run.py`. Knows what each fault takes away, not what a swarm makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from chaos.schedule import Event, Fault
+from support.simulator.ring_coverage import Coverage
+
+from modelswarm_gateway.generation.session_locator import ASK_AGAIN
+
+SOON = 20.0
+"""Seconds to notice, to plan around several faults and to compute again what was lost, on a busy machine; also what is
+allowed beyond the hold limit where sessions may have to be held."""
+BACK = 10.0  # seconds in which another process serves in the place of one that died
+_AWAY = (Fault.KILL, Fault.LEAVE, Fault.FREEZE, Fault.SLOW_DISK)
+_SILENT = (Fault.ONE_WAY, Fault.CUT_OFF)
+_PARTED = (Fault.ONE_WAY, Fault.CUT_OFF, Fault.SLOW_LINK)  # a prompt may take all of its time
+
+
+def longest_wait(
+    events: Sequence[Event],
+    spans: Sequence[Sequence[str]],
+    gateways: Iterable[str],
+    hold_seconds: float,
+) -> float:
+    """Seconds. `spans`: the servers of each, head first."""
+    return SOON if always_a_way(events, spans, gateways) else hold_seconds + SOON
+
+
+def always_a_way(
+    events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Iterable[str]
+) -> bool:
+    """Whether no moment of the schedule leaves a gateway without a ring of servers that can all talk."""
+    names = tuple(gateways)
+    return all(_a_way(_during(events, event.at), spans, names) for event in events)
+
+
+def forks(events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Iterable[str]) -> bool:
+    """Whether some gateway may hear for so long of none of the servers of a route that it begins another session of the
+    name (R20). Who is dead holds nobody's."""
+    parting = [event for event in events if event.fault in (*_SILENT, Fault.FREEZE)]
+    names = tuple(gateways)
+    return any(_forks(_through(parting, event.at), spans, names) for event in parting)
+
+
+def _through(events: Iterable[Event], moment: float) -> list[Event]:
+    """Those that last from there on until a search gives up."""
+    until = moment + ASK_AGAIN
+    return [each for each in events if each.at <= moment and until <= each.at + each.seconds]
+
+
+def _forks(now: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Sequence[str]) -> bool:
+    for gateway in gateways:
+        unheard = {
+            name
+            for event in now
+            if event.fault is Fault.FREEZE or gateway in event.targets
+            for name in event.targets
+        }
+        if all(not unheard.isdisjoint(span) for span in spans):
+            return True
+    return False
+
+
+def _during(events: Sequence[Event], moment: float) -> list[Event]:
+    return [event for event in events if event.at <= moment < event.at + _lasts(event)]
+
+
+def _lasts(event: Event) -> float:
+    return BACK if event.fault in (Fault.KILL, Fault.LEAVE) else event.seconds
+
+
+def _a_way(now: Iterable[Event], spans: Sequence[Sequence[str]], gateways: Sequence[str]) -> bool:
+    away = {name for event in now if event.fault in _AWAY for name in event.targets}
+    left = {
+        name: (index, index + 1)
+        for index, names in enumerate(spans)
+        for name in names
+        if name not in away
+    }
+    cover = Coverage(left, len(spans), lambda: gateways)
+    pairs = [frozenset(event.targets) for event in now if event.fault in _PARTED]
+    return cover.without(()) and all(cover.part(pair) for pair in pairs)

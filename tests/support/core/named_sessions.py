@@ -1,0 +1,94 @@
+"""What a node and its service have around a gateway's core for named sessions: the real Questions, SessionBook, Finder.
+
+Used by tests of who may open or use a name, over cores that are joined by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from support.core.gateways import Gateway, Gateways
+from support.core.review_swarm import MODEL
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.interface.effects import Fetched, SessionView, TurnRequest, Whereabouts
+from modelswarm_gateway.generation.named_sessions import SessionBook, wire_name
+from modelswarm_gateway.generation.request import Ask, TokenPrompt
+from modelswarm_gateway.generation.session_locator import Finder
+from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.runtime.session_queries import Questions
+
+KEY = (MODEL, "talk")
+NAME = wire_name(KEY)
+
+
+@dataclass
+class Desk:
+    """Of one gateway. It is the Engine of its Finder, as far as that asks."""
+
+    made: Gateways
+    gateway: Gateway
+    seen: int = 0
+    questions: Questions = field(init=False)
+    book: SessionBook = field(init=False)
+    finder: Finder = field(init=False)
+
+    def __post_init__(self) -> None:
+        core = self.gateway.core
+        self.questions = Questions(core, self._now, self._flush, lambda _: ())
+        self.book = SessionBook(
+            self._open,
+            lambda name: core.close(name, self.made.now),
+            self._now,
+            limit=10,
+            idle_seconds=600.0,
+        )
+        self.finder = Finder(self, self.book, self._now)  # type: ignore[arg-type]
+
+    def _now(self) -> float:
+        return self.made.now
+
+    def _open(self, key: tuple[str, str], above: int) -> str:
+        self.gateway.core.open(wire_name(key), key[0], self.made.now, above)
+        return wire_name(key)
+
+    def _flush(self) -> None:
+        self.made.collect()
+        new = self.gateway.effects[self.seen :]
+        self.seen = len(self.gateway.effects)
+        for effect in new:
+            if isinstance(effect, Whereabouts | Fetched):
+                self.questions.answered(effect)
+
+    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+        return await self.questions.find(session, model, opens)
+
+    async def adopt(
+        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+    ) -> bool:
+        return await self.questions.adopt(where, model, check)
+
+    def session(self, name: str) -> SessionView | None:
+        return self.gateway.core.session(name)
+
+    def bring(self, prompt: Sequence[int]) -> int:
+        """Raises Elsewhere where another gateway has it."""
+        ask = Ask(MODEL, TokenPrompt(tuple(prompt)), "prompt", Options(), session_id=KEY[1])
+
+        async def run() -> int:
+            task = asyncio.ensure_future(self.finder.bring(ask, KEY))
+            while not task.done():
+                await asyncio.sleep(0.01)
+                self.made.wait(0.1)
+                self._flush()
+            return await task
+
+        return asyncio.run(run())
+
+    def turn(self, prompt: Sequence[int], new: int, ahead: int = 1 << 40) -> None:
+        """A request that names the session begins its turn."""
+        name = self.book.acquire(KEY, self.bring(prompt))
+        request = TurnRequest(tuple(prompt), new, Sampling(), credit_ahead=ahead)
+        self.gateway.core.turn(name, request, self.made.now)

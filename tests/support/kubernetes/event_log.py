@@ -1,0 +1,174 @@
+"""A watch of the API server that notes when things happened, for tests and benchmarks that tell a story in seconds.
+
+One thread per path. It begins with what there is and ends with `close`; a watch that breaks (the API server may be
+killed meanwhile) begins again. Times are `time.perf_counter()` at this client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+from support.kubernetes.api_client import Json, Plain
+
+AGAIN_SECONDS = 0.1
+CLOSE_SECONDS = 40.0  # longer than a request may take to be answered
+Seen = Callable[[float, str, Json], None]  # when; ADDED, MODIFIED or DELETED; the object
+
+
+class Watch:
+    """`seen` runs in the watch's thread."""
+
+    def __init__(self, plain: Plain, path: str, selector: str, seen: Seen) -> None:
+        self._plain = plain
+        self._path = path
+        self._selector = selector
+        self._seen = seen
+        self._closed = threading.Event()
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Events that come later are not told; the thread has ended, so that the client may be closed."""
+        self._closed.set()
+        if self._socket is not None:
+            _shut(self._socket)
+        self._thread.join(CLOSE_SECONDS)
+        assert not self._thread.is_alive(), f"the watch of {self._path} does not end"
+
+    def _opened(self, connection: socket.socket) -> None:
+        self._socket = connection
+        if self._closed.is_set():
+            _shut(connection)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                query = {"labelSelector": self._selector, "watch": "1"}
+                for line in self._plain.lines(self._path, self._opened, **query):
+                    if self._closed.is_set():
+                        return
+                    event = json.loads(line)
+                    if event["type"] != "ERROR":
+                        self._seen(time.perf_counter(), event["type"], event["object"])
+            except httpx.HTTPError:
+                pass  # begun again below, from what there is then
+            self._closed.wait(AGAIN_SECONDS)
+
+
+def _shut(connection: socket.socket) -> None:
+    """Whoever reads from it sees its end. Past TLS, whose state is the reader's."""
+    with contextlib.suppress(OSError):  # it is closed already
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+@dataclass(slots=True)
+class Life:
+    """When one pod came, was ready, was to go and was gone; 0: it did not happen (yet)."""
+
+    name: str
+    slot: str
+    node: str = ""
+    created: float = 0.0
+    ready: float = 0.0
+    unready: float = 0.0
+    terminating: float = 0.0
+    gone: float = 0.0
+    restarts: int = 0
+
+
+class Lives:
+    """Of all server pods of a namespace. `told` hears of every change, in words."""
+
+    def __init__(self, told: Callable[[float, str], None] | None = None) -> None:
+        self._told = told or (lambda _when, _words: None)
+        self._lives: dict[str, Life] = {}
+        self._changed = threading.Condition()
+
+    def seen(self, when: float, kind: str, pod: Json) -> None:
+        meta = pod["metadata"]
+        with self._changed:
+            life = self._lives.get(meta["name"])
+            if life is None:
+                slot = meta["labels"]["modelswarm.io/slot"]
+                life = self._lives[meta["name"]] = Life(meta["name"], slot, created=when)
+                self._told(when, f"{life.name} is created for slot {slot}")
+            self._update(when, kind, pod, life)
+            self._changed.notify_all()
+
+    def _update(self, when: float, kind: str, pod: Json, life: Life) -> None:
+        life.node = pod["spec"].get("nodeName", "")
+        if kind == "DELETED":
+            life.gone = when
+            self._told(when, f"{life.name} is gone")
+            return
+        if pod["metadata"].get("deletionTimestamp") and not life.terminating:
+            life.terminating = when
+            self._told(when, f"{life.name} is Terminating")
+        restarts = sum(each["restartCount"] for each in _containers(pod))
+        if restarts > life.restarts:
+            life.restarts = restarts
+            self._told(when, f"{life.name}: its container runs again")
+        ready = _ready(pod)
+        if ready and life.ready <= life.unready:
+            life.ready = when
+            self._told(when, f"{life.name} is Ready on {life.node}")
+        elif not ready and life.ready > life.unready:
+            life.unready = when
+            self._told(when, f"{life.name} is not Ready")
+
+    def wait(self, what: str, found: Callable[[list[Life]], Life | None], seconds: float) -> Life:
+        """The first pod that `found` picks."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                life = found(list(self._lives.values()))
+                if life is not None:
+                    return life
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise AssertionError(f"{what}: not within {seconds:g} s; {self._lives}")
+                self._changed.wait(left)
+
+    def back(self, name: str, after: float, seconds: float) -> Life:
+        """The same pod, Ready again since then, with a container that was started since then."""
+        before = self._lives[name].restarts
+
+        def found(lives: list[Life]) -> Life | None:
+            mine = (life for life in lives if life.name == name)
+            good = (life for life in mine if life.ready > after and life.restarts > before)
+            return next(good, None)
+
+        return self.wait(f"{name} being Ready again", found, seconds)
+
+    def successor(self, of: str, after: float, seconds: float) -> Life:
+        """The pod that was created for the same slot since then, once it is Ready."""
+        slot = self._lives[of].slot
+        return self.wait(
+            f"a Ready successor of {of}",
+            lambda lives: next(
+                (
+                    life
+                    for life in lives
+                    if life.slot == slot and life.created > after and life.ready
+                ),
+                None,
+            ),
+            seconds,
+        )
+
+
+def _containers(pod: Json) -> list[Json]:
+    return list(pod["status"].get("containerStatuses") or ())
+
+
+def _ready(pod: Json) -> bool:
+    conditions = pod["status"].get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

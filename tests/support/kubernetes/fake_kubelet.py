@@ -1,0 +1,177 @@
+"""A kubelet and a scheduler for pods that exist only at the API: they are bound, run, become ready and go.
+
+Used by the operator's tests where there are no nodes. Runs in a thread; a test says which pods fare worse.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from support.kubernetes.api_client import MERGE, PODS, STRATEGIC, Json, Plain
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+
+EVERY = 0.05
+END_SECONDS = 40.0  # longer than a request may take to be answered
+READY = "ready"
+RUNNING = "running"  # but not ready
+PENDING = "pending"  # bound, and nothing more
+UNBOUND = "unbound"
+
+
+def make_node(plain: Plain, name: str, **labels: str) -> None:
+    """Ready, with some room."""
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}},
+    }
+    if plain.find(f"/api/v1/nodes/{name}") is None:
+        plain.post("/api/v1/nodes", node)
+    set_node_ready(plain, name, True)
+
+
+def set_node_ready(plain: Plain, name: str, ready: bool) -> None:
+    condition = {
+        "type": "Ready",
+        "status": "True" if ready else "Unknown",
+        "reason": "Test",
+        "lastTransitionTime": now(),
+        "lastHeartbeatTime": now(),
+    }
+    room = {"cpu": "64", "memory": "512Gi", "pods": "500"}
+    status = {"conditions": [condition], "allocatable": room, "capacity": room}
+    plain.patch(f"/api/v1/nodes/{name}/status", {"status": status}, STRATEGIC)
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def set_status(plain: Plain, pod: Json, **status: Any) -> None:
+    meta = pod["metadata"]
+    plain.patch(
+        f"{PODS.format(meta['namespace'])}/{meta['name']}/status",
+        {"metadata": {"uid": meta["uid"]}, "status": status},
+        MERGE,
+    )
+
+
+def running(ready: bool, restarts: int = 0) -> Json:
+    """The status of a pod whose container runs."""
+    conditions = [
+        {"type": kind, "status": "True" if ready or kind == "PodScheduled" else "False"}
+        for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+    ]
+    container = {
+        "name": "server",
+        "image": "localhost/x",
+        "imageID": "x",
+        "ready": ready,
+        "started": True,
+        "restartCount": restarts,
+        "state": {"running": {"startedAt": now()}},
+    }
+    return {
+        "phase": "Running",
+        "podIP": "10.1.2.3",
+        "podIPs": [{"ip": "10.1.2.3"}],
+        "conditions": conditions,
+        "containerStatuses": [container],
+    }
+
+
+def failed(reason: str, exit_code: int = 1, message: str = "") -> Json:
+    """The status of a pod that has ended."""
+    ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": now()}
+    container = {
+        "name": "server",
+        "image": "localhost/x",
+        "imageID": "x",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": ended},
+    }
+    return {
+        "phase": "Failed",
+        "reason": reason,
+        "message": message,
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [container],
+    }
+
+
+class FakeKubelet:
+    """For all pods of one namespace. `fate` says how far a pod gets; it is asked again and again."""
+
+    def __init__(self, level: ApiLevel, namespace: str, nodes: tuple[str, ...]) -> None:
+        self.fate: Callable[[Json], str] = lambda pod: READY
+        self.lets_go: Callable[[Json], bool] = lambda pod: True  # a deleted pod ends
+        self._plain = Plain(level)
+        self._path = PODS.format(namespace)
+        self.nodes = nodes  # that pods are bound to, in turn
+        self._bound = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.errors: list[str] = []
+
+    def __enter__(self) -> FakeKubelet:
+        for name in self.nodes:
+            make_node(self._plain, name)
+        if self.nodes:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self.nodes:
+            self._thread.join(END_SECONDS)
+            assert not self._thread.is_alive(), "the kubelet's request does not end"
+        self._plain.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY):
+            try:
+                for pod in self._plain.items(self._path):
+                    self._see_to(pod)
+            except httpx.HTTPError as error:
+                self.errors.append(str(error))  # the API server is being killed, or the pod is gone
+
+    def _see_to(self, pod: Json) -> None:
+        meta, phase = pod["metadata"], pod["status"].get("phase")
+        path = f"{self._path}/{meta['name']}"
+        if meta.get("deletionTimestamp"):
+            if self.lets_go(pod):
+                self._plain.delete(path, gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
+            return
+        fate = self.fate(pod)
+        if fate == UNBOUND or phase in ("Failed", "Succeeded"):
+            return
+        if not pod["spec"].get("nodeName"):
+            self._bind(pod)
+        elif fate in (READY, RUNNING) and _is_ready(pod) != (fate == READY):
+            set_status(self._plain, pod, **running(fate == READY))
+
+    def _bind(self, pod: Json) -> None:
+        node = self.nodes[self._bound % len(self.nodes)]
+        name = pod["metadata"]["name"]
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": target,
+        }
+        self._plain.post(f"{self._path}/{name}/binding", body)
+        self._bound += 1
+
+
+def _is_ready(pod: Json) -> bool | None:
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "Ready":
+            return bool(condition["status"] == "True")
+    return None

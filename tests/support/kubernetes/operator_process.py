@@ -1,0 +1,178 @@
+"""The operator's real process, as tests run it: against an API server, or a proxy before it, with the least rights.
+
+Used by the operator's tests. Knows how to start, kill, stop and question it; what must hold is the tests' business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import httpx
+from support.kubernetes.api_client import USER, Plain
+
+from modelswarm_operator.kube.access_review import Need, lease_needs, needs, node_needs
+from tools.devcluster.control_plane.api_level import ApiLevel
+from tools.devcluster.network.ports import free_ports
+from tools.devcluster.waiting import wait_for
+
+ACCOUNT = "operator"
+START_SECONDS = 180.0
+
+
+def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
+    """An account in the namespace with exactly the operator's needs, less some (resource, verb) of them.
+
+    What it may no longer do is refused from here on; what it may do, soon.
+    """
+    left_out = set(without)
+    rules = _rules([*needs(), *lease_needs()], left_out)
+    node_rules = _rules(list(node_needs()), left_out)
+    level.kubectl.within(namespace).apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}},
+        {**_role("Role", ACCOUNT), "rules": rules},
+        _binding("RoleBinding", "Role", ACCOUNT, namespace),
+        {**_role("ClusterRole", f"{namespace}-nodes"), "rules": node_rules},
+        _binding("ClusterRoleBinding", "ClusterRole", f"{namespace}-nodes", namespace),
+    )
+    if left_out:
+        with Plain(level) as plain:
+            for need in (*needs(), *lease_needs(), *node_needs()):
+                if (need.resource, need.verb) in left_out:
+                    what = f"{need.verb} {need.resource} to be refused"
+                    wait_for(what, partial(_is_refused, plain, namespace, need), 30, every=0.02)
+
+
+def _is_refused(plain: Plain, namespace: str, need: Need) -> bool:
+    where = namespace if need.kind.namespaced else ""
+    user = USER.format(namespace, ACCOUNT)
+    return not plain.may(user, need.verb, need.resource, where, need.kind.group)
+
+
+def _rules(wanted: list[Need], left_out: set[tuple[str, str]]) -> list[dict[str, list[str]]]:
+    return [
+        {"apiGroups": [need.kind.group], "resources": [need.resource], "verbs": [need.verb]}
+        for need in wanted
+        if (need.resource, need.verb) not in left_out
+    ]
+
+
+def _role(kind: str, name: str) -> dict[str, object]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name},
+    }
+
+
+def _binding(kind: str, role: str, name: str, namespace: str) -> dict[str, object]:
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": name}
+    return {**_role(kind, name), "roleRef": reference, "subjects": [subject]}
+
+
+class Operator:
+    """One process after another, on the same flags; their output goes to one file."""
+
+    def __init__(
+        self, kubeconfig: Path, namespace: str, folder: Path, *flags: str, elect: bool = False
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = free_ports(1)[0]
+        self.log = folder / f"operator-{self.port}.log"
+        self._command = [
+            *(sys.executable, "-m", "modelswarm_operator"),
+            *("--server-image", "localhost/server:1", "--kubeconfig", str(kubeconfig)),
+            *("--namespace", namespace, "--health", f"127.0.0.1:{self.port}", "--resync", "5"),
+            *(("--lease-namespace", namespace) if elect else ("--no-leader-election",)),
+            *flags,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Operator:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> Operator:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        return self
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the operator was not started")
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """At once, without a word; nothing if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def stop(self, seconds: float = 5.0) -> tuple[int, float]:
+        """Exit code and the seconds it took."""
+        began = time.monotonic()
+        self.send(signal.SIGTERM)
+        return self.process.wait(seconds), time.monotonic() - began
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        wait_for("the operator to be ready", self.is_ready, seconds, every=0.05, explain=self.text)
+
+    def is_ready(self) -> bool:
+        return self.probe("ready")[0] == 200
+
+    def probe(self, name: str) -> tuple[int, str]:
+        """Code and text; 0 if nothing answers."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self.port}/{name}", timeout=5)
+        except httpx.TransportError:
+            return 0, ""
+        return answer.status_code, answer.text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all samples of that name that carry these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        total = 0.0
+        for line in self.probe("metrics")[1].splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.split("{")[0] == name and all(each in series for each in wanted):
+                total += float(value)
+        return total
+
+    def leads(self) -> bool:
+        return self.metric("modelswarm_operator_leader") == 1.0
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def check_log(self) -> None:
+        """No traceback, no forgotten task."""
+        for sign in ("Traceback", "never awaited", "never retrieved", "fault of ours"):
+            assert sign not in self.text(), self.text()[-6000:]
+
+
+def shown(thing: object) -> str:
+    return json.dumps(thing, indent=1, sort_keys=True)

@@ -1,0 +1,254 @@
+"""A namespace with pods that live at the API only, an operator, and the fault proxy between it and the API server.
+
+Used by the operator's tests at API level. Holds what every run must satisfy (operator.md section 3): the same end as
+a clean run (O1), no more pods made than that (O2), never two for one slot (O3), nothing left (O4), a status that never
+goes back (O5), silence when all is well (O6), no traceback (O7).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.kubernetes.api_client import PODS, SWARMS, Json, Plain
+from support.kubernetes.fake_kubelet import FakeKubelet
+from support.kubernetes.fault_proxy import Call, FaultProxy
+from support.kubernetes.operator_process import ACCOUNT, Operator, grant, shown
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+from tools.devcluster.waiting import wait_for
+
+CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
+NODES = ("node-a", "node-b")
+SETTLED_SECONDS = 180.0
+TIMES = {"lastTransitionTime", "notBefore", "lastFailure"}
+
+
+def swarm(name: str = "counting", **spec: Any) -> Json:
+    return {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"source": "demo://counting"},
+            "spans": {"count": 2},
+            "replicas": 2,
+            **spec,
+        },
+    }
+
+
+@dataclass
+class Scene:
+    level: ApiLevel
+    namespace: str
+    folder: Path
+    plain: Plain
+    kubelet: FakeKubelet
+    proxy: FaultProxy
+    kubeconfig: Path  # of the operator, through the proxy
+    operator: Operator
+
+    def another(self, *flags: str, elect: bool = False, direct: bool = False) -> Operator:
+        config = self.account(direct=True) if direct else self.kubeconfig
+        return Operator(config, self.namespace, self.folder, *flags, elect=elect)
+
+    def account(self, *, direct: bool = False) -> Path:
+        server = "" if direct else self.proxy.url
+        return self.level.service_account_kubeconfig(self.namespace, ACCOUNT, server=server)
+
+    def apply(self, document: Json) -> None:
+        path, name = SWARMS.format(self.namespace), document["metadata"]["name"]
+        if self.plain.find(f"{path}/{name}") is None:
+            self.plain.post(path, document)
+        else:
+            self.edit(name, **document["spec"])
+
+    def edit(self, name: str = "counting", **spec: Any) -> Json:
+        """What is stored now."""
+        return self.plain.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
+
+    def annotate(self, name: str, **annotations: str | None) -> None:
+        marked = {
+            f"modelswarm.io/{key.replace('_', '-')}": each for key, each in annotations.items()
+        }
+        path = f"{SWARMS.format(self.namespace)}/{name}"
+        self.plain.patch(path, {"metadata": {"annotations": marked}})
+
+    def remove(self, name: str = "counting", **options: Any) -> None:
+        self.plain.delete(f"{SWARMS.format(self.namespace)}/{name}", **options)
+
+    def stored(self, name: str = "counting") -> Json | None:
+        return self.plain.find(f"{SWARMS.format(self.namespace)}/{name}")
+
+    def status(self, name: str = "counting") -> Json:
+        return (self.stored(name) or {}).get("status") or {}
+
+    def condition(self, kind: str, name: str = "counting") -> Json:
+        for each in self.status(name).get("conditions") or ():
+            if each["type"] == kind:
+                return dict(each)
+        return {}
+
+    def pods(self, name: str = "counting") -> list[Json]:
+        selector = f"modelswarm.io/swarm={name},modelswarm.io/role=server"
+        return self.plain.items(PODS.format(self.namespace), labelSelector=selector)
+
+    def live(self, name: str = "counting") -> list[Json]:
+        return [pod for pod in self.pods(name) if not pod["metadata"].get("deletionTimestamp")]
+
+    def delete_pod(self, pod: Json | str, **options: Any) -> None:
+        name = pod if isinstance(pod, str) else pod["metadata"]["name"]
+        self.plain.delete(f"{PODS.format(self.namespace)}/{name}", **options)
+
+    def is_settled(self, name: str = "counting", servers: int = 4) -> bool:
+        """Ready, of the newest generation, and as many pods as wanted, none of them going."""
+        found = self.stored(name) or {}
+        status = found.get("status") or {}
+        fresh = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
+        states = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+        pods = self.pods(name)
+        good = states.get("Ready") == "True" and states.get("Progressing") == "False"
+        return fresh and good and len(pods) == servers == len(self.live(name))
+
+    def settle(
+        self, name: str = "counting", servers: int = 4, seconds: float = SETTLED_SECONDS
+    ) -> None:
+        wait_for(
+            f"{name} to settle with {servers} servers",
+            lambda: self.is_settled(name, servers),
+            seconds,
+            every=0.05,
+            explain=lambda: self.explain(name),
+        )
+
+    def wait(self, what: str, look: Callable[[], Any], seconds: float = SETTLED_SECONDS) -> Any:
+        return wait_for(what, look, seconds, every=0.05, explain=self.explain)
+
+    def gone(self, name: str = "counting", seconds: float = SETTLED_SECONDS) -> None:
+        """O4: the swarm and its pods (its Services and budgets go by the garbage collector)."""
+        self.wait(
+            f"{name} and its pods to go",
+            lambda: self.stored(name) is None and not self.pods(name),
+            seconds,
+        )
+
+    def explain(self, name: str = "counting") -> str:
+        pods = [(pod["metadata"]["name"], pod["status"].get("phase")) for pod in self.pods(name)]
+        status, end = self.status(name), self.operator.text()[-5000:]
+        return f"{shown(status)}\n{pods}\n{self.kubelet.errors[-3:]}\n{end}"
+
+    def made(self) -> list[str]:
+        """O2: who created pods, through the proxy: one path per pod that the server made."""
+        return [
+            call.path
+            for call in self.proxy.calls
+            if call.verb == "POST" and call.path.endswith("/pods") and call.code == 201
+        ]
+
+    def writes(self) -> list[Call]:
+        return [call for call in self.proxy.calls if call.writes]
+
+    def end_state(self, name: str = "counting") -> Json:
+        """O1: what two runs must have in common: everything but times, versions and incarnations."""
+        pods = [
+            (
+                pod["metadata"]["labels"]["modelswarm.io/slot"],
+                pod["metadata"]["annotations"]["modelswarm.io/blocks"],
+                pod["metadata"]["annotations"]["modelswarm.io/plan"],
+            )
+            for pod in self.pods(name)
+        ]
+        root = f"/namespaces/{self.namespace}"
+        services = self.plain.items(f"/api/v1{root}/services")
+        budgets = self.plain.items(f"/apis/policy/v1{root}/poddisruptionbudgets")
+        return {
+            "pods": sorted(pods),
+            "status": _without_times(self.status(name)),
+            "services": sorted(
+                (each["metadata"]["name"], shown(_ports(each))) for each in services
+            ),
+            "budgets": sorted(
+                (each["metadata"]["name"], each["spec"]["minAvailable"]) for each in budgets
+            ),
+        }
+
+    def check(self, name: str = "counting") -> None:
+        """O3, O5 and O7."""
+        slots = Counter(pod["metadata"]["labels"]["modelswarm.io/slot"] for pod in self.live(name))
+        assert all(count == 1 for count in slots.values()), slots
+        found = self.stored(name)
+        if found is not None and "status" in found:
+            assert found["status"]["observedGeneration"] <= found["metadata"]["generation"]
+            for each in found["status"]["conditions"]:
+                assert each["status"] in ("True", "False", "Unknown")
+                assert each["reason"].isidentifier(), each
+                assert each["lastTransitionTime"], each
+        self.operator.check_log()
+
+    def rest(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
+        """Until nothing was written for so many seconds: what follows readiness (children, say) has come to its end."""
+        began = quiet_since = time.monotonic()
+        count = len(self.writes())
+        while time.monotonic() - quiet_since < seconds:
+            assert time.monotonic() - began < within, self.explain()
+            time.sleep(0.1)
+            if len(self.writes()) != count:
+                count, quiet_since = len(self.writes()), time.monotonic()
+
+    def check_quiet(self, seconds: float) -> None:
+        """O6: not one write while nothing happens."""
+        before = len(self.proxy.calls)
+        time.sleep(seconds)
+        new = [f"{call.verb} {call.path}" for call in self.proxy.calls[before:] if call.writes]
+        assert not new, f"{new}\n{self.explain()}"
+
+
+def _ports(service: Json) -> list[Json]:
+    return [{"name": each["name"], "port": each["port"]} for each in service["spec"]["ports"]]
+
+
+def _without_times(status: Json) -> Json:
+    """Nor what counts how often something had to be made."""
+    kept = {key: value for key, value in status.items() if key not in ("incarnation", "slots")}
+    kept["conditions"] = [
+        {key: value for key, value in each.items() if key not in TIMES}
+        for each in status.get("conditions", ())
+    ]
+    kept["spans"] = [
+        {**each, "servers": len(each.get("servers", ()))} for each in status.get("spans", ())
+    ]
+    kept["selector"] = ""  # carries the uid
+    return kept
+
+
+@contextmanager
+def scene(
+    level: ApiLevel, namespace: str, folder: Path, *flags: str, nodes: tuple[str, ...] = NODES
+) -> Iterator[Scene]:
+    """The operator is made but not started. No `nodes`: somebody else plays scheduler and kubelet."""
+    install_crd(level)
+    grant(level, namespace)
+    own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])
+    with ExitStack() as stack:
+        proxy = stack.enter_context(FaultProxy(level.url, level.pki.ca, own))
+        plain = stack.enter_context(Plain(level))
+        kubelet = stack.enter_context(FakeKubelet(level, namespace, nodes))
+        config = level.service_account_kubeconfig(namespace, ACCOUNT, server=proxy.url)
+        operator = Operator(config, namespace, folder, *flags)
+        stack.callback(operator.kill)
+        yield Scene(level, namespace, folder, plain, kubelet, proxy, config, operator)
+
+
+def install_crd(level: ApiLevel) -> None:
+    level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
+    level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
+    with Plain(level) as plain:
+        every = "/apis/modelswarm.io/v1alpha1/modelswarms"
+        wait_for("modelswarms are served", lambda: plain.find(every), 60, every=0.05)

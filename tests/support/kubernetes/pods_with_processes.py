@@ -1,0 +1,180 @@
+"""A swarm whose pods exist in a real API server while their processes run here: the tests play the kubelet.
+
+Every pod has a loopback address of its own, so that its server listens on port 7000 as it does in a cluster. Used by
+the tests of the gateway's pod watch. Nobody schedules or collects anything: a pod that is deleted stays Terminating
+until `bury`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from support.processes.hash_swarm import MODEL, Doors, HashSwarm, wait_for
+
+from tools.devcluster.control_plane.api_level import ApiLevel
+
+ACCOUNT = "gateway"
+CONTEXT = 4096
+_ADDRESSES = itertools.count(2)
+_RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+_CONTAINER = {
+    "name": "server",
+    "image": "localhost/nothing:1",
+    "ports": [{"name": "links", "containerPort": 7000}],
+    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+}
+_SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "7001"}
+
+
+def new_address() -> str:
+    """A loopback address that nobody else listens on; another test run may be on."""
+    return f"127.{1 + os.getpid() % 250}.{1 + os.getpid() // 250 % 250}.{next(_ADDRESSES)}"
+
+
+class PodSwarm(HashSwarm):
+    """Servers of one namespace as pods, and gateways that find them there."""
+
+    def __init__(self, root: Path, api: ApiLevel, namespace: str) -> None:
+        super().__init__(root, context=CONTEXT)
+        self.found_by = ()
+        self.api, self.namespace = api, namespace
+        self.kubectl = api.kubectl.within(namespace)
+        self.addresses: dict[str, str] = {}
+        self._lives: dict[str, tuple[str, ...]] = {}
+
+    def pod(
+        self,
+        name: str,
+        blocks: str,
+        *flags: str,
+        model: str = MODEL,
+        incarnation: int = 1,
+        address: str = "",
+        serves: bool = True,
+    ) -> None:
+        """A pod that runs; with `serves`, its server is ready too."""
+        self.addresses[name] = address or new_address()
+        labels = {
+            "app.kubernetes.io/part-of": "modelswarm",
+            "modelswarm.io/role": "server",
+            "modelswarm.io/swarm": model,
+            "modelswarm.io/incarnation": str(incarnation),
+        }
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "annotations": {**_SCRAPED, "modelswarm.io/served-name": model},
+            },
+            "spec": {
+                "nodeName": "by-hand",
+                "securityContext": _RESTRICTED,
+                "containers": [_CONTAINER],
+            },
+        }
+        self.kubectl.apply(pod)
+        self._lives[name] = (
+            *("--blocks", blocks, "--incarnation", str(incarnation), *flags),
+            *("--model", f"file://{self.folder}", "--served-name", model, "--hash-model"),
+        )
+        if serves:
+            self.run(name)
+        else:
+            self.tell(name)
+
+    def all_of(self, spans: Mapping[str, str], *flags: str, model: str = MODEL) -> None:
+        """Pods by name and blocks, all ready."""
+        for name, blocks in spans.items():
+            self.pod(name, blocks, *flags, model=model, serves=False)
+            self.launch(name)
+        for name in spans:
+            self.wait_serves(name)
+
+    def run(self, name: str) -> None:
+        """Starts the container, again if it ran before; ready when this returns."""
+        self.launch(name)
+        self.wait_serves(name)
+
+    def launch(self, name: str) -> None:
+        address = self.addresses[name]
+        links, metrics = f"{address}:7000", f"{address}:7001"
+        self.start(
+            name,
+            "modelswarm_serving",
+            *("--listen", links, "--advertise", links, "--metrics", metrics),
+            *self._lives[name],
+        )
+
+    def wait_serves(self, name: str) -> None:
+        wait_for(f"{name} serves", lambda: self.serves(name))
+        self.tell(name, ready=True)
+
+    def serves(self, name: str) -> bool:
+        try:
+            url = f"http://{self.addresses[name]}:7001/ready"
+            return httpx.get(url, timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def tell(self, name: str, *, phase: str = "Running", ready: bool = False) -> None:
+        """What a kubelet would say of it."""
+        address = self.addresses[name]
+        said = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}
+        container = {
+            "name": "server",
+            "ready": ready,
+            "restartCount": 0,
+            "image": "localhost/nothing:1",
+            "imageID": "",
+            "containerID": f"by-hand://{self.processes[name].pid}"
+            if name in self.processes
+            else "",
+        }
+        status: dict[str, Any] = {**said, "containerStatuses": [container]}
+        patch = json.dumps({"status": status})
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
+
+    def delete(self, name: str) -> None:
+        """From now on it is Terminating; its process knows nothing of it."""
+        self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=60")
+
+    def bury(self, name: str) -> None:
+        """Its process ends, and the pod is gone."""
+        self.kill(name, signal.SIGTERM)
+        self.processes[name].wait(10)
+        self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+
+    def allow(self) -> Path:
+        """A kubeconfig with the rights that the chart gives a gateway in one namespace, and no others."""
+        if self.kubectl.find("serviceaccount", ACCOUNT) is None:
+            self.kubectl("create", "serviceaccount", ACCOUNT)
+            rights = ("--verb=list", "--verb=watch", "--resource=pods")
+            self.kubectl("create", "role", ACCOUNT, *rights)
+            subject = f"--serviceaccount={self.namespace}:{ACCOUNT}"
+            self.kubectl("create", "rolebinding", ACCOUNT, f"--role={ACCOUNT}", subject)
+        return self.api.service_account_kubeconfig(self.namespace, ACCOUNT)
+
+    def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Doors:
+        """A gateway that knows the pods; with `whole`, it is linked to so many servers."""
+        where = ("--kubernetes", "--namespace", self.namespace, "--kubeconfig", str(self.allow()))
+        doors = self.gateway(*where, *flags, name=name)
+        if whole:
+            wait_for(f"{whole} servers are linked", lambda: self.linked(doors) == whole)
+        return doors
+
+    @staticmethod
+    def linked(doors: Doors, model: str = MODEL) -> int:
+        return int(doors.metric("modelswarm_gateway_servers", model=model))

@@ -1,0 +1,100 @@
+"""A route without a network: spans of one model in this process, driven step by step.
+
+What servers and gateway do over links, in the plainest form: used to show that spans compute what the whole model
+does. Sessions hold pages on every span; all of them share each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import Model, Pick, Picked, Result, Work
+from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
+
+OPTIONS = SpanOptions(threads=1, pages=256, page_size=4)
+
+
+@dataclass
+class Stream:
+    """One session: its log, and where its KV is."""
+
+    log: list[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    picked: list[Picked] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    done: int = 0  # positions whose KV is there
+
+
+class Chain:
+    def __init__(self, spans: Sequence[Model], *, seed: int | None = None) -> None:
+        self.spans = spans
+        self._free = list(range(min(span.shape.total_pages for span in spans)))
+        if seed is not None:
+            random.Random(seed).shuffle(self._free)  # pages that are no neighbours
+
+    def generate(
+        self, streams: Sequence[Stream], count: int, *, chunk: int = 512, eos: int | None = None
+    ) -> None:
+        """Until every stream has `count` more tokens (or `eos`); prompts enter in chunks."""
+        ends = [len(stream.log) + count for stream in streams]
+        while True:
+            ready = [
+                stream
+                for stream, end in zip(streams, ends, strict=True)
+                if len(stream.log) < end
+                and (eos is None or not stream.picked or stream.log[-1] != eos)
+            ]
+            if not ready:
+                return
+            self.step(ready, chunk)
+
+    def step(self, streams: Sequence[Stream], chunk: int) -> None:
+        rows: list[bytes | memoryview | None] = [None] * len(streams)
+        counts = [min(chunk, len(stream.log) - stream.done) for stream in streams]
+        results: list[Result] = []
+        for span in self.spans:
+            works = [
+                self._work(span, stream, n, row)
+                for stream, n, row in zip(streams, counts, rows, strict=True)
+            ]
+            results = span.step(works)
+            errors = [result.error for result in results if result.error]
+            assert not errors, errors
+            rows = [result.rows for result in results]
+        for stream, n, result in zip(streams, counts, results, strict=True):
+            stream.done += n
+            if result.picked is not None:
+                stream.picked.append(result.picked)
+                stream.log.append(result.picked.token)
+
+    def _work(
+        self, span: Model, stream: Stream, count: int, rows: bytes | memoryview | None
+    ) -> Work:
+        shape = span.shape
+        end = stream.done + count
+        while len(stream.pages) * shape.page_size < end:
+            stream.pages.append(self._free.pop(0))
+        last = end == len(stream.log)
+        return Work(
+            pages=stream.pages,
+            first=stream.done,
+            count=count,
+            blocks=(shape.first, shape.last),
+            tokens=stream.log[stream.done : end] if shape.is_head else None,
+            rows=None if shape.is_head else rows,
+            emit=end if shape.is_tail else stream.done,
+            pick=Pick(stream.sampling, end, stream.log) if shape.is_tail and last else None,
+        )
+
+
+def load_chain(
+    folder: Path, cuts: Sequence[int], *, options: SpanOptions = OPTIONS, seed: int | None = None
+) -> Chain:
+    """Spans between neighbouring cuts, e.g. (0, 2, 4)."""
+    spans = [load_span(folder, first, last, options) for first, last in itertools.pairwise(cuts)]
+    return Chain(spans, seed=seed)

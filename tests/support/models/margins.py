@@ -1,0 +1,81 @@
+"""How far a pick is from being another: the margin rule of the protocol's oracles (PROTOCOL section 4).
+
+Two computations of the same logits differ by rounding. A pick may then differ too, but only where its margin is of that
+size. Used by tests and benchmarks, never while serving; shares every rule with `sampler.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import Pick
+from modelswarm_serving.model.sampling.filters import Cut, Flags, find_cut, is_filtered
+from modelswarm_serving.model.sampling.noise import Floats, gumbel
+from modelswarm_serving.model.sampling.sampler import keys_of, penalised, scaled
+
+
+def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
+    """In units of logits [vocab]: moving any two logits apart or together by less than this picks the same token.
+
+    Greedy: the gap between the best two. Sampling: the gap in the noise race, how far the winner is from dropping out
+    through a filter, and how far any token outside is from coming in and winning.
+    (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
+    """
+    pick = Pick(sampling, position, log)
+    scores = penalised(logits.float()[None], [pick])
+    if sampling.temperature == 0.0:
+        first, second = torch.topk(scores[0], 2).values.tolist()
+        return float(first - second)
+    best_scores, ids = torch.sort(scaled(scores, [sampling]), descending=True)
+    best = best_scores.cpu().numpy()
+    runs = (best + gumbel(keys_of([pick]), ids.cpu().numpy()))[0]
+    if not is_filtered(sampling):
+        return float(_gap(runs) * sampling.temperature)
+    total = torch.logsumexp(best_scores, dim=-1).cpu().numpy()
+    cut = find_cut(best, total, [sampling])
+    kept = best[0] >= cut.lowest[0]
+    winner = int(np.where(kept, runs, -np.inf).argmax())
+    distance = _filter_distance(best[0], cut, sampling, kept)
+    # one outside must come in and win
+    outside = np.maximum(distance, runs[winner] - runs)[~kept].min(initial=np.inf)
+    return float(min(_gap(runs[kept]), distance[winner], outside) * sampling.temperature)
+
+
+def _gap(runs: Floats) -> float:
+    """Between the best two; infinite when there is one."""
+    if len(runs) < 2:
+        return float("inf")
+    second, first = np.partition(runs, -2)[-2:]
+    return float(first - second)
+
+
+def _filter_distance(best: Floats, cut: Cut, sampling: Sampling, kept: Flags) -> Floats:
+    """Per token, in falling order: how much its standing must change before a filter treats it otherwise.
+
+    A kept token drops out through the nearest filter. One outside comes in when all filters that bar it let go.
+    """
+    inside = np.full(best.shape, np.inf)
+    barred = np.zeros(best.shape)
+    for distance in _signed_distances(best, cut, sampling):
+        inside = np.minimum(inside, np.where(distance >= 0, distance, np.inf))
+        barred = np.maximum(barred, np.where(distance < 0, -distance, 0.0))
+    chosen: Floats = np.where(kept, inside, barred)
+    return chosen
+
+
+def _signed_distances(best: Floats, cut: Cut, sampling: Sampling) -> list[Floats]:
+    """Per active filter: positive inside, negative outside."""
+    found: list[Floats] = []
+    k = sampling.top_k
+    if 0 < k < len(best):
+        found.append(np.where(best >= best[k - 1], best - best[k], best - best[k - 1]))
+    if sampling.top_p < 1.0:
+        found.append(sampling.top_p - cut.mass_before[0])
+    if sampling.min_p > 0.0:
+        found.append(best - cut.min_p[0])
+    return found

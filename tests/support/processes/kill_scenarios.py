@@ -1,0 +1,216 @@
+"""What can be done to a swarm while it answers: the kill scenarios, on whatever model it runs.
+
+Used by `test_kills.py` (transformer) and `test_kills_hash.py` (hash model), which judge the answers. Every scenario
+proves that its kill hit what it was meant to hit, so that none can pass without one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from support.processes.swarm import LOOK_SECONDS, Answer, Ask, Faults, Running, Stream, wait_until
+
+from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.messages import Sampling
+
+HEAD, MIDDLE, TAIL = 0, 1, 3  # of a route over four spans
+PLACES = {"head": HEAD, "middle": MIDDLE, "tail": TAIL}
+
+SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=1234)
+KEPT_SECONDS = 6.0  # a named session that rests, in the swarms of these tests
+_SWEPT_SECONDS = 30.0  # and until that is noticed, on a busy machine
+_ATTEMPTS = 4  # the machine may be too quick, or too slow, or stand still
+_SIGHT = 60.0  # seconds until something that must happen is seen
+
+
+def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1, vocab) for _ in range(length))
+
+
+def kill_in_prefill(running: Running, ask: Ask, place: int) -> list[Answer]:
+    """When a part of the prompt has gone through the whole route, and no token was picked yet."""
+    return until_hit(lambda: _try_to_kill_in_prefill(running, ask, place))
+
+
+def until_hit(attempt: Callable[[], tuple[Answer, bool]]) -> list[Answer]:
+    """The answers of all attempts, the last of which did what was meant and nothing else."""
+    answers: list[Answer] = []
+    for _ in range(_ATTEMPTS):
+        answer, hit = attempt()
+        answers.append(answer)
+        if hit:
+            return answers
+    raise AssertionError(f"each of {_ATTEMPTS} kills came too late, or a server was silent as well")
+
+
+def _try_to_kill_in_prefill(running: Running, ask: Ask, place: int) -> tuple[Answer, bool]:
+    running.wait_whole()
+    before, rows = running.faults(), running.rows()
+    stream = running.start(ask)
+    hit = False
+    while not stream.done:  # it has a deadline of its own
+        time.sleep(LOOK_SECONDS)
+        route = _route_at_work(running, rows)
+        if route and running.faults() == before:
+            running.kill(route[place])
+            hit = [session.length for session in running.sessions()] == [len(ask.prompt)]
+            break
+    answer = stream.answer()
+    return answer, hit and went_on_once(running, before)
+
+
+def _route_at_work(running: Running, rows: dict[str, int]) -> list[str]:
+    """Of the only session, once its tail has run more rows than it had."""
+    for session in running.sessions():
+        tail = name_of(session.route[-1].peer) if session.state == "running" else ""
+        if tail and running.rows(tail)[tail] > rows[tail]:
+            return [hop.peer for hop in session.route]
+    return []
+
+
+def went_on_once(running: Running, before: Faults) -> bool:
+    """The kill sent the only session into one recovery. False: a server stood still as well, before it or after it."""
+    after = running.faults()
+    if after.silences > before.silences:
+        return False
+    assert after.resumed == before.resumed + 1
+    return True
+
+
+def kill_in_decode(running: Running, ask: Ask, place: int, at: int) -> list[Answer]:
+    """When the client has `at` tokens."""
+    return until_hit(lambda: _try_to_kill_in_decode(running, ask, place, at))
+
+
+def _try_to_kill_in_decode(running: Running, ask: Ask, place: int, at: int) -> tuple[Answer, bool]:
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    session = running.only_session()
+    running.kill(session.route[place].peer)
+    answer = stream.answer()
+    return answer, went_on_once(running, before)
+
+
+def kill_between_turns(
+    running: Running, first: Ask, more: Sequence[int], place: int | None
+) -> tuple[Answer, Answer]:
+    """Two turns of one explicit session, and the kill while it rests; `place` None: none."""
+    running.wait_whole()
+    before = running.faults()
+    one = running.ask(first)
+    rests = running.wait_session(lambda session: session.state == "parked")
+    peer = None if place is None else rests.route[place].peer
+    if peer is not None:
+        running.kill(peer)
+        _wait_unlinked(running, peer)
+    two = running.ask(replace(first, prompt=(*one.log, *more)))
+    after = running.wait_session(lambda session: session.state == "parked")
+    assert after.id == rests.id
+    if peer is not None:
+        assert peer not in [hop.peer for hop in after.route]
+    elif running.faults() == before:
+        assert after.route == rests.route
+    else:  # a server stood still, and was left
+        assert running.faults().told == before.told
+    running.wait_empty(KEPT_SECONDS + _SWEPT_SECONDS)
+    return one, two
+
+
+def kill_three_times(running: Running, ask: Ask, at: int, later: int) -> Answer:
+    """Twice in the same moment, middle and tail, and once more when the stream has long gone on."""
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    route = running.only_session().route
+    running.kill(route[MIDDLE].peer)
+    running.kill(route[TAIL].peer)
+    stream.wait_tokens(stream.count + later)
+    head = running.only_session().route[HEAD].peer
+    running.kill(head)
+    answer = stream.answer()
+    after = running.faults()
+    assert after.resumed >= before.resumed + 2
+    assert after.reroutes >= before.reroutes + 2
+    return answer
+
+
+def kill_in_the_loop(running: Running, ask: Ask, at: int) -> Answer:
+    """The second kill is of a server that the session has just gone over to."""
+    running.wait_whole()
+    before = running.faults()
+    stream = running.start(ask)
+    stream.wait_tokens(at)
+    old = running.only_session().route[MIDDLE].peer
+    running.kill(old)
+    new = _wait_left(running, old)[MIDDLE]
+    assert new != old
+    running.kill(new)  # none is left for these blocks: the session waits for one of them
+    answer = stream.answer()
+    after = running.faults()
+    assert after.reroutes >= before.reroutes + 2
+    assert after.resumed > before.resumed
+    return answer
+
+
+def kill_under_many(running: Running, asks: Sequence[Ask], place: int, at: int) -> list[Answer]:
+    """All at once; the busiest server of a place dies, and a little later one of the next place."""
+    running.wait_whole()
+    before = running.faults()
+    streams = [running.start(ask) for ask in asks]
+    for stream in streams:
+        stream.wait_tokens(at)
+    _kill_busiest(running, place)
+    _wait_all_on(streams, at + 5)
+    _kill_busiest(running, (place + 1) % (TAIL + 1))
+    answers = [stream.answer() for stream in streams]
+    assert running.faults().resumed >= before.resumed + len(asks) // 2
+    return answers
+
+
+def with_stop(running: Running, ask: Ask, after: float = 0.6) -> Ask:
+    """The ask with a stop string that its own answer, undisturbed, comes to at that part of its text."""
+    text = running.calm(ask).text
+    for start in range(int(len(text) * after), len(text) - 2):
+        found = text[start : start + 2]
+        if found.isascii() and found.isprintable() and found not in text[:start]:
+            return replace(ask, stop=(found,))
+    raise AssertionError(f"nothing in {text!r} can be a stop string")
+
+
+def _kill_busiest(running: Running, place: int) -> None:
+    """The server of that place that carries the most running sessions."""
+    routes = [session.route for session in running.sessions() if session.state == "running"]
+    busy = Counter(route[place].peer for route in routes if len(route) > place)
+    running.kill(busy.most_common(1)[0][0])
+
+
+def _wait_all_on(streams: Sequence[Stream], count: int) -> None:
+    for stream in streams:
+        if not stream.done:
+            stream.wait_tokens(count)
+
+
+def _wait_left(running: Running, peer: str) -> list[str]:
+    """Until the only session runs on without that server; its new route."""
+    session = running.wait_session(
+        lambda session: (
+            session.state == "running" and peer not in [hop.peer for hop in session.route]
+        )
+    )
+    return [hop.peer for hop in session.route]
+
+
+def _wait_unlinked(running: Running, peer: str) -> None:
+    wait_until(
+        lambda: peer not in {server.peer for server in running.view.snapshot().servers},
+        _SIGHT,
+        f"the gateway still shows {peer}",
+    )

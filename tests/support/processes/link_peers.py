@@ -1,0 +1,168 @@
+"""Ends of links for tests: one that records what it hears, one that can misbehave, one in a process.
+
+Used by the tests of links and of server processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.link.grpc_stream import DialledStream
+from modelswarm.protocol.link.lane import Limits
+from modelswarm.protocol.link.links import Links
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Item, Lane, Role, Send
+from modelswarm.protocol.wire.frames import pack, unpack
+
+DEADLINE = 10.0
+"""Seconds that a test waits for anything."""
+
+
+def hello(peer: PeerId, version: tuple[int, int] = PROTOCOL_VERSION) -> Hello:
+    return Hello(version, peer, Role.GATEWAY, "", Lane.LIVE)
+
+
+@dataclass
+class Recorder:
+    """A link handler that keeps everything. `echo`: what comes is sent back on the live lane."""
+
+    up: list[Hello] = field(default_factory=list)
+    down: list[tuple[PeerId, str]] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    calls: int = 0  # of `received`
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    on_items: Callable[[PeerId, list[Item]], None] | None = None
+
+    def linked(self, peer: PeerId, hello: Hello) -> None:
+        self.up.append(hello)
+        self.changed.set()
+
+    def unlinked(self, peer: PeerId, reason: str) -> None:
+        self.down.append((peer, reason))
+        self.changed.set()
+
+    def received(self, peer: PeerId, items: list[Item]) -> None:
+        self.calls += 1
+        self.items += items
+        self.changed.set()
+        if self.on_items is not None:
+            self.on_items(peer, items)
+
+    async def until(self, true: Callable[[], bool], deadline: float = DEADLINE) -> None:
+        async with asyncio.timeout(deadline):
+            while not true():
+                await self.changed.wait()
+                self.changed.clear()
+
+
+class Node:
+    """A process's links and what they said."""
+
+    def __init__(self, own: Hello, limits: Limits | None = None) -> None:
+        self.peer = own.peer
+        self.heard = Recorder()
+        self.links = Links(own, self.heard, limits=limits)
+        self.target = ""
+
+    @property
+    def address(self) -> Address:
+        return Address(self.peer, self.target)
+
+    async def listen(self) -> None:
+        self.target = await self.links.listen("127.0.0.1:0")
+
+    def send(self, to: Address, items: Sequence[Item], lane: Lane = Lane.LIVE) -> None:
+        self.links.send([Send(to, lane, item) for item in items])
+
+    def echo(self) -> None:
+        def back(peer: PeerId, items: list[Item]) -> None:
+            self.send(Address(peer, ""), items)
+
+        self.heard.on_items = back
+
+
+@contextlib.asynccontextmanager
+async def nodes(*names: str, limits: Limits | None = None) -> AsyncIterator[list[Node]]:
+    """Listening ends in this process, closed at the end."""
+    made = [Node(hello(f"{name}/1/x"), limits) for name in names]
+    try:
+        for node in made:
+            await node.listen()
+        yield made
+    finally:
+        for node in made:
+            await node.links.close()
+
+
+async def joined(dialler: Node, acceptor: Node) -> None:
+    """Link two ends."""
+    dialler.links.dial(acceptor.address)
+    await dialler.heard.until(lambda: any(h.peer == acceptor.peer for h in dialler.heard.up))
+    await acceptor.heard.until(lambda: any(h.peer == dialler.peer for h in acceptor.heard.up))
+
+
+class RawPeer:
+    """Two lanes of bytes to a listening end, to say anything on."""
+
+    def __init__(self, target: str, own: Hello) -> None:
+        self._own = replace(own, link="raw")
+        self.lanes = {lane: DialledStream(target, lane) for lane in Lane}
+
+    async def greet(self, lane: Lane) -> Hello:
+        stream = self.lanes[lane]
+        for frame in pack([replace(self._own, lane=lane)]):
+            await stream.write(frame)
+        answer = unpack(await stream.read())[0]
+        assert isinstance(answer, Hello)
+        return answer
+
+    async def close(self) -> None:
+        await asyncio.gather(*(stream.close() for stream in self.lanes.values()))
+
+
+@contextlib.asynccontextmanager
+async def raw_peer(to: Node, own: Hello, greeted: Sequence[Lane] = ()) -> AsyncIterator[RawPeer]:
+    raw = RawPeer(to.target, own)
+    try:
+        for lane in greeted:
+            await raw.greet(lane)
+        yield raw
+    finally:
+        await raw.close()
+
+
+@contextlib.asynccontextmanager
+async def echo_process(dials: Node | None = None) -> AsyncIterator[tuple[Address, int]]:
+    """Another process with an end that sends everything back; its address and process id."""
+    extra = [] if dials is None else [dials.peer, dials.target]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, *extra, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(DEADLINE):
+            target = (await process.stdout.readline()).decode().strip()
+        yield Address("echo/1/x", target), process.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def _main(dial: Address | None) -> None:
+    node = Node(hello("echo/1/x"))
+    node.echo()
+    await node.listen()
+    sys.stdout.write(f"{node.target}\n")
+    sys.stdout.flush()
+    if dial is not None:
+        node.links.dial(dial)
+    await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Address(*sys.argv[1:3]) if len(sys.argv) == 3 else None))

@@ -1,0 +1,108 @@
+"""What the right output is (PROTOCOL section 4): the oracles by which tests judge answers of real swarms.
+
+1. On the hash model an answer equals the reference exactly.
+2. On a transformer every delivered token is what the whole model picks on the same log, or within `TAU` of it.
+3. An answer with kills equals the one without up to its end, or up to a token whose margin is below `TAU`.
+
+`TAU` was measured on the tests' model (`test_the_margin_is_far_above_rounding`): logits (standard deviation 1.2) of
+four spans that read their prompt in parts differ from those of the whole model by 1.3e-5 at most, over 900 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from support.models.margins import margin
+from support.models.toy import JUDGED
+from support.processes.swarm import Answer
+from transformers import PreTrainedModel
+
+from modelswarm_serving.model.base import Pick
+from modelswarm_serving.model.hash_model import reference
+from modelswarm_serving.model.sampling.sampler import sample
+
+TAU = 2e-4  # in logits
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, log: Sequence[int]) -> torch.Tensor:
+    """[len(log), vocab]: row i is what entry i + 1 is picked from."""
+    run: Any = model
+    logits: torch.Tensor = run(torch.tensor([list(log)])).logits[0]
+    return logits
+
+
+def check_tokens(model: PreTrainedModel, answer: Answer) -> int:
+    """Oracle 2. How many near ties fell the other way."""
+    margins, picked = _teacher_forced(model, answer)
+    first = len(answer.ask.prompt)
+    flips = 0
+    for index, (token, right, distance) in enumerate(
+        zip(answer.tokens, picked, margins, strict=True)
+    ):
+        if token != right:
+            assert distance <= TAU, (
+                f"entry {first + index} is {token}; the model picks {right} by {distance:.2g}"
+            )
+            flips += 1
+    JUDGED.tokens += len(margins)
+    JUDGED.near_ties += sum(distance <= TAU for distance in margins)
+    JUDGED.flips += flips
+    return flips
+
+
+def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
+    """Oracle 3."""
+    if calm.tokens == killed.tokens:
+        assert (calm.text, calm.finish) == (killed.text, killed.finish)
+        return
+    both = zip(calm.tokens, killed.tokens, strict=False)
+    parted = next((i for i, (a, b) in enumerate(both) if a != b), None)
+    assert parted is not None, (
+        f"{len(calm.tokens)} tokens without a kill, {len(killed.tokens)} with"
+    )
+    margins, _ = _teacher_forced(model, killed)
+    assert margins[parted] <= TAU, (
+        f"token {parted} is {killed.tokens[parted]}, without a kill {calm.tokens[parted]}, "
+        f"by a margin of {margins[parted]:.2g}"
+    )
+
+
+def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -> None:
+    """Oracle 1. A stop string may end the answer before the reference ends."""
+    ask = answer.ask
+    right = reference(
+        ask.prompt,
+        ask.sampling,
+        ask.new,
+        min(length, len(ask.prompt) + ask.new),
+        n_blocks=n_blocks,
+        vocabulary=vocabulary,
+    )
+    count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
+    assert list(answer.tokens) == right[:count]
+
+
+def check_contiguous(answer: Answer) -> None:
+    """Nothing lost, nothing doubled."""
+    first = len(answer.ask.prompt)
+    assert answer.positions == tuple(range(first, first + len(answer.tokens)))
+    if not answer.ask.stop and not answer.ask.sampling.eos:
+        assert len(answer.tokens) == answer.ask.new
+        assert answer.finish == "length"
+
+
+def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float], list[int]]:
+    """Margins and picks of the whole model at every generated entry, given the log as it is."""
+    log, sampling = answer.log, answer.ask.sampling
+    first = len(answer.ask.prompt)
+    rows = logits_of(model, log[:-1])[first - 1 :]
+    picks = [Pick(sampling, position, log[:position]) for position in range(first, len(log))]
+    picked = [found.token for found in sample(rows, picks) if found is not None]
+    margins = [
+        margin(row, sampling, pick.log, pick.position)
+        for row, pick in zip(rows, picks, strict=True)
+    ]
+    return margins, picked

@@ -1,0 +1,94 @@
+"""Server processes for tests: started for real, gone at the end whatever happens.
+
+Used by tests that talk to servers over links, without a gateway process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from modelswarm.protocol.identity import Address
+
+START_DEADLINE = 90.0  # importing torch on a busy machine takes a while
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    member: dict[str, Any]
+    process: asyncio.subprocess.Process
+    file: Path  # in the members folder
+
+    @property
+    def address(self) -> Address:
+        return Address(self.member["peer"], self.member["target"])
+
+    async def exit_code(self, deadline: float = 20.0) -> int:
+        async with asyncio.timeout(deadline):
+            return await self.process.wait()
+
+
+def command(members: Path, name: str, blocks: str, *flags: str) -> list[str]:
+    fixed = ["--members", str(members), "--name", name, "--blocks", blocks]
+    return [sys.executable, "-m", "modelswarm_serving", *fixed, *flags]
+
+
+@contextlib.asynccontextmanager
+async def servers(
+    members: Path, spans: Sequence[str], *flags: str, pass_fds: Sequence[int] = ()
+) -> AsyncIterator[list[ServerProcess]]:
+    """One server per span ("0:4"), named s0, s1 ..., all ready."""
+    processes: list[asyncio.subprocess.Process] = []
+    try:
+        for i, span in enumerate(spans):
+            arguments = command(members, f"s{i}", span, *flags)
+            processes.append(
+                await asyncio.create_subprocess_exec(
+                    *arguments, env=ENVIRONMENT, pass_fds=tuple(pass_fds)
+                )
+            )
+        yield [await _ready(members / f"s{i}.json", p) for i, p in enumerate(processes)]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _ready(file: Path, process: asyncio.subprocess.Process) -> ServerProcess:
+    async with asyncio.timeout(START_DEADLINE):
+        while (member := _read(file)) is None:
+            assert process.returncode is None, "the server ended before it was ready"
+            await asyncio.sleep(0.02)
+    return ServerProcess(member, process, file)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    member: dict[str, Any] = json.loads(file.read_text())
+    return member
+
+
+async def refusal(*arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a server that should not start."""
+    process = await asyncio.create_subprocess_exec(
+        *arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(START_DEADLINE):
+            _, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, stderr.decode()

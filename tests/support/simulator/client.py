@@ -1,0 +1,308 @@
+"""A client of the simulated swarm: one session over its turns, and the oracle of exactness for what it sees.
+
+It prompts, reads (perhaps slowly), stops, rewinds, appends and closes as its seed says, through the gateway core's own
+interface; every token must be the reference's, each position once and in order.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from support.simulator.gateway_process import GatewayProcess
+from support.simulator.oracles import Reference
+from support.simulator.scenario import NEVER
+from support.simulator.server_process import MODEL, Tools
+from support.simulator.trace import Violation
+
+from modelswarm.protocol.messages import Finish, Sampling
+from modelswarm_gateway.core.interface.effects import (
+    Broken,
+    Effect,
+    Emitted,
+    Moved,
+    Refused,
+    Rerouted,
+    TurnRequest,
+)
+
+
+@dataclass(slots=True)
+class Progress:
+    """The turn that runs."""
+
+    request: TurnRequest
+    end: int  # the log's length at which LENGTH comes
+    stop_at: int | None  # a stop string matches when the log has so many entries
+    close_at: int | None
+
+
+class Client:
+    def __init__(self, tools: Tools, gateway: GatewayProcess, name: str) -> None:
+        self._tools = tools
+        self.gateway = gateway
+        self._load = tools.scenario.load
+        self._rng = random.Random(f"client/{tools.scenario.seed}/{name}")
+        self._reference = Reference(tools.scenario)
+        self.name = name
+        self.log: list[int] = []
+        self.turn: Progress | None = None
+        self.turns_left = self._rng.randint(1, self._load.turns)
+        self.done = False
+        self.tokens = 0
+        self.progress_at = 0.0  # when something last happened
+        self._read = 0
+        self._reading = False
+        self._slow = self._rng.random() < self._load.slow_reader_chance
+        self._reroutes = 0  # in this turn
+        self._began = False  # this turn, or the last one, has said something
+        self._had: list[int] = []  # the log when the turn before it ended
+        self._serial = 0  # raised by every turn: timers of older ones are void
+
+    # -- what it does ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self.done or self._serial:
+            return
+        above = 0 if self._tools.scenario.adopts else None
+        self.gateway.core.open(self.name, MODEL, self._tools.clock.now, above)
+        self._next_turn()
+
+    def _next_turn(self) -> None:
+        if self.done:
+            return
+        if self.turns_left == 0:
+            self.close()
+            return
+        self.turns_left -= 1
+        self._begin(self._draw_request())
+
+    def _draw_request(self) -> TurnRequest:
+        rng, load = self._rng, self._load
+        log = list(self.log)
+        if log and rng.random() < load.rewind_chance:
+            del log[rng.randrange(len(log)) :]
+        fresh = rng.randint(*load.prompt) if not self.log else rng.randint(0, 4)
+        log += [rng.randrange(self._tools.scenario.vocab) for _ in range(fresh)]
+        if not log:
+            log = [rng.randrange(self._tools.scenario.vocab)]
+        ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
+        room = self._tools.scenario.layout.max_length - len(log)
+        to_the_end = rng.random() < load.to_the_end_chance
+        return TurnRequest(
+            tokens=tuple(log),
+            max_tokens=None if to_the_end else min(room, rng.randint(*load.max_tokens)),
+            sampling=self._draw_sampling(),
+            credit_ahead=ahead,
+        )
+
+    def _draw_sampling(self) -> Sampling:
+        rng, load = self._rng, self._load
+        eos: tuple[int, ...] = ()
+        if rng.random() < load.eos_chance:
+            vocab = self._tools.scenario.vocab
+            eos = tuple(rng.randrange(vocab) for _ in range(vocab // 12))
+        if rng.random() < load.sampled_chance:
+            return Sampling(
+                temperature=1.0,
+                seed=rng.getrandbits(64),
+                repetition_penalty=rng.choice((1.0, 1.2)),
+                eos=eos,
+            )
+        return Sampling(eos=eos)
+
+    def _begin(self, request: TurnRequest) -> None:
+        if self.done:
+            return
+        rng, load, length = self._rng, self._load, len(request.tokens)
+        limit = request.max_tokens
+        stop = close = None
+        if limit is None:
+            limit = self._tools.scenario.layout.max_length - length
+            stop = length + min(limit, rng.randint(*load.max_tokens) + 1)
+        elif limit and rng.random() < load.stop_chance:
+            stop = length + rng.randint(1, limit)
+        if limit and rng.random() < load.close_chance:
+            close = length + rng.randint(0, limit)
+        self.turn = Progress(request, length + limit, stop, close)
+        self._had = self.told()
+        self.log, self._began = list(request.tokens), False
+        self._read, self._reroutes = length, 0
+        self._serial += 1
+        self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
+        first = self.gateway.core.turn(self.name, request, self._tools.clock.now)
+        self._expect(first == length, f"turn() said position {first} instead of {length}")
+        self._moved()
+        self.gateway.pump()
+        if close == length:
+            self.gateway.later(rng.uniform(0, 0.05), self._close_in, self._serial)
+
+    def _close_in(self, serial: int) -> None:
+        if serial == self._serial and not self.done:
+            self.close()
+
+    def close(self) -> None:
+        self._note("closes")
+        self.abandoned()
+        self.gateway.core.close(self.name, self._tools.clock.now)
+        self.gateway.pump()
+
+    def abandoned(self) -> None:
+        """The gateway died, and the session with it."""
+        self.done = True
+        self.turn = None
+        self._serial += 1
+
+    def told(self) -> list[int]:
+        """The log as it was when the client last read of it: what an adopter may not lose."""
+        return list(self.log) if self._began else self._had
+
+    def orphaned(self, gateway: GatewayProcess) -> None:
+        """Its gateway is gone: it goes on at this one."""
+        self.gateway = gateway
+        self.turn = None
+        self._serial += 1
+        self._reading = False
+
+    def go_on(self) -> None:
+        self._serial += 1
+        self.gateway.later(0.0, self._next, self._serial)
+
+    def _next(self, serial: int) -> None:
+        if serial == self._serial:
+            self._next_turn()
+
+    def _read_on(self, serial: int) -> None:
+        """A slow reader takes one more entry."""
+        if serial != self._serial or self.turn is None:
+            self._reading = False
+            return
+        self._read += 1
+        self._moved()
+        self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+        self._schedule_read()
+        self.gateway.pump()
+
+    def _schedule_read(self) -> None:
+        self._reading = self._read < len(self.log)
+        if self._reading:
+            pause = self._rng.expovariate(1 / self._load.read_pause)
+            self.gateway.later(pause, self._read_on, self._serial)
+
+    # -- what it sees ----------------------------------------------------------------------
+
+    def sees(self, effects: list[Effect]) -> None:
+        """Effects of its session that came at once, in order; after a stop or a close the rest is not for it."""
+        for effect in effects:
+            if isinstance(effect, Emitted):
+                if not self._sees_token(effect):
+                    return
+            elif isinstance(effect, Refused):
+                self._sees_refusal(effect)
+            elif isinstance(effect, Rerouted | Moved):
+                self._reroutes += 1
+            elif isinstance(effect, Broken):
+                self._sees_end(effect)
+
+    def _sees_token(self, seen: Emitted) -> bool:
+        turn = self.turn
+        assert turn is not None or self._expect(False, f"{seen} while no turn runs")
+        assert turn is not None
+        self._expect(seen.position == len(self.log), f"{seen}, but the log has {len(self.log)}")
+        self._moved()
+        if seen.token == -1:
+            self._expect(turn.end == len(self.log), f"{seen}, but tokens were asked for")
+            self._expect(seen.finish is Finish.LENGTH, f"{seen} does not finish")
+            self._finished()
+            return True
+        self._expect(seen.position < turn.end, f"{seen} is beyond the turn's end {turn.end}")
+        self._check_token(seen, turn)
+        self.log.append(seen.token)
+        self._began = True
+        self.tokens += 1
+        self._read_token()
+        return self._act(seen, turn)
+
+    def _check_token(self, seen: Emitted, turn: Progress) -> None:
+        request = turn.request
+        expected = self._reference.next_token(self.log, request.sampling)
+        self._expect(seen.token == expected.token, f"{seen}, but the reference says {expected}")
+        self._expect(seen.logprob == expected.logprob, f"{seen}, but the reference says {expected}")
+        last = seen.position == turn.end - 1
+        finish = Finish.LENGTH if last else Finish.NONE
+        if seen.token in request.sampling.eos:
+            finish = Finish.STOP
+        self._expect(seen.finish is finish, f"{seen} should finish with {finish}")
+        credit = self._read + request.credit_ahead + self._reroutes  # each Go samples one (R7)
+        self._expect(seen.position <= credit, f"{seen} is beyond the credit {credit}")
+
+    def _read_token(self) -> None:
+        if not self._slow:
+            self._read = len(self.log)
+            self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+        elif not self._reading:
+            self._schedule_read()
+
+    def _act(self, seen: Emitted, turn: Progress) -> bool:
+        """What the client does about a token; False when it wants no more of this turn."""
+        if turn.close_at == len(self.log):
+            self.close()
+            return False
+        if seen.finish is not Finish.NONE:
+            self._finished()
+            return True
+        if turn.stop_at == len(self.log):
+            self._note("stops", f"at {len(self.log)}")
+            self.gateway.core.stop_at(self.name, len(self.log), self._tools.clock.now)
+            self._finished()
+            return False
+        return True
+
+    def _finished(self) -> None:
+        self._note("turn ends", f"{len(self.log)} entries")
+        self.turn = None
+        self._serial += 1
+        self._reading = False
+        think = self._load.think
+        pause = self._rng.expovariate(1 / think) if think else 0.0
+        self.gateway.later(pause, self._next, self._serial)
+
+    def _sees_refusal(self, effect: Refused) -> None:
+        """429: try the same turn again later."""
+        self._expect(self.turn is not None, f"{effect} while no turn runs")
+        assert self.turn is not None
+        request, turn = self.turn.request, self.turn
+        self._expect(len(self.log) == len(request.tokens), f"{effect} after a token")
+        self.turn = None
+        self._moved()
+        if self._rng.random() < self._load.quit_chance:
+            self.close()
+            return
+        self.gateway.later(
+            effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
+        )
+
+    def _sees_end(self, effect: Broken) -> None:
+        """The honest end (I8): only for a model that fails again and again, or when no server comes back."""
+        scenario = self._tools.scenario
+        expected = scenario.weather.failed_step_chance > 0 or scenario.hold_seconds < NEVER
+        expected |= scenario.load.poisons(self.name)
+        self._expect(expected, f"the session was given up: {effect.detail}")
+        self.abandoned()
+
+    def _retry(self, turn: Progress, serial: int) -> None:
+        if serial == self._serial and not self.done:
+            self._begin(turn.request)
+
+    # -- oracles ---------------------------------------------------------------------------
+
+    def _moved(self) -> None:
+        self.progress_at = self._tools.clock.now
+
+    def _expect(self, holds: bool, text: str) -> bool:
+        if not holds:
+            raise Violation(f"{self.name}: {text}", self.name)
+        return True
+
+    def _note(self, what: str, text: str = "") -> None:
+        self._tools.trace.note(self._tools.clock.now, self.name, what, f"{text}")

@@ -1,0 +1,275 @@
+"""The shell of a simulated server: what the real node and engine do around the core, in virtual time.
+
+One boot of a server: its core, its hash model, one step at a time. Decides nothing about the protocol: items go in,
+effects go out. Also what all processes of a world share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from support.simulator.clock import Clock
+from support.simulator.network import Endpoint, Network
+from support.simulator.scenario import Scenario
+from support.simulator.trace import Trace
+
+from modelswarm.protocol.heartbeat import BUSY_SECONDS
+from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Fenced,
+    Go,
+    Hello,
+    Item,
+    Lane,
+    Role,
+    Rows,
+    Send,
+    reply_address,
+)
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_serving.beats import BeatTimer
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.model.base import ModelShape, Result, Task, Work
+from modelswarm_serving.model.hash_model import HashModel
+
+MODEL = "hash"
+ROW_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which classes play the parts: the real ones, unless a bug is planted."""
+
+    server: type[ServerCore] = ServerCore
+    gateway: type[GatewayCore] = GatewayCore
+    nonce: bool = True  # a restarted server is another peer
+
+
+@dataclass(slots=True)
+class Tools:
+    """What every process of one world shares."""
+
+    scenario: Scenario
+    clock: Clock
+    network: Network
+    trace: Trace
+    cores: Cores
+    draw: Callable[[], int]  # 64 random bits
+
+
+class ServerProcess:
+    """One boot. A restart is a new ServerProcess under the same name and target."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        name: str,
+        span: tuple[int, int],
+        boot: int,
+        sees_go: Callable[[ServerProcess, Go], None],
+    ) -> None:
+        self._tools = tools
+        self.name = name
+        self.span = span
+        self.boot = boot
+        self.alive = True
+        self.wakes_at = 0.0
+        nonce = f"boot{boot}" if tools.cores.nonce else "none"
+        self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
+        layout = tools.scenario.layout
+        self.shape = ModelShape(
+            first=span[0],
+            last=span[1],
+            n_blocks=layout.n_blocks,
+            row_bytes=ROW_BYTES,
+            page_size=layout.page_size,
+            total_pages=layout.total_pages,
+            max_length=layout.max_length,
+            vocab_size=tools.scenario.vocab,
+        )
+        settings = ServerSettings(
+            address=self.address,
+            grant_seconds=layout.grant_seconds,
+            lease_seconds=layout.lease_seconds,
+            token_budget=layout.token_budget,
+            row_window=layout.row_window,
+            coming_bytes=layout.coming_bytes,
+            replay_bytes=layout.replay_bytes,
+        )
+        self.core = tools.cores.server(settings, self.shape, tools.draw)
+        self.model = HashModel(self.shape)
+        self.rows = 0
+        self.evicted = False  # kept rows have been taken away by the simulator
+        self.sees_go = sees_go
+        self._work: Sequence[Task] = ()
+        self._frozen_until = 0.0
+        self._beats = BeatTimer(lambda: self._rng.random())
+        self._rng = random.Random(f"server/{tools.scenario.seed}/{name}/{boot}")
+
+    @property
+    def hello(self) -> Hello:
+        shape = self.shape
+        return Hello(
+            version=PROTOCOL_VERSION,
+            peer=self.address.peer,
+            role=Role.SERVER,
+            link="",
+            lane=Lane.LIVE,
+            target=self.address.target,
+            model=MODEL,
+            revision="1",
+            first=shape.first,
+            last=shape.last,
+            n_blocks=shape.n_blocks,
+            row_bytes=shape.row_bytes,
+            max_length=shape.max_length,
+            total_pages=shape.total_pages,
+            page_size=shape.page_size,
+        )
+
+    # -- the network calls these -----------------------------------------------------------
+
+    def linked(self, other: Endpoint) -> None:
+        role = Role.SERVER if other.address.target else Role.GATEWAY
+        self.core.connected(other.address.peer, role, self._tools.clock.now)
+        if role is Role.GATEWAY:
+            self._beats.join(other.address.peer)
+        self._pump()
+
+    def unlinked(self, peer: PeerId) -> None:
+        self._beats.leave(peer)
+        self.core.disconnected(peer, self._tools.clock.now)
+        self._pump()
+
+    def received(self, peer: PeerId, item: Item) -> None:
+        if isinstance(item, Go):
+            self.sees_go(self, item)
+        if isinstance(item, Rows) and item.store_only and self._bare(item):
+            self.evicted = True
+        self.core.receive(peer, item, self._tools.clock.now)
+        self._pump()
+
+    def _bare(self, rows: Rows) -> bool:
+        """A copy's part without kept rows: of a hop that ends at another boundary, or that has lost its own."""
+        hop = self.core._life.hops.get(rows.handle)
+        blocks = 0 if hop is None else hop.last - hop.first
+        return len(rows.payload) == rows.count * blocks * self.shape.kv_bytes
+
+    # -- the engine ------------------------------------------------------------------------
+
+    def freeze(self, seconds: float) -> None:
+        """The engine does not get on for so long; links are read all the same."""
+        self._frozen_until = self._tools.clock.now + seconds
+
+    def evict(self) -> bool:
+        """The kept rows of some hop go, as when memory is short."""
+        kept = list(self.core._log._runs)
+        if kept:
+            self._evict(self._rng.choice(kept))
+        return bool(kept)
+
+    def _evict(self, handle: Handle) -> None:
+        self.evicted = True
+        self.core._log.drop(handle)
+
+    def retire(self) -> None:
+        """A graceful stop begins: no new hops."""
+        self.core.leave(self._tools.clock.now)
+        self._pump()
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long."""
+        self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
+
+    def tick(self) -> None:
+        """As the node does."""
+        clock = self._tools.clock
+        if not self.alive:
+            return
+        if clock.now < self.wakes_at:
+            clock.at(self.wakes_at, self.tick)
+            return
+        self.core.tick(clock.now)
+        self._pump()
+        self._beat()
+        clock.after(BUSY_SECONDS, self.tick)
+
+    def _beat(self) -> None:
+        due = self._beats.due(self._tools.clock.now, self.core.busy_gateways)
+        if due:
+            beat = self.core.beat()
+            for peer in due:
+                self._send(Send(reply_address(peer), Lane.LIVE, beat))
+
+    def _send(self, send: Send) -> None:
+        self._tools.network.send(self.address.peer, send)
+
+    def _pump(self) -> None:
+        core, now = self.core, self._tools.clock.now
+        if not self._work:
+            self._work = core.plan_step(now)
+            if self._work:
+                self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
+        chance = self._tools.scenario.weather.evict_chance
+        for send in core.drain():
+            if chance and isinstance(send.item, Fenced) and self._rng.random() < chance:
+                self._evict(send.item.own)
+            self._beats.sent(send.to.peer, now)
+            self._send(send)
+
+    def _step_time(self) -> float:
+        weather = self._tools.scenario.weather
+        if weather.slow_step_chance and self._rng.random() < weather.slow_step_chance:
+            return weather.slow_step * self._rng.random()
+        rows = _rows(self._work) if weather.row else 0
+        return weather.step * (0.5 + self._rng.random()) + weather.row * rows
+
+    def _finish(self) -> None:
+        clock = self._tools.clock
+        if not self.alive:
+            return
+        if clock.now < self.wakes_at:
+            clock.at(self.wakes_at, self._finish)
+            return
+        work, self._work = self._work, ()
+        now = clock.now
+        poisoned = self._poisoned()
+        chance = self._tools.scenario.weather.failed_step_chance
+        struck = chance and now < self._tools.scenario.faults.until and self._rng.random() < chance
+        if struck or poisoned:
+            self._fail(work, poisoned, now)
+        else:
+            self.core.finish_step(self.model.step(work), now)
+        self.rows += _rows(work)
+        self._pump()
+
+    def _poisoned(self) -> list[int]:
+        """Parts of the step that is out that fail, whatever else does, for what their sessions are."""
+        load = self._tools.scenario.load
+        if not load.poisoned:
+            return []
+        return [
+            index
+            for index, (hop, _) in enumerate(self.core._steps._running)
+            if load.poisons(hop.session) and self._rng.random() < load.poison_chance
+        ]
+
+    def _fail(self, work: Sequence[Task], poisoned: Sequence[int], now: float) -> None:
+        """The whole step raises, or some session's part of it fails."""
+        self._tools.trace.note(now, self.name, "step fails")
+        if self._rng.random() < 0.5:
+            self.core.fail_step("the step failed, says the simulator", now)
+            return
+        results = self.model.step(work)
+        for index in poisoned or [self._rng.randrange(len(results))]:
+            results[index] = Result(error="failed, says the simulator")
+        self.core.finish_step(results, now)
+
+
+def _rows(tasks: Sequence[Task]) -> int:
+    """Those that are computed: copies of KV are not."""
+    return sum(task.count for task in tasks if isinstance(task, Work))

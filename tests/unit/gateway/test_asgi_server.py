@@ -1,0 +1,35 @@
+"""What the HTTP door does with connections when its gateway leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Receive, Scope, Send
+
+from modelswarm_gateway.api.asgi_server import WebServer, bind
+
+ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 503, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_a_new_connection_gets_its_answer_and_an_idle_one_is_closed() -> None:
+    server = WebServer(app, bind("--http", "127.0.0.1:0"))
+    await server.start()
+    host, _, port = server.target.partition(":")
+    idle, to_idle = await asyncio.open_connection(host, int(port))
+    to_idle.write(ASK)
+    assert b"503" in await asyncio.wait_for(idle.readline(), 5)
+    new, to_new = await asyncio.open_connection(host, int(port))
+    await asyncio.sleep(0.1)  # so that it is accepted
+    server.close_idle()
+    async with asyncio.timeout(5):
+        await idle.read()  # until its end
+        to_new.write(ASK)
+        assert b"503" in await new.readline()
+    to_idle.close()
+    to_new.close()
+    await server.stop()

@@ -1,0 +1,166 @@
+"""The members folder as the gateway watches it: who is dialled, how often, and what cannot hurt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from modelswarm.protocol.identity import Address
+from modelswarm_gateway.discovery.dialer import FIRST_PAUSE, GONE, LONGEST_PAUSE, Directory
+from modelswarm_gateway.discovery.file_source import MembersFolder
+
+
+class Watched:
+    """A directory over a real folder, with a clock that is moved by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 100.0
+        self.dialled: list[str] = []
+        self.directory = Directory(MembersFolder(folder), self._dial, lambda: self.now)
+
+    def _dial(self, address: Address) -> None:
+        self.dialled.append(address.peer)
+
+    def write(self, name: str, peer: str, **more: object) -> None:
+        partial = self.folder / f".{name}.tmp"
+        partial.write_text(json.dumps({"peer": peer, "target": "127.0.0.1:9", **more}))
+        partial.replace(self.folder / f"{name}.json")
+
+    def poll(self, after: float = 0.0) -> list[str]:
+        self.now += after
+        self.dialled.clear()
+        self.directory.poll()
+        return self.dialled[:]
+
+
+def test_a_member_is_dialled_once_until_its_dial_ends(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    assert watched.poll() == []
+    watched.write("s0", "s0/1/a", model="m", pid=1)
+    assert watched.poll() == ["s0/1/a"]
+    assert watched.poll(after=100) == []
+    watched.directory.linked("s0/1/a", "m")
+    assert watched.poll(after=100) == []
+
+
+def test_failing_dials_come_again_with_growing_pauses(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    pauses, pause = [], FIRST_PAUSE
+    for _ in range(8):
+        watched.directory.unlinked("s0/1/a", "refused")
+        assert watched.poll(after=pause * 0.9) == []
+        assert watched.poll(after=pause * 0.2) == ["s0/1/a"]
+        pauses.append(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+    assert pauses[-1] == LONGEST_PAUSE
+
+
+def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    for _ in range(6):
+        watched.directory.unlinked("s0/1/a", "refused")
+        watched.poll(after=LONGEST_PAUSE)
+    watched.directory.linked("s0/1/a", "m")
+    watched.directory.unlinked("s0/1/a", "refused")
+    assert watched.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
+
+
+def test_a_member_that_left_is_not_dialled_again(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    (tmp_path / "s0.json").unlink()
+    assert watched.poll(after=1) == []
+    watched.directory.unlinked("s0/1/a", "refused")
+    assert watched.poll(after=10) == []
+
+
+def test_a_new_life_in_the_same_file_is_another_peer(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    watched.write("s0", "s0/2/b")
+    assert watched.poll() == ["s0/2/b"]
+    watched.directory.unlinked("s0/1/a", "refused")
+    assert watched.poll(after=10) == []
+
+
+def test_files_that_are_no_members_are_passed_over(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    (tmp_path / "half.json").write_text('{"peer": "x')
+    (tmp_path / "other.json").write_text('{"peer": 5, "target": "t"}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "huge.json").write_text(" " * 100_000 + "{}")
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / ".s1.1.tmp").write_text('{"peer": "x", "target": "t"}')
+    (tmp_path / "notes.txt").write_text("hello")
+    watched.write("s0", "s0/1/a")
+    assert watched.poll() == ["s0/1/a"]
+    watched.write("half", "s2/1/c")
+    assert watched.poll() == ["s2/1/c"]
+
+
+def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    watched = Watched(folder)
+    assert watched.poll() == []
+    folder.mkdir()
+    watched.write("s0", "s0/1/a")
+    assert watched.poll() == ["s0/1/a"]
+
+
+def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    assert watched.directory.cut_off("m") == ["s0/1/a"], "nobody knows yet what it serves"
+    watched.directory.linked("s0/1/a", "m")
+    assert watched.directory.cut_off("m") == []
+    watched.directory.unlinked("s0/1/a", "broke")
+    watched.poll(after=LONGEST_PAUSE)
+    watched.directory.unlinked("s0/1/a", "no answer")
+    assert watched.directory.cut_off("m") == ["s0/1/a"]
+    assert watched.directory.cut_off("another") == []
+    assert watched.directory.may_live("s0/1/a") and not watched.directory.may_live("s1/1/a")
+    watched.directory.linked("s0/1/a", "m")
+    assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a"), "it has a link"
+    watched.directory.unlinked("s0/1/a", "broke")
+    (tmp_path / "s0.json").unlink()
+    watched.poll()
+    assert watched.directory.cut_off("m") == [], "it left the members"
+    assert not watched.directory.may_live("s0/1/a")
+
+
+def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.write("s1", "s1/1/a")
+    watched.poll()
+    watched.directory.unlinked("s1/1/a", "it loads")
+    watched.directory.linked("s0/1/a", "m")
+    watched.directory.unlinked("s0/1/a", "broke")
+    for _ in range(round(GONE / LONGEST_PAUSE)):
+        assert watched.directory.cut_off("m") == ["s0/1/a"], "the other one knows nothing"
+        watched.poll(after=LONGEST_PAUSE)
+        watched.directory.unlinked("s0/1/a", "no answer")
+    watched.poll(after=LONGEST_PAUSE)
+    assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a")
+
+
+def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.write("s0", "s0/1/a")
+    watched.poll()
+    watched.directory.linked("s0/1/a", "m")
+    watched.directory.unlinked("s0/1/a", "broke")
+    assert watched.directory.cut_off("m") == ["s0/1/a"]
+    watched.poll(after=FIRST_PAUSE)
+    watched.directory.unlinked("s0/1/a", "connect: Connection refused (111)")
+    assert watched.directory.cut_off("m") == []
+    assert not watched.directory.may_live("s0/1/a")

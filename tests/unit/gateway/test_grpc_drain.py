@@ -1,0 +1,177 @@
+"""`Swarm.Drain`, one call of it: what it tells while a server is left, and that it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from support.core.scripted_servers import Script
+
+from modelswarm.protocol.identity import PeerId, name_of
+from modelswarm.protocol.messages import Beat, Close, Wish
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.grpc.drain import drain
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.runtime.drains import Drains
+
+PROMPT = tuple(range(1, 21))
+
+
+def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script, Drains]:
+    """A session runs over `a` and `b`; `c` holds the same blocks as `b` and answers nothing."""
+    script = Script()
+    script.serve("a", 0, 2)
+    script.serve("b", 2, 4)
+    script.ask("s", PROMPT)
+    script.token("s")
+    script.silent.add(script.serve("c", 2, 4))
+    return script, Drains(script.core, lambda: script.now, script.run, lives)
+
+
+async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
+    _, drains = two_tails()
+    states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
+    first = await anext(states)
+    assert first.own_sessions == 1 and not first.done
+    [undone] = [s async for s in drain(drains, api_pb2.DrainRequest(server="b", undo=True), bool)]
+    assert not undone.done
+    with pytest.raises(ApiError) as told:
+        async with asyncio.timeout(5):
+            async for _ in states:
+                pass
+    assert told.value.code is Code.DRAIN_UNDONE and "b" in str(told.value)
+
+
+async def test_an_unknown_server_is_answered_with_those_there_are() -> None:
+    _, drains = two_tails()
+    with pytest.raises(ApiError) as told:
+        await anext(drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
+    assert str(told.value) == "there is no server 'z'; known are: a, b, c"
+
+
+async def test_a_drain_that_would_uncover_blocks_says_which() -> None:
+    _, drains = two_tails()
+    with pytest.raises(ApiError) as told:
+        await anext(drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
+    assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0, 1" in str(told.value)
+
+
+async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions_there() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    script.says(c, Beat(wish=Wish.STAY))
+    assert not (await anext(states)).done, "what it says is older than the drain"
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
+    script.says(c, Beat(wish=Wish.STAY))
+    assert drains.look(c).leaving and not drains.is_empty(c)  # type: ignore[union-attr]
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=2))
+    second = await anext(states)
+    assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert not (await anext(states)).done
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    late = await anext(states)
+    assert (late.other_sessions, late.done) == (1, False), "it was on its way when the wish was"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert [state.done for state in [s async for s in states]] == [False, True]
+
+
+async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has() -> None:
+    """Or its answer would show ours as those of another gateway, for seconds if nobody runs there."""
+    script, drains = two_tails()
+    script.core.leave("s", script.now)
+    script.run()
+    script.sent.clear()
+    drains.begin("b/1/0")
+    told = [type(item) for to, item in script.sent if to == "b/1/0"]
+    assert told == [Close, Beat]
+
+
+async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:
+    script, drains = two_tails()
+    states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
+    await anext(states)
+    script.says("b/1/0", Beat(wish=Wish.LEAVE, sessions=1))
+    script.says("b/1/0", Beat(wish=Wish.STAY, sessions=1))
+    with pytest.raises(ApiError) as told:
+        async with asyncio.timeout(5):
+            async for _ in states:
+                pass
+    assert told.value.code is Code.DRAIN_UNDONE
+
+
+async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway() -> None:
+    script, _ = two_tails()
+    for wish, leaving in ((Wish.LEAVE, "drain"), (None, "drain"), (Wish.STAY, "")):
+        script.says("b/1/0", Beat(wish=wish, sessions=1))
+        assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving
+
+
+def is_back(script: Script, peer: PeerId) -> None:
+    """Its link broke, and is there again."""
+    script.core.disconnected(peer, script.now)
+    script.serve(name_of(peer), 2, 4)
+
+
+async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    drains.begin(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat())
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
+    script.says(c, Beat())
+    assert not drains.is_empty(c), "its other gateways know nothing of it"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.is_empty(c)
+
+
+async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    script.says(c, Beat(wish=Wish.LEAVE))
+    drains.undo(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.taken_back(c)
+    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.STAY]
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert drains.taken_back(c), "what it says is older than what it was told"
+    script.says(c, Beat(wish=Wish.STAY))
+    script.says(c, Beat(wish=Wish.LEAVE))
+    assert not drains.taken_back(c)
+
+
+@pytest.mark.parametrize("wish", [Wish.STAY, Wish.LEAVE])
+async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: Wish) -> None:
+    script, drains = two_tails()
+    c = "c/1/0"
+    drains.begin(c)
+    is_back(script, c)
+    script.sent.clear()
+    script.says(c, Beat(wish=wish))
+    assert drains.taken_back(c) is (wish is Wish.STAY)
+    assert not script.told(c, Beat)
+
+
+async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None:
+    lives = {"c/1/0"}
+    script, drains = two_tails(lives.__contains__)
+    c = "c/1/0"
+    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    assert (await anext(states)).other_sessions == 1
+    script.core.disconnected(c, script.now)
+    broken = await anext(states)
+    assert not broken.done and not broken.gone
+    script.serve("c", 2, 4)
+    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    again = await anext(states)
+    assert again.other_sessions == 1 and not again.done
+    script.core.disconnected(c, script.now)
+    lives.clear()
+    assert [state.gone for state in [s async for s in states]][-1]

@@ -1,0 +1,141 @@
+"""Requests and model files that are legal to read and must not cost anybody else anything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.models.tokenizers import model_files
+from unit.gateway.test_model_registry import HELLO, Shelf
+
+from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
+from modelswarm.protocol.wire import api_pb2
+from modelswarm.protocol.wire.frames import pack
+from modelswarm_gateway.api.grpc.requests import ask
+from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_completion
+from modelswarm_gateway.discovery.dialer import Directory
+from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import Ask, TextPrompt, prompt_tokens
+from modelswarm_gateway.models.registry import Library
+from modelswarm_gateway.models.sampling_defaults import Defaults, Options, read_defaults
+from modelswarm_gateway.models.tokenizer import ModelText
+
+MANY = 300_000  # entries: a body of about 1 MiB
+
+
+def crosses_a_link(sampling: Sampling) -> bool:
+    fence = Fence(0, 1, Epoch(1, 1), 0, 0, Create("s", 0, 1), Turn(1, 1, sampling))
+    return bool(list(pack([fence])))
+
+
+@pytest.mark.parametrize("top_k", [2**63, 2**64, 10**30])
+def test_a_top_k_beyond_all_vocabularies_does_not_break_the_link_to_the_tail(top_k: int) -> None:
+    asked = parse_completion({"model": "m", "prompt": [1], "top_k": top_k}).ask()
+    sampling = Defaults().sampling(asked.options, 1)
+    assert sampling.top_k >= 1 << 30
+    assert crosses_a_link(sampling)
+
+
+def test_what_a_models_file_says_crosses_a_link_or_is_left_out() -> None:
+    said = {
+        "do_sample": True,
+        "top_k": float("nan"),
+        "temperature": float("inf"),
+        "repetition_penalty": 10**400,
+        "eos_token_id": [-1, True, 2, 1 << 70],
+    }
+    defaults = read_defaults(said, {}, None)
+    assert defaults.eos == (2,)
+    assert defaults.top_k == 0
+    assert crosses_a_link(defaults.sampling(Options(), 1))
+
+
+def test_a_temperature_that_is_nearly_zero_is_zero() -> None:
+    assert Defaults().sampling(Options(temperature=1e-300), 1).temperature == 0.0
+    assert Defaults().sampling(Options(temperature=0.01), 1).temperature == 0.01
+    assert Defaults().sampling(Options(repetition_penalty=5e-324), 1).repetition_penalty > 1e-9
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_completion, {"prompt": [True] * MANY}),
+        (parse_completion, {"prompt": [[True] * MANY]}),
+        (parse_chat, {"messages": [1] * MANY}),
+        (parse_chat, {"messages": [{"role": "user", "content": [1] * MANY}]}),
+        (parse_chat, {"messages": [{"role": "user", "tool_calls": [1] * MANY}]}),
+        (parse_chat, {"messages": [{"role": "user", "content": "a"}], "stop": [1] * MANY}),
+    ],
+)
+def test_a_long_list_of_nonsense_is_refused_at_its_first_entry(parse, body) -> None:  # type: ignore[no-untyped-def]
+    began = time.process_time()
+    with pytest.raises(ApiError):
+        parse({"model": "m", **body})
+    assert time.process_time() - began < 0.5  # it was 12 s and a gigabyte
+
+
+def test_a_session_id_over_grpc_is_as_short_as_over_http() -> None:
+    with pytest.raises(ApiError, match="session_id"):
+        ask(api_pb2.GenerateRequest(model="m", prompt="a", session_id="x" * 257))
+
+
+async def test_model_files_that_break_a_parser_are_given_up_and_not_waited_for() -> None:
+    shelf = Shelf()
+    shelf.library.linked(HELLO)
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    shelf.answer("s0/1/a", {**model_files(), "tokenizer_config.json": deep}, size=1 << 20)
+    await shelf.library_quiet()
+    [entry] = shelf.library.entries()
+    assert entry.fetch is None
+    assert entry.retry_at > shelf.now
+
+
+async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_members(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.json").symlink_to(tmp_path / "gone")
+    os.mkfifo(tmp_path / "b.json")
+    (tmp_path / "s0.json").write_text('{"peer": "s0/1/a", "target": "127.0.0.1:1"}')
+    dialled: list[Address] = []
+    directory = Directory(MembersFolder(tmp_path), dialled.append, lambda: 0.0)
+    await asyncio.wait_for(asyncio.to_thread(directory.poll), 5)
+    assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
+
+
+async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
+    shelf = Shelf()
+    leading = ["r1"]
+    shelf.library = Library(
+        shelf.sent.extend, lambda: shelf.now, lambda: 77.5, lambda: None, lambda model: leading[0]
+    )
+    shelf.library.linked(HELLO)
+    assert shelf.asked() == ["s0/1/a"]
+    shelf.answer("s0/1/a", model_files())
+    await shelf.library_quiet()
+    shelf.library.linked(replace(HELLO, peer="s1/1/b", revision="r2"))
+    assert shelf.asked() == []
+    leading[0] = "r2"
+    shelf.library.tick()
+    assert shelf.asked() == ["s1/1/b"]
+    shelf.answer("s1/1/b", model_files())
+    await shelf.library_quiet()
+    [entry] = shelf.library.entries()
+    assert entry.revision == "r2"
+
+
+async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
+    text = ModelText(model_files())
+    ask_for = Ask("m", TextPrompt("a " * 4_000_000), "prompt", Options())
+    began = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        await prompt_tokens(ask_for, text, 512)
+    assert caught.value.code is Code.CONTEXT_LENGTH
+    assert time.process_time() - began < 0.2
+    ids = await prompt_tokens(replace(ask_for, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
+    assert len(ids) > 0

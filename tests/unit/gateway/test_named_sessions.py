@@ -1,0 +1,90 @@
+"""Named sessions: kept between requests, bounded in number and in idle time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.named_sessions import Key, SessionBook
+
+
+class Desk:
+    """A book with a clock moved by hand, and what it opened and closed."""
+
+    def __init__(self, limit: int = 2) -> None:
+        self.now = 0.0
+        self.open: list[str] = []
+        self._names: Iterator[int] = count()
+        self.book = SessionBook(
+            self._open, self.open.remove, lambda: self.now, limit=limit, idle_seconds=10
+        )
+
+    def _open(self, key: Key, above: int) -> str:
+        name = f"{key[0]}{next(self._names)}"
+        self.open.append(name)
+        return name
+
+
+def code_of(desk: Desk, name: str) -> Code:
+    with pytest.raises(ApiError) as caught:
+        desk.book.acquire(("m", name))
+    return caught.value.code
+
+
+def test_a_session_is_found_again_by_its_name_and_model() -> None:
+    desk = Desk()
+    assert desk.book.acquire(("m", "a")) == "m0"
+    desk.book.release(("m", "a"))
+    assert desk.book.acquire(("m", "a")) == "m0"
+    assert desk.book.acquire(("x", "a")) == "x1"
+
+
+def test_a_busy_session_takes_no_second_request() -> None:
+    desk = Desk()
+    desk.book.acquire(("m", "a"))
+    assert code_of(desk, "a") is Code.SESSION_BUSY
+
+
+def test_the_longest_idle_one_gives_way_to_a_new_one() -> None:
+    desk = Desk()
+    for name in "ab":
+        desk.book.acquire(("m", name))
+        desk.book.release(("m", name))
+    desk.book.acquire(("m", "a"))
+    desk.book.acquire(("m", "c"))
+    assert desk.open == ["m0", "m2"]
+    assert code_of(desk, "d") is Code.NO_CAPACITY
+
+
+def test_idle_sessions_end_and_busy_ones_do_not() -> None:
+    desk = Desk()
+    desk.book.acquire(("m", "a"))
+    desk.book.acquire(("m", "b"))
+    desk.book.release(("m", "b"))
+    desk.now = 9
+    desk.book.sweep()
+    assert len(desk.book) == 2
+    desk.now = 11
+    desk.book.sweep()
+    assert desk.open == ["m0"]
+
+
+def test_a_dropped_session_is_closed_once() -> None:
+    desk = Desk()
+    desk.book.acquire(("m", "a"))
+    desk.book.drop(("m", "a"))
+    desk.book.drop(("m", "a"))
+    assert desk.open == []
+
+
+def test_sessions_of_another_model_do_not_give_way_for_pages_they_do_not_hold() -> None:
+    desk = Desk()
+    for key in (("m", "a"), ("x", "b")):
+        desk.book.acquire(key)
+        desk.book.release(key)
+    assert desk.book.evict("x")
+    assert not desk.book.evict("x")
+    assert desk.open == ["m0"]

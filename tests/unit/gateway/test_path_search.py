@@ -1,0 +1,216 @@
+"""Routes over servers whose spans are equal, unequal, overlapping or missing, against a search of all routes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, Leg, Table
+
+Between = tuple[str | None, str | None]
+
+
+def delay(one: str, other: str) -> float:
+    return 0.5 if one == other else 3.0 + len(one + other)
+
+
+def table(*servers: tuple[str, int, int], blocks: int = 8, **hops: float) -> Table:
+    """Servers in one zone, one ms for a block; `hops`: what a hop on some of them costs."""
+    made = Table([Candidate(*server) for server in servers], blocks, delay)
+    for peer, ms in hops.items():
+        made.hop_ms[made.row[peer]] = ms
+    return made
+
+
+def route(
+    of: Table,
+    blocks: tuple[int, int],
+    between: Between = (None, None),
+    draw: Callable[[], float] | None = None,
+) -> list[Leg] | None:
+    to_go = of.to_go(blocks, of.hop_ms, between[1])
+    return of.walk(blocks, to_go, of.hop_ms, between[0], draw)
+
+
+def hops(legs: list[Leg] | None) -> list[tuple[str, int, int]] | None:
+    return None if legs is None else [(leg.peer, leg.first, leg.last) for leg in legs]
+
+
+def test_the_cheaper_of_equal_servers_is_taken() -> None:
+    servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), ("d", 4, 8), a=3, b=0, c=1, d=5)
+    assert hops(route(servers, (0, 8))) == [("b", 0, 4), ("c", 4, 8)]
+
+
+def test_a_block_that_nobody_holds_makes_no_route() -> None:
+    assert route(table(("a", 0, 4), ("c", 5, 8)), (0, 8)) is None
+    assert route(table(blocks=1), (0, 1)) is None
+
+
+def test_a_gap_inside_a_server_span_uses_only_the_missing_blocks() -> None:
+    assert hops(route(table(("a", 0, 8)), (2, 5))) == [("a", 2, 5)]
+
+
+def test_fewer_hops_win_over_more() -> None:
+    servers = table(("whole", 0, 8), ("a", 0, 4), ("b", 4, 8))
+    assert hops(route(servers, (0, 8))) == [("whole", 0, 8)]
+
+
+def test_a_route_enters_a_fast_server_in_the_middle_of_its_span() -> None:
+    servers = table(("slow", 0, 8), ("head", 0, 3), ("wide", 1, 8))
+    servers.block_ms[servers.row["slow"]] = 10.0
+    assert hops(route(servers, (0, 8))) == [("head", 0, 3), ("wide", 3, 8)]
+
+
+def test_a_last_resort_is_taken_only_for_the_blocks_that_nobody_else_holds() -> None:
+    servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), a=LAST_RESORT, b=900.0, c=LAST_RESORT)
+    rng = random.Random(1)
+    for _ in range(50):
+        assert hops(route(servers, (0, 8), draw=rng.random)) == [("b", 0, 4), ("c", 4, 8)]
+
+
+def test_a_last_resort_behind_does_not_blur_the_choice_in_front() -> None:
+    servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), b=20.0, c=LAST_RESORT)
+    rng = random.Random(1)
+    taken = Counter((route(servers, (0, 8), draw=rng.random) or [])[0].peer for _ in range(100))
+    assert taken["a"] == 100
+
+
+def test_servers_that_are_left_out_are_never_taken() -> None:
+    assert route(table(("a", 0, 8), a=math.inf), (0, 8)) is None
+    servers = table(("a", 0, 8), ("b", 0, 8), a=math.inf, b=1e6)
+    assert hops(route(servers, (0, 8))) == [("b", 0, 8)]
+
+
+def test_equal_servers_share_the_sessions() -> None:
+    rng = random.Random(1)
+    servers = table(*((name, 0, 4) for name in "abcd"), blocks=4)
+    taken = Counter((route(servers, (0, 4), draw=rng.random) or [])[0].peer for _ in range(400))
+    assert min(taken.values()) > 60
+
+
+def test_many_equal_servers_all_get_a_share() -> None:
+    rng = random.Random(1)
+    servers = table(*((f"s{n}", 0, 4) for n in range(100)), blocks=4)
+    taken = Counter((route(servers, (0, 4), draw=rng.random) or [])[0].peer for _ in range(2000))
+    assert len(taken) == 100
+
+
+def test_a_clearly_worse_server_is_hardly_ever_drawn() -> None:
+    rng = random.Random(1)
+    servers = table(("a", 0, 4), ("b", 0, 4), blocks=4, b=4.0)
+    taken = Counter((route(servers, (0, 4), draw=rng.random) or [])[0].peer for _ in range(400))
+    assert taken["b"] <= 1
+
+
+def test_a_leg_tells_what_it_was_chosen_against() -> None:
+    servers = table(("a", 0, 8), ("b", 0, 8), b=2.0)
+    [leg] = route(servers, (0, 8), draw=lambda: 0.999999999999) or []
+    assert leg == Leg("b", 0, 8, to_go_ms=10.0, best_ms=8.0, best="a", options=2)
+
+
+def test_the_gap_of_a_repair_is_filled_near_its_neighbours() -> None:
+    servers = Table([Candidate("a", 2, 4, "east"), Candidate("b", 2, 4, "west")], 8, delay)
+    assert hops(route(servers, (2, 4), ("west", "west"))) == [("b", 2, 4)]
+    assert hops(route(servers, (2, 4), (None, "east"))) == [("a", 2, 4)]
+
+
+# ---- properties
+
+
+def drawn_table(rng: random.Random) -> tuple[Table, list[Candidate]]:
+    blocks = rng.randint(1, 7)
+    servers = []
+    for index in range(rng.randint(1, 9)):
+        first = rng.randrange(blocks)
+        span = first, rng.randint(first + 1, blocks)
+        servers.append(Candidate(f"s{index}", *span, rng.choice(("", "east", "west"))))
+    made = Table(servers, blocks, delay)
+    made.hop_ms[:] = [rng.choice((rng.random(), LAST_RESORT, math.inf)) for _ in servers]
+    made.block_ms[:] = [rng.uniform(0.1, 9.0) for _ in servers]
+    return made, servers
+
+
+def every_route(
+    servers: list[Candidate], blocks: tuple[int, int]
+) -> list[list[tuple[str, int, int]]]:
+    """All routes in which a hop goes on to the end of its server's span."""
+    first, end = blocks
+    if first == end:
+        return [[]]
+    return [
+        [(s.peer, first, min(s.last, end)), *rest]
+        for s in servers
+        if s.first <= first < s.last
+        for rest in every_route(servers, (min(s.last, end), end))
+    ]
+
+
+def cost(
+    of: Table, servers: list[Candidate], way: list[tuple[str, int, int]], at: Between
+) -> float:
+    zones = {s.peer: s.zone for s in servers}
+    line = [zone for zone in [at[0], *(zones[p] for p, _, _ in way), at[1]] if zone is not None]
+    used = sum(of.hop_ms[of.row[p]] + (b - a) * of.block_ms[of.row[p]] for p, a, b in way)
+    return float(used) + sum(delay(a, b) for a, b in itertools.pairwise(line))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_route_is_the_cheapest_of_all(seed: int) -> None:
+    rng = random.Random(seed)
+    of, servers = drawn_table(rng)
+    first = rng.randrange(of.n_blocks)
+    blocks = first, rng.randint(first + 1, of.n_blocks)
+    at: Between = rng.choice((None, *of.zones)), rng.choice((None, *of.zones))
+    all_costs = [cost(of, servers, way, at) for way in every_route(servers, blocks)]
+    cheapest = min(all_costs, default=math.inf)
+    legs = route(of, blocks, at)
+    if math.isinf(cheapest):
+        assert legs is None
+        return
+    found = hops(legs)
+    assert found is not None and legs is not None
+    assert cost(of, servers, found, at) == pytest.approx(cheapest)
+    assert legs[0].to_go_ms == pytest.approx(cheapest)
+    if at == (None, None):
+        assert of.cost(found) == pytest.approx(cheapest)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_drawn_route_covers_every_block_once_and_needs_no_more_last_resorts(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    of, servers = drawn_table(rng)
+    blocks = 0, of.n_blocks
+    for _ in range(5):
+        found = hops(route(of, blocks, draw=rng.random))
+        best = hops(route(of, blocks))
+        assert (found is None) == (best is None)
+        if found is None or best is None:
+            continue
+        assert [b for _, first, last in found for b in range(first, last)] == list(range(*blocks))
+        spans = {s.peer: s for s in servers}
+        assert all(spans[p].first <= a < b <= spans[p].last for p, a, b in found)
+        assert of.cost(found) // LAST_RESORT == of.cost(best) // LAST_RESORT
+
+
+def test_ten_thousand_servers_are_no_other_matter_than_ten() -> None:
+    rng = random.Random(5)
+    spans = [
+        (first, first + rng.randint(5, 40)) for first in (rng.randrange(96) for _ in range(10_000))
+    ]
+    servers = [
+        Candidate(f"s{n}", first, min(last, 100), f"z{rng.randrange(20)}")
+        for n, (first, last) in enumerate(spans)
+    ]
+    of = Table(servers, 100, delay)
+    of.block_ms[:] = np.random.default_rng(1).uniform(0.5, 2.0, len(servers))
+    best = route(of, (0, 100))
+    found = route(of, (0, 100), draw=rng.random)
+    assert best is not None and found is not None
+    assert of.cost(hops(best) or []) == pytest.approx(best[0].to_go_ms)
+    assert of.cost(hops(found) or []) <= 1.5 * best[0].to_go_ms

@@ -1,0 +1,228 @@
+"""The book of pods and the directory over it: who is dialled, by what name, and when."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from modelswarm.protocol.identity import Address
+from modelswarm_gateway.discovery.dialer import FIRST_PAUSE, LONGEST_PAUSE, Directory
+from modelswarm_gateway.discovery.pod_store import PodBook, read_pod
+from modelswarm_gateway.discovery.readiness import CATCH_UP_SECONDS, Readiness
+
+
+def pod(name: str, *, ip: str = "10.0.0.1", incarnation: str = "1", **more: Any) -> dict[str, Any]:
+    """As the API server shows it. `more`: phase, leaving, ready, restarts, uid, port."""
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": "ns",
+        "uid": more.get("uid", f"uid-{name}"),
+        "labels": {"modelswarm.io/incarnation": incarnation, "other": "x"},
+        "managedFields": [{"manager": "kubelet"}],
+    }
+    if more.get("leaving"):
+        metadata["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    life = {"restartCount": more.get("restarts", 0), "ready": more.get("ready", False)}
+    status: dict[str, Any] = {"phase": more.get("phase", "Running"), "containerStatuses": [life]}
+    if ip:
+        status["podIP"] = ip
+    ports = [{"name": "links", "containerPort": more["port"]}] if "port" in more else []
+    spec = {"containers": [{"name": "server", "image": "i", "ports": ports}]}
+    return {"metadata": metadata, "spec": spec, "status": status}
+
+
+class Watched:
+    """A directory over a book, with a clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.book, self.now = PodBook(), 100.0
+        self.dialled: list[Address] = []
+        self.directory = Directory(self.book, self.dialled.append, lambda: self.now)
+
+    def put(self, *pods: dict[str, Any], kind: str = "MODIFIED") -> list[str]:
+        for each in pods:
+            self.book.change("ns", kind, each)
+        return self.poll()
+
+    def poll(self, after: float = 0.0) -> list[str]:
+        self.now += after
+        self.dialled.clear()
+        self.directory.poll()
+        return [address.peer for address in self.dialled]
+
+
+def test_a_pod_is_dialled_by_its_name_and_incarnation_once_it_runs() -> None:
+    watched = Watched()
+    assert watched.put(pod("p", ip="", phase="Pending"), kind="ADDED") == []
+    assert watched.put(pod("p", phase="Pending")) == []
+    assert watched.put(pod("p", ip="", phase="Running")) == []
+    assert watched.put(pod("p", incarnation="7")) == ["p/7"]
+    assert watched.dialled == [Address("p/7", "10.0.0.1:7000")]
+    assert watched.poll(after=60) == []
+
+
+@pytest.mark.parametrize(
+    ("ip", "port", "target"),
+    [("10.1.2.3", 7000, "10.1.2.3:7000"), ("fd00::7", 7100, "[fd00::7]:7100")],
+)
+def test_where_a_pod_is_dialled(ip: str, port: int, target: str) -> None:
+    assert read_pod(pod("p", ip=ip, port=port)).place.address.target == target
+
+
+def test_a_pod_that_is_linked_is_left_alone_and_dialled_again_when_its_container_restarts() -> None:
+    watched = Watched()
+    watched.put(pod("p", ready=True))
+    watched.directory.linked("p/1/first", "m")
+    assert watched.poll(after=60) == []
+    watched.directory.unlinked("p/1/first", "closed")
+    assert watched.poll() == []
+    assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
+    watched.directory.linked("p/1/second", "m")
+    assert watched.poll(after=60) == []
+
+
+def test_news_of_a_pod_are_a_reason_to_dial_at_once() -> None:
+    watched = Watched()
+    watched.put(pod("p"))
+    for _ in range(8):
+        watched.directory.unlinked("p/1", "refused")
+        watched.poll(after=LONGEST_PAUSE * 1.1)
+    watched.directory.unlinked("p/1", "refused")
+    assert watched.put(pod("p")) == [], "nothing is new"
+    assert watched.put(pod("p", ready=True)) == ["p/1"]
+    watched.directory.unlinked("p/1", "refused")
+    assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"], "the pauses begin anew"
+
+
+def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
+    watched = Watched()
+    watched.put(pod("p"))
+    assert watched.put(pod("p", ready=True)) == []
+    watched.directory.unlinked("p/1", "refused")
+    assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
+
+
+@pytest.mark.parametrize("change", [{"leaving": True}, {"phase": "Failed"}, {"phase": "Succeeded"}])
+def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, Any]) -> None:
+    watched = Watched()
+    watched.put(pod("p"))
+    watched.directory.linked("p/1/a", "m")
+    assert watched.put(pod("p", **change)) == []
+    watched.directory.unlinked("p/1/a", "closed")
+    assert watched.poll(after=60) == []
+
+
+def test_a_pod_that_is_gone_makes_room_for_its_successor_at_the_same_address() -> None:
+    watched = Watched()
+    watched.put(pod("p-1"))
+    watched.directory.linked("p-1/1/a", "m")
+    assert watched.put(pod("p-2", incarnation="2")) == ["p-2/2"]
+    assert watched.put(pod("p-1"), kind="DELETED") == []
+    watched.directory.unlinked("p-1/1/a", "closed")
+    watched.directory.unlinked("p-2/2", "other identity")
+    assert watched.poll(after=1) == ["p-2/2"]
+
+
+def test_a_late_event_of_a_pod_does_not_touch_one_of_the_same_name() -> None:
+    book = PodBook()
+    book.replace("ns", [pod("p", uid="new", ip="10.0.0.2")])
+    book.change("ns", "DELETED", pod("p", uid="old", ip="10.0.0.1"))
+    assert book.present()["p/1"].address.target == "10.0.0.2:7000"
+
+
+def test_a_list_replaces_its_own_scope_and_no_other() -> None:
+    book = PodBook()
+    book.replace("one", [pod("a"), pod("b")])
+    book.replace("two", [pod("c")])
+    book.replace("one", [pod("b")])
+    assert set(book.present()) == {"b/1", "c/1"}
+    assert book.states() == {"Running": 2}
+
+
+def test_what_is_no_pod_of_a_server_is_passed_over() -> None:
+    book = PodBook()
+    odd: list[object] = [None, 5, {}, {"metadata": {}}, pod("x", incarnation=""), pod("y", ip="")]
+    bad = pod("z")
+    bad["status"] = "Running"
+    book.replace("ns", [*odd, bad, pod("good")])
+    book.change("ns", "MODIFIED", {"metadata": {"name": 5}})
+    assert set(book.present()) == {"good/1"}
+
+
+def test_models_are_known_by_their_pods_before_any_serves() -> None:
+    book = PodBook()
+    coming = pod("p", phase="Pending", ip="")
+    coming["metadata"]["annotations"] = {"modelswarm.io/served-name": "counting"}
+    book.replace("ns", [coming, pod("silent")])
+    assert book.models() == {"counting"}
+    book.change("ns", "DELETED", coming)
+    assert book.models() == frozenset()
+
+
+def test_the_directory_is_settled_when_everybody_has_been_tried() -> None:
+    watched = Watched()
+    assert watched.directory.settled()
+    watched.put(pod("a"), pod("b"), pod("c", phase="Pending"))
+    watched.directory.linked("a/1/x", "m")
+    assert not watched.directory.settled()
+    watched.directory.unlinked("b/1", "refused")
+    assert watched.directory.settled()
+
+
+class Catching:
+    """A gateway that catches up, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now, self.settled = 100.0, False
+        self.unknown: str | None = "not listed"
+        self.readiness = Readiness(lambda: self.unknown, lambda: self.settled, lambda: self.now)
+
+
+def test_a_gateway_is_ready_once_it_has_caught_up_and_stays_so() -> None:
+    it = Catching()
+    it.now += 60
+    assert it.readiness.unready() == "not listed"
+    it.unknown = None
+    assert it.readiness.unready() is not None
+    it.settled = True
+    assert it.readiness.unready() is None
+    it.settled, it.unknown = False, "gone"
+    assert it.readiness.unready() is None
+
+
+def test_a_gateway_waits_only_so_long_for_links_that_hang() -> None:
+    it = Catching()
+    it.unknown = None
+    assert it.readiness.unready() is not None
+    it.now += CATCH_UP_SECONDS * 0.9
+    assert it.readiness.unready() is not None
+    it.now += CATCH_UP_SECONDS * 0.2
+    assert it.readiness.unready() is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_events_ends_where_a_list_would(seed: int) -> None:
+    """Random lives of pods, heard as events; what is present is what a list of the last state says."""
+    rng = random.Random(seed)
+    watched, truth = Watched(), dict[str, dict[str, Any]]()
+    for step in range(300):
+        name = f"p{rng.randrange(8)}"
+        if name in truth and rng.random() < 0.3:
+            watched.put(truth.pop(name), kind="DELETED")
+        else:
+            kind = "MODIFIED" if name in truth else "ADDED"
+            uid = truth[name]["metadata"]["uid"] if name in truth else f"{name}-{step}"
+            phase = rng.choice(["Pending", "Running", "Running", "Failed"])
+            leaving, ready = rng.random() < 0.2, rng.random() < 0.5
+            truth[name] = pod(name, uid=uid, phase=phase, leaving=leaving, ready=ready)
+            watched.put(truth[name], kind=kind)
+        for peer in watched.poll(after=rng.random() * 3):
+            if rng.random() < 0.5:
+                watched.directory.linked(f"{peer}/boot", "m")
+            else:
+                watched.directory.unlinked(peer, "refused")
+        listed = PodBook()
+        listed.replace("ns", truth.values())
+        assert watched.book.present() == listed.present()

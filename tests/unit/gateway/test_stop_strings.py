@@ -1,0 +1,56 @@
+"""Stop strings are found wherever the text is cut, and nothing that may become one is shown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from modelswarm_gateway.generation.stop_strings import StopMatcher
+
+
+def run(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
+    matcher, shown = StopMatcher(stops), []
+    for piece in pieces:
+        found = matcher.feed(piece)
+        shown.append(found.text)
+        if found.matched:
+            return shown, True
+    return [*shown, matcher.flush()], False
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "matched"),
+    [
+        ([], ["a", "b"], ["a", "b", ""], False),
+        (["STOP"], ["abc", "STOP", "x"], ["abc", ""], True),
+        (["STOP"], ["ab S", "TO", "P and more"], ["ab ", "", ""], True),
+        (["STOP"], ["ab S", "TO", "X"], ["ab ", "", "STOX", ""], False),
+        (["STOP"], ["SSTOP"], ["S"], True),
+        (["aab"], ["aa", "ab"], ["", "a"], True),
+        (["\n\n"], ["a\n", "b\n", "\n"], ["a", "\nb", ""], True),
+        (["bc", "abcd"], ["abcd"], ["a"], True),
+        (["ab", "b"], ["ab"], [""], True),
+        (["late", "x"], ["la x te"], ["la "], True),
+        (["é"], ["caf", "é!"], ["caf", ""], True),
+        (["end"], ["the e", "n"], ["the ", "", "en"], False),
+    ],
+)
+def test_a_stop_string_is_cut_off(
+    stops: list[str], pieces: list[str], shown: list[str], matched: bool
+) -> None:
+    assert run(stops, pieces) == (shown, matched)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_result_does_not_depend_on_where_the_text_was_cut(seed: int) -> None:
+    draw = random.Random(seed)
+    text = "".join(draw.choice("ab") for _ in range(60))
+    stops = ["".join(draw.choice("ab") for _ in range(draw.randint(3, 7))) for _ in range(3)]
+    cuts = sorted(draw.sample(range(len(text)), 12))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    by_piece, by_sign = run(stops, pieces), run(stops, list(text))
+    assert ("".join(by_piece[0]), by_piece[1]) == ("".join(by_sign[0]), by_sign[1])
+    if not by_sign[1]:
+        assert "".join(by_sign[0]) == text

@@ -1,0 +1,178 @@
+"""A model's files: templates in their sandbox, tokens, and the defaults of sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+from support.models.tokenizers import BEGIN, BYTES_FROM, END, encode_bytes, model_files
+
+from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
+from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.tokenizer import ModelFilesError, ModelText
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def rendered(source: str, **extra: Any) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(HI, extra)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}{{ messages[0].content }}", "<s>hi"),
+        (
+            "{% for m in messages %}\n  {% if loop.first %}\n[{{ m['role'] }}]{% endif %}\n{% endfor %}",
+            "[user]",
+        ),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "hi"}]'),
+        ("{{ 'é<b>' | tojson }}", '"é<b>"'),
+        ("{{ {'a': 1} | tojson(indent=2) }}", '{\n  "a": 1\n}'),
+        ("{{ strftime_now('%Y') }}", str(datetime.now().year)),
+        ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "01"),
+        ("{% generation %}a{% endgeneration %}b", "ab"),
+        ("{% if tools is none and add_generation_prompt %}yes{% endif %}", "yes"),
+        ("{{ enable_thinking }}", "False"),
+    ],
+)
+def test_templates_find_what_hugging_face_gives_them(source: str, text: str) -> None:
+    assert rendered(source, enable_thinking=False) == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__ }}x{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ lipsum.__globals__['os'].system('id') }}",
+        "{{ strftime_now.__globals__ }}{{ strftime_now.__globals__['json'] }}",
+        "{{ '%s'.format.__self__.__class__.mro() }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{% include 'x' %}",
+    ],
+)
+def test_a_template_that_reaches_for_pythons_insides_is_refused(source: str) -> None:
+    with pytest.raises(TemplateError):
+        rendered(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[5].content.x }}", "cannot render"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 'a' + 1 }}", "cannot render"),
+        ("{% for %}", "does not compile"),
+    ],
+)
+def test_a_template_that_fails_says_why(source: str, said: str) -> None:
+    with pytest.raises(TemplateError, match=said):
+        rendered(source)
+
+
+def test_a_caller_cannot_replace_the_messages() -> None:
+    assert rendered("{{ messages | length }}{{ bos_token }}", messages=[], bos_token="x") == "1<s>"
+
+
+async def test_chat_is_rendered_and_its_bos_is_not_doubled() -> None:
+    text = ModelText(model_files())
+    ids = await text.encode_chat(HI)
+    assert ids == [BEGIN, 3, *encode_bytes("hi"), END, 4]
+
+
+async def test_a_template_file_of_its_own_wins() -> None:
+    files = model_files() | {"chat_template.jinja": b"{{ messages[0].content }}"}
+    assert await ModelText(files).encode_chat(HI) == encode_bytes("hi")
+
+
+async def test_named_templates_give_the_default_one() -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    text = ModelText(model_files(settings={"chat_template": named}))
+    assert await text.encode_chat(HI) == encode_bytes("yes")
+
+
+async def test_a_model_without_template_cannot_chat_but_complete() -> None:
+    text = ModelText(model_files(template=None))
+    assert not text.can_chat
+    assert await text.encode("hi", special=True) == encode_bytes("hi")
+    with pytest.raises(TemplateError, match="no chat template"):
+        await text.encode_chat(HI)
+
+
+async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
+    """Measured in this process's own time, as a share of what the text takes: a busy machine stops any loop."""
+    text, longest = ModelText(model_files()), 0.0
+    began = last = time.process_time()
+    work = asyncio.create_task(text.encode("word " * 100_000, special=True))
+    while not work.done():
+        await asyncio.sleep(0.001)
+        longest, last = max(longest, time.process_time() - last), time.process_time()
+    assert len(work.result()) == 500_000
+    assert longest < (last - began) / 2
+
+
+def test_a_tokenizer_is_needed_and_must_be_one() -> None:
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
+        ModelText({})
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
+        ModelText({"tokenizer.json": b"{}"})
+    with pytest.raises(ModelFilesError, match=r"generation_config\.json: not valid JSON"):
+        ModelText(model_files() | {"generation_config.json": b"{"})
+    with pytest.raises(ModelFilesError, match="does not compile"):
+        ModelText(model_files(template="{% if %}"))
+
+
+def test_eos_comes_from_the_generation_config_and_the_tokenizer() -> None:
+    assert ModelText(model_files()).defaults.eos == (END,)
+    assert ModelText(model_files(generation={"eos_token_id": [7, 9]})).defaults.eos == (7, 9, END)
+    assert ModelText(model_files(generation={})).defaults.eos == (END,)
+    no_eos = {"eos_token": None}
+    config = {"eos_token_id": 8}
+    text = ModelText(model_files(generation={}, settings=no_eos, config=config))
+    assert text.defaults.eos == (8,)
+
+
+SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("generation", "options", "expected"),
+    [
+        ({}, Options(), (0.0, 1.0, 0)),
+        ({"temperature": 0.6}, Options(), (0.0, 1.0, 0)),
+        ({"do_sample": False, "temperature": 0.6}, Options(), (0.0, 1.0, 0)),
+        ({"do_sample": True}, Options(), (1.0, 1.0, 0)),
+        (SAMPLES, Options(), (0.6, 0.9, 20)),
+        (SAMPLES, Options(temperature=0.0), (0.0, 0.9, 20)),
+        (SAMPLES, Options(top_k=-1, top_p=1.0), (0.6, 1.0, 0)),
+        (SAMPLES, Options(top_k=0), (0.6, 0.9, 0)),
+        ({}, Options(temperature=1.5, top_k=3, top_p=0.5), (1.5, 0.5, 3)),
+    ],
+)
+def test_the_request_wins_over_the_models_file(
+    generation: dict[str, Any], options: Options, expected: tuple[float, float, int]
+) -> None:
+    sampling = ModelText(model_files(generation=generation)).defaults.sampling(options, 5)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
+
+
+def test_a_penalty_of_the_model_counts_for_greedy_too_and_seeds_wrap() -> None:
+    defaults = ModelText(model_files(generation={"repetition_penalty": 1.2})).defaults
+    assert defaults.sampling(Options(), 5).repetition_penalty == 1.2
+    assert defaults.sampling(Options(), 5).seed == 5
+    assert defaults.sampling(Options(seed=-1), 5).seed == 2**64 - 1
+    assert defaults.sampling(Options(ignore_eos=True), 5).eos == ()
+
+
+def test_the_vocabulary_bounds_token_prompts() -> None:
+    assert ModelText(model_files()).vocabulary == BYTES_FROM + 256
+    nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
+    assert ModelText(model_files(config=nested)).vocabulary == 1000

@@ -1,0 +1,222 @@
+"""Small parts of the operator's edge: errors, views, Events that repeat, the patience of a standby."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelswarm_operator.controller.executor import _steps
+from modelswarm_operator.informer.parsing import moment, node_view, pod_view
+from modelswarm_operator.kube.errors import (
+    ConflictError,
+    NotFoundError,
+    RejectedError,
+    ThrottledError,
+    UnauthorizedError,
+    UnavailableError,
+    error_of,
+)
+from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, Limit
+from modelswarm_operator.kube.leader_election import Patience
+from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
+from modelswarm_operator.reconcile.state.observed import CreatePod, DeletePod, Tell, WriteStatus
+
+Json = dict[str, Any]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lease(version: int, holder: str | None = "other", duration: int = 8) -> Json:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": duration}
+    return {"metadata": {"resourceVersion": str(version)}, "spec": spec}
+
+
+def test_a_lease_that_changes_is_never_taken() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    for version in range(100):
+        assert not patience.may_take(lease(version), "me")
+        clock.now += 7.9
+
+
+def test_a_lease_that_stands_still_for_its_duration_is_free() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    assert not patience.may_take(lease(1), "me")
+    clock.now += 7.9
+    assert not patience.may_take(lease(1), "me")
+    clock.now += 0.1
+    assert patience.may_take(lease(1), "me")
+
+
+def test_the_holders_own_duration_counts() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    patience.may_take(lease(1, duration=30), "me")
+    clock.now += 29
+    assert not patience.may_take(lease(1, duration=30), "me")
+    clock.now += 1
+    assert patience.may_take(lease(1, duration=30), "me")
+
+
+@pytest.mark.parametrize("holder", ["", None, "me"])
+def test_a_released_lease_and_our_own_are_taken_at_once(holder: str | None) -> None:
+    assert Patience(Clock()).may_take(lease(1, holder), "me")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (400, RejectedError),
+        (401, UnauthorizedError),
+        (403, RejectedError),
+        (404, NotFoundError),
+        (409, ConflictError),
+        (410, UnavailableError),
+        (422, RejectedError),
+        (429, ThrottledError),
+        (500, UnavailableError),
+        (504, UnavailableError),
+    ],
+)
+def test_an_answer_is_what_is_done_about_it(code: int, kind: type[Exception]) -> None:
+    error = error_of(code, {"reason": "Because", "message": "a sentence"}, None)
+    assert type(error) is kind
+    assert str(error) == "a sentence"
+
+
+def test_already_exists_is_told_from_a_conflict() -> None:
+    taken = error_of(409, {"reason": "AlreadyExists"}, None)
+    assert isinstance(taken, ConflictError)
+    assert taken.exists
+    late = error_of(409, {"reason": "Conflict"}, None)
+    assert isinstance(late, ConflictError)
+    assert not late.exists
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "seconds"),
+    [("7", {}, 7.0), (None, {"details": {"retryAfterSeconds": 3}}, 3.0), (None, "text", 1.0)],
+)
+def test_how_long_to_wait_is_read_from_either_place(
+    header: str | None, body: Any, seconds: float
+) -> None:
+    error = error_of(429, body, header)
+    assert isinstance(error, ThrottledError)
+    assert error.retry_after == seconds
+
+
+def test_a_sentence_is_told_once_in_ten_minutes() -> None:
+    clock = Clock()
+    limit = Limit(clock)
+    assert limit.allows("uid", "Reason", "sentence")
+    assert not limit.allows("uid", "Reason", "sentence")
+    assert limit.allows("uid", "Reason", "another")
+    assert limit.allows("other", "Reason", "sentence")
+    clock.now += REPEAT_SECONDS
+    assert limit.allows("uid", "Reason", "sentence")
+
+
+def test_a_swarm_that_tells_too_much_is_slowed_down_and_no_other() -> None:
+    clock = Clock()
+    limit = Limit(clock)
+    told = [limit.allows("loud", "Reason", str(number)) for number in range(100)]
+    assert sum(told) == BURST
+    assert limit.allows("quiet", "Reason", "1")
+    clock.now += REFILL_SECONDS
+    assert limit.allows("loud", "Reason", "later")
+    assert not limit.allows("loud", "Reason", "later still")
+
+
+def test_only_neighbours_of_one_kind_overlap() -> None:
+    status, first, second = WriteStatus({}), CreatePod("0-0", {}), CreatePod("0-1", {})
+    told, gone = Tell("Normal", "A", "b"), DeletePod("p", "u", "why")
+    steps = list(_steps([status, first, second, gone, told, told]))
+    assert steps == [[status], [first, second], [gone], [told], [told]]
+
+
+def test_paths_are_as_the_api_has_them() -> None:
+    assert POD.path("ns", "p", "status") == "/api/v1/namespaces/ns/pods/p/status"
+    assert SWARM.path() == "/apis/modelswarm.io/v1alpha1/modelswarms"
+    assert BUDGET.path("ns") == "/apis/policy/v1/namespaces/ns/poddisruptionbudgets"
+    assert NODE.path("ignored", "n") == "/api/v1/nodes/n"
+
+
+def test_a_pod_of_which_nothing_is_known_yet_is_pending() -> None:
+    view = pod_view({"metadata": {"name": "p", "uid": "u"}})
+    assert (view.phase, view.ready, view.node, view.deleting_since) == ("Pending", False, "", None)
+    assert view.unschedulable == ""
+
+
+def test_a_pod_is_read_whole() -> None:
+    state = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "too much"}}
+    view = pod_view(
+        {
+            "metadata": {
+                "name": "p",
+                "uid": "u",
+                "creationTimestamp": "2026-11-21T10:00:00Z",
+                "deletionTimestamp": "2026-11-21T10:05:30Z",
+                "deletionGracePeriodSeconds": 30,
+            },
+            "spec": {"nodeName": "n"},
+            "status": {
+                "phase": "Running",
+                "conditions": [
+                    {"type": "Ready", "status": "True"},
+                    {"type": "PodScheduled", "status": "True"},
+                    {
+                        "type": "DisruptionTarget",
+                        "status": "True",
+                        "reason": "EvictionByEvictionAPI",
+                    },
+                ],
+                "containerStatuses": [
+                    {
+                        "restartCount": 2,
+                        "ready": True,
+                        "started": True,
+                        "state": {},
+                        "lastState": state,
+                    }
+                ],
+            },
+        }
+    )
+    assert view.ready
+    assert view.node == "n"
+    assert view.deleting_since == moment("2026-11-21T10:05:00Z")
+    assert view.disruption == "EvictionByEvictionAPI"
+    assert (view.container.restarts, view.container.exit_code) == (2, 137)
+    assert view.container.exit_message == "too much"
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({}, ""),
+        ({"unschedulable": True}, "cordoned"),
+        (
+            {"taints": [{"key": "karpenter.sh/disrupted"}], "unschedulable": True},
+            "karpenter.sh/disrupted",
+        ),
+        ({"taints": [{"key": "nvidia.com/gpu"}]}, ""),
+    ],
+)
+def test_a_node_that_will_go_says_why(spec: Json, why: str) -> None:
+    node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": spec})
+    assert node.departing == why
+    assert not node.ready
+
+
+def test_a_node_that_is_out_of_service_is_seen() -> None:
+    taint = {"key": "node.kubernetes.io/out-of-service"}
+    node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": {"taints": [taint]}})
+    assert node.out_of_service

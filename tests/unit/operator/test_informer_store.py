@@ -1,0 +1,252 @@
+"""What the operator remembers of the cluster: versions decide, lists confirm, nothing comes back from the dead."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from modelswarm_operator.informer.cache import Cache
+from modelswarm_operator.kube.resources import NODE, POD, SERVICE, SWARM
+
+Json = dict[str, Any]
+
+
+def swarm(uid: str, version: int, name: str = "counting", **more: Any) -> Json:
+    meta = {
+        "uid": uid,
+        "name": name,
+        "namespace": "here",
+        "resourceVersion": str(version),
+        "creationTimestamp": more.pop("created", "2026-11-21T10:00:00Z"),
+    }
+    spec = {"model": {"source": "demo://counting", **more.pop("model", {})}}
+    return {"metadata": {**meta, **more}, "spec": spec}
+
+
+def pod(uid: str, version: int, owner: str = "s1", phase: str = "Running") -> Json:
+    meta = {
+        "uid": uid,
+        "name": f"pod-{uid}",
+        "resourceVersion": str(version),
+        "ownerReferences": [{"uid": owner, "controller": True}] if owner else [],
+    }
+    return {"metadata": meta, "status": {"phase": phase}}
+
+
+@pytest.fixture
+def cache() -> Cache:
+    made = Cache()
+    made.replace(SWARM, [swarm("s1", 1)], 1)
+    return made
+
+
+def pods(cache: Cache) -> set[str]:
+    found = cache.observed("s1")
+    assert found is not None
+    return {each.uid for each in found.pods}
+
+
+def test_an_event_wakes_the_swarm_of_the_pod(cache: Cache) -> None:
+    assert cache.feed(POD, False, pod("a", 2)) == {"s1"}
+    assert pods(cache) == {"a"}
+
+
+def test_an_event_that_says_nothing_new_wakes_nobody(cache: Cache) -> None:
+    cache.feed(POD, False, pod("a", 2))
+    assert cache.feed(POD, False, pod("a", 2)) == set()
+    assert cache.feed(POD, False, pod("a", 3)) == set()  # a newer version, the same to us
+
+
+def test_an_older_version_changes_nothing(cache: Cache) -> None:
+    cache.feed(POD, False, pod("a", 5, phase="Failed"))
+    assert cache.feed(POD, False, pod("a", 4)) == set()
+    found = cache.observed("s1")
+    assert found is not None
+    assert found.pods[0].phase == "Failed"
+
+
+def test_a_list_brings_what_was_missed_and_takes_ghosts_away(cache: Cache) -> None:
+    cache.feed(POD, False, pod("ghost", 2))
+    assert cache.replace(POD, [pod("missed", 3)], 4) == {"s1"}
+    assert pods(cache) == {"missed"}
+
+
+def test_what_came_after_the_list_was_made_stays(cache: Cache) -> None:
+    cache.feed(POD, False, pod("new", 9))
+    cache.replace(POD, [], 5)
+    assert pods(cache) == {"new"}
+
+
+def test_a_list_older_than_a_deletion_brings_nothing_back(cache: Cache) -> None:
+    cache.feed(POD, False, pod("a", 2))
+    cache.feed(POD, True, pod("a", 6))
+    cache.replace(POD, [pod("a", 2)], 5)
+    assert pods(cache) == set()
+    cache.feed(POD, False, pod("a", 4))
+    assert pods(cache) == set()
+
+
+def test_a_pod_that_gets_its_label_back_is_known_again(cache: Cache) -> None:
+    """For a watch with a selector, losing the label is a deletion."""
+    cache.feed(POD, False, pod("a", 2))
+    cache.feed(POD, True, pod("a", 3))
+    cache.feed(POD, False, pod("a", 4))
+    assert pods(cache) == {"a"}
+
+
+def test_a_pod_without_our_owner_reference_is_not_ours(cache: Cache) -> None:
+    cache.feed(POD, False, pod("a", 2))
+    assert cache.feed(POD, False, pod("a", 3, owner="")) == {"s1"}
+    assert pods(cache) == set()
+    assert cache.feed(POD, False, pod("b", 4, owner="")) == set()
+
+
+def test_a_pod_that_changes_hands_is_the_other_swarms(cache: Cache) -> None:
+    cache.feed(POD, False, pod("a", 2))
+    cache.feed(POD, False, pod("a", 3, owner="s2"))
+    assert pods(cache) == set()
+
+
+def test_a_restored_store_is_believed(cache: Cache) -> None:
+    """Its versions are lower than all that was seen: the list is the truth all the same."""
+    cache.replace(POD, [pod("a", 90, phase="Failed"), pod("b", 91)], 100)
+    cache.replace(POD, [pod("a", 40)], 50)
+    found = cache.observed("s1")
+    assert found is not None
+    assert [(each.uid, each.phase) for each in found.pods] == [("a", "Running")]
+
+
+def test_the_list_of_one_swarm_leaves_the_others_alone(cache: Cache) -> None:
+    cache.feed(SWARM, False, swarm("s2", 2, "other"))
+    cache.feed(POD, False, pod("mine", 3))
+    cache.feed(POD, False, pod("theirs", 4, owner="s2"))
+    cache.replace(POD, [], 9, owner="s1")
+    assert pods(cache) == set()
+    other = cache.observed("s2")
+    assert other is not None
+    assert len(other.pods) == 1
+
+
+def test_children_are_known_by_kind_and_name_without_their_status(cache: Cache) -> None:
+    service = pod("svc", 2) | {"spec": {"clusterIP": "None"}}
+    service["metadata"] |= {"managedFields": [{}], "labels": {"a": "b"}}
+    assert cache.feed(SERVICE, False, service) == {"s1"}
+    found = cache.observed("s1")
+    assert found is not None
+    stored = found.children["Service", "pod-svc"]
+    assert stored["spec"] == {"clusterIP": "None"}
+    assert "managedFields" not in stored["metadata"]
+    assert "status" not in stored
+
+
+def test_a_node_that_changes_concerns_every_swarm_a_heartbeat_none(cache: Cache) -> None:
+    def node(version: int, ready: str, beat: str) -> Json:
+        condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": beat}
+        meta = {"uid": "n", "name": "n", "resourceVersion": str(version)}
+        return {"metadata": meta, "status": {"conditions": [condition]}}
+
+    assert cache.feed(NODE, False, node(2, "True", "1")) == {"s1"}
+    assert cache.feed(NODE, False, node(3, "True", "2")) == set()
+    assert cache.feed(NODE, False, node(4, "Unknown", "3")) == {"s1"}
+
+
+def test_nodes_that_may_not_be_read_are_none(cache: Cache) -> None:
+    first = cache.observed("s1")
+    assert first is not None
+    assert first.nodes is None
+    cache.sees_nodes = True
+    second = cache.observed("s1")
+    assert second is not None
+    assert second.nodes == {}
+
+
+def test_the_elder_swarm_keeps_a_served_name_and_the_younger_learns_when_it_is_free(
+    cache: Cache,
+) -> None:
+    younger = swarm(
+        "s2", 2, "other", model={"servedName": "counting"}, created="2026-11-21T11:00:00Z"
+    )
+    assert cache.feed(SWARM, False, younger) == {"s1", "s2"}
+    second, first = cache.observed("s2"), cache.observed("s1")
+    assert first is not None
+    assert second is not None
+    assert (first.served_name_taken_by, second.served_name_taken_by) == ("", "here/counting")
+    assert cache.feed(SWARM, True, swarm("s1", 9)) == {"s1", "s2"}
+    alone = cache.observed("s2")
+    assert alone is not None
+    assert alone.served_name_taken_by == ""
+
+
+def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_it_later(
+    cache: Cache,
+) -> None:
+    """A suspended swarm may be renamed: what serves must not be held for that."""
+    later = "2026-11-21T11:00:00Z"
+    younger = swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
+    cache.feed(SWARM, False, younger | {"status": {"servedName": "shared"}})
+    renamed = swarm("s1", 3, model={"servedName": "shared"})
+    assert cache.feed(SWARM, False, renamed | {"status": {"servedName": "counting"}}) == {
+        "s1",
+        "s2",
+    }
+    first, second = cache.observed("s1"), cache.observed("s2")
+    assert first is not None
+    assert second is not None
+    assert (first.served_name_taken_by, second.served_name_taken_by) == ("here/other", "")
+
+
+def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
+    bad = swarm("s1", 2)
+    bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}
+    cache.feed(SWARM, False, bad)
+    found = cache.observed("s1")
+    assert found is not None
+    assert found.swarm.spec is None
+    assert found.swarm.spec_problem.startswith("spec.model.source: ")
+
+
+def test_fields_of_a_newer_version_are_left_alone(cache: Cache) -> None:
+    newer = swarm("s1", 2)
+    newer["spec"]["warpDrive"] = True
+    cache.feed(SWARM, False, newer)
+    found = cache.observed("s1")
+    assert found is not None
+    assert found.swarm.spec is not None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_the_order_the_end_is_the_store(seed: int) -> None:
+    """Random history; events arrive late, twice, or never; the last list makes it whole."""
+    chance, version = random.Random(seed), 1
+    store: dict[str, Json] = {}
+    history: list[tuple[bool, Json]] = []
+    cache = Cache()
+    cache.replace(SWARM, [swarm("s1", 1)], 1)
+    for _ in range(60):
+        version += 1
+        uid = chance.choice("abcdef")
+        if uid in store and chance.random() < 0.3:
+            history.append((True, pod(uid, version)))
+            del store[uid]
+            gone = {each["metadata"]["uid"] for was, each in history if was}
+            assert uid in gone
+            continue
+        if any(was and each["metadata"]["uid"] == uid for was, each in history):
+            continue  # a uid is never used twice
+        store[uid] = pod(uid, version, phase=chance.choice(["Pending", "Running", "Failed"]))
+        history.append((False, store[uid]))
+        if chance.random() < 0.5:
+            was, each = chance.choice(history)
+            cache.feed(POD, was, each)
+        if chance.random() < 0.1:
+            cache.replace(POD, list(store.values()), version)
+    for was, each in chance.sample(history, len(history)):
+        if chance.random() < 0.7:
+            cache.feed(POD, was, each)
+    cache.replace(POD, list(store.values()), version + 1)
+    found = cache.observed("s1")
+    assert found is not None
+    phases = {each.uid: each.phase for each in found.pods}
+    assert phases == {uid: each["status"]["phase"] for uid, each in store.items()}

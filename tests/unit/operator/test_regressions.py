@@ -1,0 +1,307 @@
+"""Holes that a review of the operator looked for: each test is the smallest world that showed one, or refutes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.operator.model_cluster import World, demo_facts, document
+
+from modelswarm.errors import UserError
+from modelswarm.resources.spec import Model
+from modelswarm_operator.controller.executor import Apply
+from modelswarm_operator.controller.worker import Sleeper, Turns
+from modelswarm_operator.informer.cache import Cache
+from modelswarm_operator.informer.parsing import pod_view
+from modelswarm_operator.informer.resync import Resync
+from modelswarm_operator.kube.errors import RejectedError
+from modelswarm_operator.kube.events import Events
+from modelswarm_operator.kube.resources import SWARM
+from modelswarm_operator.observability.metrics import Metrics
+from modelswarm_operator.reconcile.manifests.pod_template import patched
+from modelswarm_operator.reconcile.model.facts import told_model
+from modelswarm_operator.reconcile.pods.inventory import Ground, Grounds
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import (
+    Decision,
+    DeletePod,
+    LabelPod,
+    NodeView,
+    Tell,
+)
+
+Json = dict[str, Any]
+
+
+def raw_pod(**status: Any) -> Json:
+    meta = {"name": "a-12345-s0-1", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    return {"metadata": meta, "spec": {"nodeName": "n9"}, "status": status}
+
+
+def test_the_servers_state_is_read_whatever_stands_beside_it() -> None:
+    """The kubelet sorts container statuses by name: an `istio-proxy` comes before the `server`."""
+    proxy = {"name": "istio-proxy", "ready": True, "restartCount": 0,
+             "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}  # fmt: skip
+    server = {"name": "server", "ready": False, "restartCount": 7,
+              "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+              "lastState": {"terminated": {"exitCode": 2, "message": "no weights"}}}  # fmt: skip
+    seen = pod_view(raw_pod(containerStatuses=[proxy, server])).container
+    assert (seen.restarts, seen.exit_message) == (7, "no weights")
+
+
+def test_an_inspection_ends_with_its_container_not_with_a_sidecar() -> None:
+    world = World(spec=document(model={"source": "pvc://claim/model"}))
+    for _ in range(3):
+        world.turn()
+        world.pass_time()
+    [name] = world.pods
+    ended = replace(world.pods[name].view.container, exit_code=0, exit_message=demo_facts())
+    world.set_pod(name, phase="Running", container=ended)
+    assert [a.name for a in world.decide().actions if isinstance(a, DeletePod)] == [name]
+
+
+HOSTILE = [
+    "[" * 4000,
+    '{"a":' * 800,
+    "null",
+    "5",
+    "{}",
+    json.dumps({**json.loads(demo_facts()), "blocks": 10**15}),
+    json.dumps({**json.loads(demo_facts()), "blocks": -1}),
+    json.dumps({**json.loads(demo_facts()), "blocks": True}),
+    json.dumps({**json.loads(demo_facts()), "revision": {"a": 1}}),
+    json.dumps({**json.loads(demo_facts()), "family": 7}),
+    json.dumps({**json.loads(demo_facts()), "context": 1e308}),
+    json.dumps({**json.loads(demo_facts()), "context": float("inf")}),
+    json.dumps({**json.loads(demo_facts()), "blockElements": "x"}),
+    json.dumps({**json.loads(demo_facts()), "blockElements": {"a": 1}}),
+    json.dumps({**json.loads(demo_facts()), "tied": "perhaps"}),
+    json.dumps({**json.loads(demo_facts()), "dtype": ["x"]}),
+]
+
+
+@pytest.mark.parametrize("words", HOSTILE, ids=lambda words: words[:20] + str(len(words)))
+def test_whatever_an_inspection_says_is_facts_or_a_sentence(words: str) -> None:
+    with pytest.raises(UserError):
+        told_model(Model.model_validate({"source": "pvc://claim/model"}), words)
+
+
+POD: Json = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "a", "labels": {"modelswarm.io/role": "server"}, "annotations": {}},
+    "spec": {
+        "containers": [{"name": "server", "args": ["--x"], "env": [{"name": "POD_IP"}],
+                        "ports": [{"name": "links", "containerPort": 7000}]}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    },
+}  # fmt: skip
+PATCHES: list[Json] = [
+    {"$patch": "replace"},
+    {"$patch": "delete"},
+    {"$patch": "replace", "spec": 5, "metadata": []},
+    {"$patch": "replace", "spec": {"containers": {"a": 1}}},
+    {"$patch": "replace", "spec": {"containers": ["server"]}},
+    {"metadata": None},
+    {"spec": None},
+    {"metadata": {"labels": None, "annotations": None}},
+    {"metadata": {"$patch": "replace", "labels": "x"}},
+    {"metadata": {"$patch": "replace", "labels": ["x"]}},
+    {"spec": {"$patch": "replace", "containers": "server"}},
+    {"spec": {"containers": [{"$patch": "replace"}, "server"]}},
+    {"spec": {"containers": [{"$patch": "replace"}, {"name": "server", "env": "x"}]}},
+    {"spec": {"containers": [{"$patch": "replace"}, {"name": "server", "ports": [1]}]}},
+    {"spec": {"containers": [{"name": "server", "$patch": "replace", "env": {"a": 1}}]}},
+    {"$deleteFromPrimitiveList/spec": ["containers"]},
+    {"$deleteFromPrimitiveList/metadata": ["labels"]},
+    {"metadata": {"$deleteFromPrimitiveList/labels": ["modelswarm.io/role"]}},
+    {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
+    {"$retainKeys": []},
+    {"spec": {"$retainKeys": ["volumes"]}},
+    {"$retainKeys": ["kind"], "kind": "Secret"},
+    {"spec": {"containers": [{"name": {"a": 1}}]}},
+]
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=str)
+def test_a_hostile_patch_is_a_pod_or_a_sentence(patch: Json) -> None:
+    """Anything else would fail every turn of the swarm without a condition that tells why."""
+    try:
+        pod, _ = patched(POD, [("spec.pools[0].podTemplate", patch)])
+    except UserError:
+        return
+    assert pod["kind"] == "Pod" and pod["metadata"]["name"] == "a"
+    assert pod["metadata"]["labels"]["modelswarm.io/role"] == "server"
+    assert pod["spec"]["containers"][0]["args"] == ["--x"]
+
+
+def test_a_pod_that_waited_long_is_given_a_new_node_before_that_is_known() -> None:
+    """An autoscaler's node: the pod's event may come before the node's."""
+    pod = pod_view(raw_pod(conditions=[
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-21T10:30:00Z"}
+    ]))  # fmt: skip
+    now = pod.created + 1801.0
+    others = {"n0": NodeView("n0", ready=True)}
+    assert Grounds(others, World().policy, now).under(pod) is Ground.SHAKY
+    assert Grounds(others, World().policy, now + 60.0).under(pod) is Ground.GONE
+
+
+def test_a_refused_child_that_is_not_wanted_any_more_is_no_problem() -> None:
+    world = World()
+    world.settle()
+    what = f"PodDisruptionBudget/{names.budget_name('counting', 1)}"
+    world.rejected[what] = "forbidden"  # refused once, and right by now
+    world.settle()
+    assert world.condition("Degraded")["status"] == "False"
+    world.edit(replicas=0)
+    world.settle()
+    assert world.condition("Degraded")["status"] == "False"
+
+
+def test_failures_told_by_a_clock_that_was_ahead_are_forgotten() -> None:
+    world = World()
+    world.settle()
+    world.now += 10_000_000.0
+    world.fail(world.ready(0)[0])
+    world.settle()
+    world.fail(world.ready(0)[0])
+    world.settle()
+    world.now -= 10_000_000.0 - 100.0
+    for _ in range(80):
+        world.turn()
+        world.pass_time(10.0)
+    assert "slots" not in world.status, world.status["slots"]
+
+
+def test_a_roll_that_a_quota_stopped_goes_on_without_surge() -> None:
+    world = World(quota=4)
+    world.settle()
+    world.edit(sessions={"maxLength": 64})
+    for _ in range(60):
+        world.turn()
+        world.pass_time(10.0)
+    assert len(world.ready()) == 4
+    world.edit(rollout={"surge": 0})
+    for _ in range(400):
+        world.turn()
+        world.pass_time(5.0)
+        assert world.coverage() >= 1
+    assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
+
+
+def test_new_spans_find_room_in_a_full_cluster() -> None:
+    world = World()
+    for node in world.nodes.values():
+        node.room = 1
+    world.settle()
+    world.edit(spans={"ranges": [{"first": 0, "last": 2}, {"first": 2, "last": 8}]})
+    for _ in range(300):
+        world.turn()
+        world.pass_time(1.0)
+        assert world.coverage() >= 1
+    assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
+
+
+def test_a_token_in_a_servers_last_words_is_not_passed_on() -> None:
+    token = "hf_" + "aB3" * 12
+    ended = {"exitCode": 1, "message": f"401 for Authorization: Bearer {token}"}
+    server = {"name": "server", "state": {"terminated": ended}}
+    assert token not in pod_view(raw_pod(containerStatuses=[server])).container.exit_message
+
+
+def test_a_pool_without_room_is_given_up_for_one_that_has_some() -> None:
+    world = World(spec=document(spans=1, replicas=1, pools=[{"name": "a"}, {"name": "b"}]))
+    world.turn()
+    [name] = world.pods
+    full = world.pods[name].view.annotations[names.POOL]
+    world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    world.now += world.policy.pool_patience - 1.0
+    assert not [todo for todo in world.todo() if "create" in todo]
+    world.turn()
+    world.now += 1.0
+    world.turn()
+    [other] = world.pods.values()
+    assert other.name != name
+    assert other.view.annotations[names.POOL] != full
+
+
+def test_a_replacement_comes_before_what_a_webhook_may_hold_up() -> None:
+    """A turn ends at the first write that fails: labels and Services must not stand before pods."""
+    world = World()
+    world.settle()
+    first, second = world.ready(0)
+    world.set_pod(first, labels={**world.pods[first].view.labels, names.SPAN: "9"})
+    world.fail(second)
+    world.children.clear()
+    kinds = [type(action).__name__ for action in world.decide().actions]
+    assert kinds.index("CreatePod") < kinds.index("LabelPod") < kinds.index("ApplyChild")
+
+
+def test_a_turn_that_always_has_something_to_do_is_spaced_out_without_end() -> None:
+    turns, sleeper = object.__new__(Turns), Sleeper(busy=5000)
+    turns._plan_next(sleeper, Decision([Tell("Normal", "Any", "thing")], None))
+    assert sleeper.busy == 5001
+
+
+class Answers:
+    """What an API server says of one swarm, its pod and a node that is newer than any event."""
+
+    def __init__(self) -> None:
+        self.listed: list[str] = []
+        meta = {"namespace": "models", "creationTimestamp": "2026-11-21T10:00:00Z"}
+        self.swarm: Json = {
+            "metadata": {**meta, "name": "counting", "uid": "S", "resourceVersion": "5"},
+            "spec": document(),
+        }
+        owner = {"kind": "ModelSwarm", "name": "counting", "uid": "S", "controller": True}
+        owner["apiVersion"] = "modelswarm.io/v1alpha1"
+        labels = {names.SWARM_UID: "S", names.ROLE: names.SERVER}
+        self.pod: Json = {
+            "metadata": {**meta, "name": "p-1", "uid": "P", "resourceVersion": "7",
+                         "labels": labels, "ownerReferences": [owner]},
+            "spec": {"nodeName": "fresh"},
+        }  # fmt: skip
+        self.node: Json = {"metadata": {"name": "fresh", "uid": "N", "resourceVersion": "6"}}
+
+    async def get(self, path: str) -> Json:
+        return self.swarm
+
+    async def list_all(self, path: str, query: Json) -> tuple[list[Json], int]:
+        kind = path.rpartition("/")[2]
+        self.listed.append(kind)
+        return [{"pods": self.pod, "nodes": self.node}[kind]], 9
+
+
+async def test_a_node_is_looked_for_before_its_pods_are_ended_by_force() -> None:
+    """A watch of nodes that hangs while the one of pods does not: else every new node's pods would go."""
+    api: Any = Answers()
+    cache = Cache()
+    cache.sees_nodes = True
+    cache.feed(SWARM, False, api.swarm)
+    seen = cache.observed("S")
+    assert seen is not None
+    resync = Resync(api, cache, Metrics(), ())
+    await resync.one(seen.swarm)
+    assert api.listed == ["pods", "nodes"]
+    seen = cache.observed("S")
+    assert seen is not None and seen.nodes is not None
+    assert [pod.node for pod in seen.pods] == ["fresh"] and "fresh" in seen.nodes
+    await resync.one(seen.swarm)
+    assert api.listed == ["pods", "nodes", "pods"]
+
+
+class Refuses:
+    """An API server whose admission lets no pod's labels be changed."""
+
+    async def patch(self, path: str, body: Json) -> Json:
+        raise RejectedError(403, "Forbidden", "denied by policy")
+
+
+async def test_a_label_that_is_refused_fails_no_turn() -> None:
+    """A failing turn is repeated after up to a minute, and deaf to events until then."""
+    api: Any = Refuses()
+    apply = Apply(api, Cache(), Events(api, "me"), Metrics(), lambda uids: None)
+    label = LabelPod("p-1", "P", {names.SPAN: "0"})
+    await apply.carry_out(World().observe().swarm, [label])

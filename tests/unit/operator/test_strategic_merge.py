@@ -1,0 +1,136 @@
+"""Strategic merge patch over a pod, case by case as Kubernetes' documentation describes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from modelswarm.errors import UserError
+from modelswarm_operator.reconcile.manifests.strategic_merge import merge
+
+POD: dict[str, Any] = {
+    "metadata": {"labels": {"a": "1"}, "annotations": {"n": "1"}},
+    "spec": {
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "tolerations": [{"key": "old", "operator": "Exists"}],
+        "containers": [
+            {
+                "name": "server",
+                "image": "i:1",
+                "args": ["--one"],
+                "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+                "ports": [{"name": "links", "containerPort": 7000}],
+                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+                "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+            }
+        ],
+    },
+}
+
+
+def patched(spec: dict[str, Any]) -> Any:
+    return merge(POD, {"spec": spec}, "patch")["spec"]
+
+
+def container(changes: dict[str, Any]) -> Any:
+    return patched({"containers": [{"name": "server", **changes}]})["containers"][0]
+
+
+def test_maps_are_merged_and_null_deletes() -> None:
+    merged = merge(POD, {"metadata": {"labels": {"b": "2", "a": None}}}, "patch")
+    assert merged["metadata"] == {"labels": {"b": "2"}, "annotations": {"n": "1"}}
+
+
+def test_the_pod_itself_is_not_changed() -> None:
+    container({"env": [{"name": "A", "value": "9"}]})
+    assert POD["spec"]["containers"][0]["env"][0]["value"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("field", "item", "expected"),
+    [
+        ("env", {"name": "A", "value": "9"}, [{"name": "A", "value": "9"}, {"name": "B", "value": "2"}]),
+        ("env", {"name": "B", "$patch": "delete"}, [{"name": "A", "value": "1"}]),
+        ("ports", {"containerPort": 7000, "name": "x"}, [{"name": "x", "containerPort": 7000}]),
+        ("volumeMounts", {"mountPath": "/data", "name": "d"},
+         [{"name": "tmp", "mountPath": "/tmp"}, {"mountPath": "/data", "name": "d"}]),
+    ],
+)  # fmt: skip
+def test_lists_of_a_container_are_merged_by_their_keys(
+    field: str, item: dict[str, Any], expected: list[Any]
+) -> None:
+    assert container({field: [item]})[field] == expected
+
+
+def test_plain_lists_and_atomic_lists_are_replaced() -> None:
+    assert container({"args": ["--two"]})["args"] == ["--two"]
+    new = [{"key": "gpu", "operator": "Exists"}]
+    assert patched({"tolerations": new})["tolerations"] == new
+
+
+def test_a_new_container_is_added_and_one_is_deleted() -> None:
+    added = patched({"containers": [{"name": "side", "image": "s"}]})["containers"]
+    assert [one["name"] for one in added] == ["server", "side"]
+    gone = patched({"containers": [{"name": "server", "$patch": "delete"}]})["containers"]
+    assert gone == []
+
+
+def test_a_list_or_an_object_can_be_replaced_whole() -> None:
+    replaced = container({"env": [{"$patch": "replace"}, {"name": "C", "value": "3"}]})
+    assert replaced["env"] == [{"name": "C", "value": "3"}]
+    limits = container({"resources": {"limits": {"$patch": "replace", "cpu": "2"}}})
+    assert limits["resources"]["limits"] == {"cpu": "2"}
+
+
+def test_an_object_can_be_deleted() -> None:
+    assert container({"resources": {"$patch": "delete"}})["resources"] == {}
+
+
+def test_only_retained_keys_stay() -> None:
+    volume = {"name": "tmp", "hostPath": {"path": "/x"}, "$retainKeys": ["name", "hostPath"]}
+    assert patched({"volumes": [volume]})["volumes"] == [
+        {"name": "tmp", "hostPath": {"path": "/x"}}
+    ]
+
+
+def test_values_are_deleted_from_a_list_of_plain_values() -> None:
+    pod = {"metadata": {"finalizers": ["a", "b"]}}
+    merged = merge(
+        pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"], "finalizers": ["c"]}}, "p"
+    )
+    assert merged["metadata"]["finalizers"] == ["b", "c"]
+
+
+def test_directives_never_reach_the_pod() -> None:
+    patch = {
+        "affinity": {
+            "$patch": "replace",
+            "nodeAffinity": {"x": None, "y": [{"$patch": "merge", "z": 1}]},
+        }
+    }
+    assert patched(patch)["affinity"] == {"nodeAffinity": {"y": [{"z": 1}]}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "sentence"),
+    [
+        ({"containers": {"name": "x"}}, "patch.spec.containers: must be a list"),
+        ({"containers": [{"image": "x"}]}, "patch.spec.containers[0]: needs a name"),
+        ({"containers": ["x"]}, "patch.spec.containers[0]: needs a name"),
+        (
+            {"containers": [{"name": "server", "env": "x"}]},
+            "patch.spec.containers[0].env: must be a list",
+        ),
+        ({"$patch": "remove"}, "patch.spec: $patch: 'remove' is not allowed"),
+        (
+            {"volumes": [{"name": "tmp", "$retainKeys": "name"}]},
+            "$retainKeys must be a list of names",
+        ),
+        ({"$deleteFromPrimitiveList/x": 1}, "must be a list of values"),
+    ],
+)
+def test_what_fits_no_pod_is_refused_with_the_field(patch: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        patched(patch)

@@ -1,0 +1,104 @@
+"""A swarm's own tokenizer and chat template reach its pods, and the operator remembers no more of them than it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.operator.model_cluster import World, document
+
+from modelswarm_operator.informer.parsing import pod_view, swarm_view
+from modelswarm_operator.reconcile.state.names import CHAT_TEMPLATE
+
+Json = dict[str, Any]
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}ü"
+
+
+def first_pod(**model: str) -> Json:
+    world = World(spec=document(1, 1, model={"source": "demo://counting", **model}))
+    world.turn()
+    return next(iter(world.pods.values())).manifest
+
+
+def flags_of(pod: Json) -> dict[str, str]:
+    arguments = pod["spec"]["containers"][0]["args"]
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+def test_a_chat_template_travels_in_an_annotation_and_is_mounted_as_a_file() -> None:
+    pod = first_pod(chatTemplate=TEMPLATE)
+
+    assert pod["metadata"]["annotations"][CHAT_TEMPLATE] == TEMPLATE
+    folder, _, name = flags_of(pod)["--chat-template"].rpartition("/")
+    mounts = {m["mountPath"]: m for m in pod["spec"]["containers"][0]["volumeMounts"]}
+    volume = next(v for v in pod["spec"]["volumes"] if v["name"] == mounts[folder]["name"])
+    assert volume["downwardAPI"]["items"] == [
+        {"path": name, "fieldRef": {"fieldPath": f"metadata.annotations['{CHAT_TEMPLATE}']"}}
+    ]
+
+
+def test_an_inspection_looks_at_the_same_words_as_a_server() -> None:
+    words = {"tokenizer": "pvc://words/a", "chatTemplate": TEMPLATE}
+    pod = first_pod(source="hf://org/name", **words)
+
+    assert flags_of(pod)["--tokenizer"] == "pvc://words/a"
+    assert "--chat-template" in flags_of(pod)
+    assert "persistentVolumeClaim" in str(pod["spec"]["volumes"])
+
+
+def test_without_words_of_its_own_a_pod_is_told_of_none() -> None:
+    pod = first_pod()
+
+    assert not {"--tokenizer", "--chat-template"} & flags_of(pod).keys()
+    assert CHAT_TEMPLATE not in pod["metadata"]["annotations"]
+    assert "downwardAPI" not in str(pod["spec"]["volumes"])
+
+
+def test_a_patch_cannot_replace_the_template() -> None:
+    patch = {"metadata": {"annotations": {CHAT_TEMPLATE: "other", "mine": "kept"}}}
+    model = {"source": "demo://counting", "chatTemplate": TEMPLATE}
+    world = World(spec=document(1, 1, model=model, pools=[{"name": "a", "podTemplate": patch}]))
+    world.turn()
+
+    annotations = next(iter(world.pods.values())).manifest["metadata"]["annotations"]
+    assert (annotations[CHAT_TEMPLATE], annotations["mine"]) == (TEMPLATE, "kept")
+
+
+def test_another_template_rolls_the_servers() -> None:
+    world = World(spec=document(1, 1, model={"source": "demo://counting"}))
+    world.settle()
+    before = set(world.pods)
+    world.spec["model"] = {"source": "demo://counting", "chatTemplate": TEMPLATE}
+    world.generation += 1
+    world.settle()
+
+    assert set(world.pods) != before
+    assert world.condition("Ready")["status"] == "True"
+
+
+def test_quantisation_that_is_not_served_is_told_of_and_good_servers_stay() -> None:
+    world = World()
+    world.settle()
+    before = set(world.pods)
+    world.spec["model"] = {"source": "demo://counting", "quantization": "int8"}
+    world.generation += 1
+    world.settle()
+
+    assert set(world.pods) == before
+    assert "'int8' is not served yet" in world.condition("Degraded")["message"]
+
+
+def test_large_annotations_are_not_kept_in_memory() -> None:
+    metadata = {
+        "name": "a",
+        "namespace": "b",
+        "uid": "c",
+        "resourceVersion": "1",
+        "annotations": {
+            CHAT_TEMPLATE: "x" * 60000,
+            "modelswarm.io/blocks": "0:4",
+            "kubectl.kubernetes.io/last-applied-configuration": "x" * 200000,
+        },
+    }
+
+    assert pod_view({"metadata": metadata}).annotations == {"modelswarm.io/blocks": "0:4"}
+    assert swarm_view({"metadata": metadata}).annotations == {"modelswarm.io/blocks": "0:4"}

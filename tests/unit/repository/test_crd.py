@@ -1,0 +1,178 @@
+"""The CRD is what the types say, all of it, and the committed copies are what is generated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from modelswarm.resources.spec import ModelSwarm, Part, Spec
+from modelswarm.resources.status import (
+    Condition,
+    PlannedSpan,
+    PlanStatus,
+    SlotStatus,
+    SpanStatus,
+    Status,
+    seconds_since_epoch,
+    timestamp,
+)
+from tools.crd.definition import definition
+from tools.crd.reference import BEGIN, END, with_reference
+from tools.crd.schema import SchemaError, structural, undescribed
+from tools.make_crd import CHART_FILE, DOCS, FILE, crd_text
+
+ROOT = Path(__file__).parents[3]
+COPIES = [path for path in (FILE, CHART_FILE) if path.parent.exists()]
+
+
+def schemas() -> dict[str, Any]:
+    version = definition()["spec"]["versions"][0]
+    properties: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]
+    return properties
+
+
+def walk(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = [schema]
+    for child in schema.get("properties", {}).values():
+        parts += walk(child)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            parts += walk(schema[key])
+    return parts
+
+
+@pytest.mark.parametrize("path", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_committed_is_what_the_types_say(path: Path) -> None:
+    """After a change of the types: `make crd`."""
+    assert path.read_text(encoding="utf-8") == crd_text()
+    assert yaml.safe_load(crd_text()) == definition()
+
+
+def test_the_reference_in_the_docs_is_what_the_types_say() -> None:
+    page = DOCS.read_text(encoding="utf-8")
+
+    assert with_reference(page, definition()) == page
+    assert page.index(BEGIN) < page.index(END)
+
+
+def test_every_field_has_a_description_and_every_rule_a_sentence() -> None:
+    for name in ("spec", "status"):
+        assert undescribed(schemas()[name]) == []
+        for part in walk(schemas()[name]):
+            for rule in part.get("x-kubernetes-validations", ()):
+                assert len(rule["message"]) > 15, rule
+
+
+def test_every_field_of_the_types_is_in_the_schema() -> None:
+    for name, model in (("spec", Spec), ("status", Status)):
+        aliases = {str(field.alias) for field in model.model_fields.values()}
+        assert set(schemas()[name]["properties"]) == aliases
+
+
+def test_nothing_is_left_that_a_structural_schema_may_not_have() -> None:
+    forbidden = {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "exclusiveMinimum", "pattern"}
+    for part in [*walk(schemas()["spec"]), *walk(schemas()["status"])]:
+        assert not forbidden & part.keys()
+        assert "type" in part or "x-kubernetes-int-or-string" in part
+
+
+def test_defaults_are_those_of_the_types() -> None:
+    swarm = ModelSwarm.parse(
+        {
+            "apiVersion": "modelswarm.io/v1alpha1",
+            "kind": "ModelSwarm",
+            "metadata": {"name": "a"},
+            "spec": {"model": {"source": "demo://counting"}},
+        }
+    )
+
+    def filled(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """As the API server fills in defaults: from the outside in."""
+        result = dict(given)
+        for name, child in schema.get("properties", {}).items():
+            if name not in result and "default" in child:
+                result[name] = child["default"]
+            if isinstance(result.get(name), dict):
+                result[name] = filled(child, result[name])
+        return result
+
+    spec = filled(schemas()["spec"], {"model": {"source": "demo://counting"}})
+    assert Spec.model_validate(spec) == swarm.spec
+    assert spec["sessions"] == {"holdLimit": "5m"}
+    assert "default" not in str(schemas()["status"])
+
+
+def test_what_a_schema_cannot_say_is_an_error_and_not_dropped() -> None:
+    class Union(Part):
+        value: int | bool = Field(description="Two types at once.")
+
+    class Unsaid(Part):
+        value: Annotated[int, Field(multiple_of=3)] = Field(description="Divisible.")
+
+    for model, words in ((Union, "a union is not structural"), (Unsaid, "multipleOf")):
+        with pytest.raises(SchemaError, match=words):
+            structural(model)
+
+
+def test_exclusive_limits_and_constants_are_said_in_other_words() -> None:
+    class Odd(Part):
+        above: Annotated[int, Field(gt=3, lt=9)] = Field(description="Between two numbers.")
+
+    assert structural(Odd)["properties"]["above"] == {
+        "description": "Between two numbers.",
+        "type": "integer",
+        "minimum": 4,
+        "maximum": 8,
+    }
+
+
+def test_a_reference_page_without_its_marks_is_refused() -> None:
+    with pytest.raises(SystemExit, match="the page lacks"):
+        with_reference("# Nothing here\n", definition())
+
+
+# Status
+
+
+def test_a_status_says_only_what_was_set() -> None:
+    status = Status(
+        observed_generation=2,
+        coverage=0,
+        model=None,
+        plan=PlanStatus(hash="a", spans=(PlannedSpan(index=0, first=0, last=4, pages=9),)),
+        spans=(SpanStatus(index=0, blocks="0:4"),),
+        slots=(SlotStatus(slot="0-1", failures=1, not_before=None),),
+    )
+
+    assert status.document() == {
+        "observedGeneration": 2,
+        "coverage": 0,
+        "plan": {"hash": "a", "spans": [{"index": 0, "first": 0, "last": 4, "pages": 9}]},
+        "spans": [{"index": 0, "blocks": "0:4"}],
+        "slots": [{"slot": "0-1", "failures": 1}],
+    }
+    assert Status.read(status.document()) == status
+
+
+def test_a_status_of_another_version_is_read_as_far_as_it_is_known() -> None:
+    stored = {
+        "conditions": [{"type": "Scaling", "status": "True", "severity": "low"}],
+        "autoscaler": {"target": 3},
+        "spans": [{"index": 0, "blocks": "0:4", "revision": "x"}],
+    }
+
+    status = Status.read(stored)
+
+    assert status.conditions == (Condition(type="Scaling", status="True"),)
+    assert status.spans[0].blocks == "0:4"
+    assert Status.read({}) == Status()
+
+
+def test_times_are_whole_seconds_in_utc() -> None:
+    assert timestamp(1_800_000_000.9) == "2027-01-15T08:00:00Z"
+    assert seconds_since_epoch("2027-01-15T08:00:00Z") == 1_800_000_000
+    assert seconds_since_epoch("2027-01-15T09:00:00.5+01:00") == 1_800_000_000.5

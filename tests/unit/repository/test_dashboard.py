@@ -1,0 +1,138 @@
+"""The dashboard that the chart delivers is the generated one, whole, and asks only for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import Metric
+from support.kubernetes.prometheus import binary, filled
+
+from tools.dashboard.rows import ROWS
+from tools.make_dashboard import TARGET, text
+from tools.metric_registries import (
+    families,
+    gateway_registry,
+    label_names,
+    operator_registry,
+    server_registry,
+)
+
+DASHBOARD: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+NAME = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)")
+SELECTOR = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)\{([^}]*)\}")
+PARTS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
+OF_TARGETS = {"namespace", "pod", "instance"}
+
+
+def queries() -> Iterator[str]:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            yield target["expr"]
+
+
+async def shown() -> dict[str, Metric]:
+    """By every name that a query may use."""
+    registries = (await gateway_registry(), server_registry(), operator_registry())
+    return {
+        family.name + part: family
+        for registry in registries
+        for family in families(registry)
+        for part in PARTS[family.type]
+    }
+
+
+def test_the_delivered_file_is_the_generated_one() -> None:
+    assert TARGET.read_text(encoding="utf-8") == text(), "run python tools/make_dashboard.py"
+
+
+def test_every_panel_says_what_it_is() -> None:
+    assert len(PANELS) > 30
+    for panel in PANELS:
+        assert panel["title"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert len(panel["description"]) > 20 and panel["description"].endswith("."), panel["title"]
+        assert panel["targets"] and all(t["legendFormat"] for t in panel["targets"])
+    titles = [(row.title, panel.title) for row in ROWS for panel in row.panels]
+    assert len(set(titles)) == len(titles)
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def test_panels_do_not_overlap() -> None:
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
+    for place in places:
+        assert place["x"] + place["w"] <= 24
+    for a, b in combinations(places, 2):
+        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (a, b)
+
+
+def test_the_data_source_is_chosen_by_a_variable() -> None:
+    names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
+    assert names == ["datasource", "namespace", "model"]
+    assert DASHBOARD["schemaVersion"] >= 42
+    uids = set(re.findall(r'"uid": "([^"]*)"', TARGET.read_text()))
+    assert uids == {"${datasource}"}
+
+
+async def test_every_metric_of_a_query_is_shown_by_a_process() -> None:
+    known = await shown()
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    assert len(asked) > 40
+    assert not asked - known.keys()
+
+
+async def test_every_label_of_a_query_is_one_of_its_metric() -> None:
+    known = await shown()
+    for query in queries():
+        for name, inside in SELECTOR.findall(query):
+            wanted = set(re.findall(r"([a-z_]+)(?:=|!=|=~)\"", inside))
+            assert wanted <= {*label_names(known[name]), *OF_TARGETS}, query
+        grouped = set(", ".join(re.findall(r"by \(([^)]*)\)", query)).split(", ")) - {"", "le"}
+        labels = {label for name in NAME.findall(query) for label in label_names(known[name])}
+        assert grouped <= labels | OF_TARGETS, query
+
+
+async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
+    """But for what another panel shows in another way."""
+    asked = {name for query in queries() for name in NAME.findall(query)}
+    unseen = {
+        family.name
+        for name, family in (await shown()).items()
+        if name.startswith(("modelswarm_gateway", "modelswarm_server"))
+        and not asked & {family.name + part for part in PARTS[family.type]}
+    }
+    assert unseen == {
+        "modelswarm_gateway_answers",
+        "modelswarm_gateway_build_info",
+        "modelswarm_gateway_decode_seconds",
+        "modelswarm_gateway_log_tokens",
+        "modelswarm_gateway_model_ready",
+        "modelswarm_gateway_uncovered_blocks",
+        "modelswarm_server_draining",
+        "modelswarm_server_kv_page_tokens",
+        "modelswarm_server_kv_repair_pages",
+        "modelswarm_server_waiting_sessions",
+    }
+
+
+def test_promtool_reads_every_query(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:query:{index}", "expr": filled(query, "5m")}
+        for index, query in enumerate(queries())
+    ]
+    written = tmp_path / "rules.json"
+    written.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    checked = subprocess.run(
+        [binary("promtool"), "check", "rules", str(written)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -1,0 +1,149 @@
+"""Names, labels and zeros of what the three processes tell Prometheus; the page about them."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from support.kubernetes.prometheus import lint
+
+from modelswarm.protocol.messages import Beat
+from modelswarm_gateway.errors import Code
+from modelswarm_gateway.metrics.counters import CAUSES, Metrics, Outcome
+from tools.make_metrics_page import PAGE, page
+from tools.metric_registries import (
+    BLOCKS,
+    MODEL,
+    families,
+    gateway_registry,
+    hello,
+    new_node,
+    operator_registry,
+    server_registry,
+    shown_name,
+)
+
+UNITS = ("_seconds", "_bytes", "_ratio", "_info")
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(name, labels)
+
+
+async def registries() -> dict[str, CollectorRegistry]:
+    return {
+        "gateway": await gateway_registry(),
+        "server": server_registry(),
+        "operator": operator_registry(),
+    }
+
+
+def test_the_page_lists_what_the_processes_show() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "run python tools/make_metrics_page.py"
+
+
+@pytest.mark.parametrize("process", ["gateway", "server", "operator"])
+async def test_promtool_finds_nothing_wrong(process: str) -> None:
+    assert not lint(generate_latest((await registries())[process]))
+
+
+@pytest.mark.parametrize("process", ["gateway", "server", "operator"])
+async def test_names_begin_with_the_process_and_no_time_of_creation_is_shown(process: str) -> None:
+    shown = families((await registries())[process])
+    own = [f for f in shown if not f.name.startswith(("process_", "python_"))]
+    assert len(own) > 10
+    assert all(f.name.startswith(f"modelswarm_{process}_") for f in own)
+    assert all(f.documentation.endswith(".") for f in own)
+    assert not [s.name for f in shown for s in f.samples if s.name.endswith("_created")]
+
+
+async def test_a_model_begins_with_zeros_for_all_that_can_happen_to_it() -> None:
+    registry = await gateway_registry()
+    for outcome in Outcome:
+        name = "modelswarm_gateway_streams_total"
+        assert value(registry, name, model=MODEL, outcome=outcome.value) == 0
+    for cause in CAUSES:
+        assert value(registry, "modelswarm_gateway_reroutes_total", model=MODEL, cause=cause) == 0
+    assert value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
+
+
+async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
+    node = new_node()
+    registry = Metrics(node).registry
+    spans = {"s0": (0, 4), "s1": (0, 4), "s2": (4, 8), "s3": (0, 3)}
+    for name, (first, last) in spans.items():
+        model = "other-model" if name == "s3" else MODEL
+        node.linked(f"{name}/1/x", hello(name, first, last, model))
+    node.received("s0/1/x", [Beat(free_pages=10, total_pages=10)])
+    node.received("s1/1/x", [Beat(free_pages=0, total_pages=10, draining=True)])
+    node.received("s2/1/x", [Beat(free_pages=3, total_pages=10)])
+
+    def shown(name: str, **labels: str) -> float | None:
+        return value(registry, f"modelswarm_gateway_{name}", **{"model": MODEL, **labels})
+
+    assert shown("servers") == 3
+    assert shown("draining_servers") == 1
+    assert shown("coverage") == 1
+    assert shown("block_servers", block="003") == 2
+    assert shown("block_servers", block=f"{BLOCKS - 1:03}") == 1
+    assert shown("kv_usage_ratio") == pytest.approx(0.7)
+    assert shown("uncovered_blocks") == 0
+    assert shown("coverage", model="other-model") == 0
+    assert shown("uncovered_blocks", model="other-model") == 5
+    node.unlinked("s2/1/x", "gone")
+    assert (shown("coverage"), shown("uncovered_blocks"), shown("servers")) == (0, 4, 2)
+
+
+async def test_clients_cannot_add_series() -> None:
+    node = new_node()
+    metrics = Metrics(node)
+    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    metrics.request("not-here-0", Code.MODEL_NOT_FOUND)
+    before = len(generate_latest(metrics.registry).splitlines())
+    for number in range(100):
+        metrics.request(f"not-here-{number}", Code.MODEL_NOT_FOUND)
+    assert len(generate_latest(metrics.registry).splitlines()) == before
+    name = "modelswarm_gateway_requests_total"
+    assert value(metrics.registry, name, model="other", code="404") == 101
+
+
+async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> None:
+    assert not [f for f in families(await gateway_registry()) if f.name.startswith("vllm:")]
+    node = new_node()
+    metrics = Metrics(node, vllm_names=True)
+    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.received("s0/1/x", [Beat(free_pages=2, total_pages=10)])
+    turn = metrics.turn(MODEL, 5, 0.0)
+    turn.began(0.5)
+    turn.tokens(1, 2.0)
+    turn.tokens(3, 5.0)
+    turn.ended(Outcome.COMPLETED, None, 6.0)
+    metrics.stream(MODEL, Outcome.COMPLETED, "stop")
+    metrics.stream(MODEL, Outcome.CANCELLED, None)
+
+    def shown(name: str, **labels: str) -> float | None:
+        return value(metrics.registry, f"vllm:{name}", model_name=MODEL, **labels)
+
+    assert shown("kv_cache_usage_perc") == pytest.approx(0.8)
+    assert (shown("num_requests_running"), shown("num_requests_waiting")) == (0, 0)
+    assert (shown("prompt_tokens_total"), shown("generation_tokens_total")) == (5, 4)
+    assert (shown("prefix_cache_queries_total"), shown("prefix_cache_hits_total")) == (5, 0)
+    assert shown("request_success_total", finished_reason="stop") == 1
+    assert shown("request_success_total", finished_reason="abort") == 1
+    assert shown("time_to_first_token_seconds_sum") == 2.0
+    assert shown("time_to_first_token_seconds_bucket", le="3.0") == 1
+    sums = {"inter_token_latency": 3.0, "e2e_request_latency": 6.0, "request_queue_time": 0.5,
+            "request_prefill_time": 1.5, "request_decode_time": 3.0}  # fmt: skip
+    for name, total in sums.items():
+        assert shown(f"{name}_seconds_sum") == pytest.approx(total)
+    assert shown("inter_token_latency_seconds_count") == 3
+
+
+async def test_units_are_base_units_and_only_counters_are_totals() -> None:
+    for registry in (await registries()).values():
+        for family in families(registry):
+            name = shown_name(family)
+            assert name.endswith("_total") == (family.type == "counter"), name
+            assert "milli" not in name and "_ms" not in name and "percent" not in name
+            if family.type == "histogram":
+                assert name.endswith((*UNITS, "_rows", "_hops")), name

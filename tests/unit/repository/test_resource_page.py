@@ -1,0 +1,63 @@
+"""docs/modelswarm-resource.md says what is so: its documents are good, its tables complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from modelswarm.resources.loading import parse_document
+from modelswarm.resources.spec import ModelSwarm
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.status.problems import ORDER
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_every_document_on_the_page_is_a_good_one() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+    assert blocks
+    for block in blocks:
+        assert isinstance(parse_document(block, "the page"), ModelSwarm)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.name))
+def test_every_example_is_a_good_document(path: Path) -> None:
+    assert isinstance(parse_document(path.read_text(encoding="utf-8"), path.name), ModelSwarm)
+
+
+def test_every_reason_that_the_operator_can_give_is_explained() -> None:
+    told = set(ORDER)
+    for part in ("status/condition_rules", "deletion"):
+        source = (ROOT / "operator/modelswarm_operator/reconcile" / f"{part}.py").read_text()
+        told |= set(re.findall(r'(?:READY|PROGRESSING|DEGRADED),\s*\w+,\s*"([A-Z]\w+)"', source))
+
+    assert {"AllServersReady", "Settled", "AsExpected"} < told
+    explained = set(re.findall(r"`([A-Z]\w+)`", section("Conditions")))
+    assert told - explained == set()
+
+
+def test_every_label_and_annotation_is_named() -> None:
+    words = [
+        text for text in vars(names).values() if str(text).startswith((f"{names.DOMAIN}/", "app."))
+    ]
+
+    assert len(words) > 10
+    for word in words:
+        assert f"`{word}" in PAGE, word
+
+
+def test_what_the_operator_puts_back_in_pod_templates_is_listed() -> None:
+    from modelswarm_operator.reconcile.manifests import pod_template
+
+    said = section("Pods and the pod template")
+    for field in (*pod_template._SPEC, *pod_template._PORTS, *pod_template._ENV):
+        assert f"`{field}`" in said, field

@@ -1,0 +1,137 @@
+"""The hash model is an oracle only if any wrong state shows: each test spoils one thing and sees other tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
+from modelswarm_serving.model.hash_model import HashModel, reference
+
+SHAPE = ModelShape(
+    first=0,
+    last=3,
+    n_blocks=3,
+    row_bytes=8,
+    page_size=4,
+    total_pages=16,
+    max_length=64,
+    vocab_size=1_000_003,
+)
+PROMPT = [5, 9, 2, 77, 31, 8, 8, 8, 60, 1]
+PAGES = [3, 11, 7, 0]
+
+
+def work(first: int, log: list[int], pages: list[int] = PAGES) -> Work:
+    """Rows [first, end of the log), then a pick."""
+    return Work(
+        pages=pages,
+        first=first,
+        count=len(log) - first,
+        blocks=(0, 3),
+        tokens=log[first:],
+        rows=None,
+        emit=len(log),
+        pick=Pick(Sampling(), len(log), log),
+    )
+
+
+def token(result: Result) -> int:
+    assert result.picked is not None
+    return result.picked.token
+
+
+def generate(
+    model: HashModel, new: int, spoil: Callable[[HashModel], None] = lambda model: None
+) -> list[int]:
+    """Reads the prompt, spoils something, goes on."""
+    log = list(PROMPT)
+    log.append(token(model.step([work(0, log)])[0]))
+    spoil(model)
+    while len(log) < len(PROMPT) + new:
+        log.append(token(model.step([work(len(log) - 1, log)])[0]))
+    return log[len(PROMPT) :]
+
+
+def expected(new: int) -> list[int]:
+    return reference(PROMPT, Sampling(), new, 64, n_blocks=3, vocabulary=SHAPE.vocab_size)
+
+
+def test_paged_steps_equal_the_reference() -> None:
+    assert generate(HashModel(SHAPE), 5) == expected(5)
+
+
+def test_any_chunks_give_the_same_tokens() -> None:
+    for cut in range(1, len(PROMPT)):
+        model = HashModel(SHAPE)
+        model.step([replace(work(0, PROMPT[:cut]), pick=None)])
+        assert token(model.step([work(cut, PROMPT)])[0]) == expected(1)[0]
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("position", range(len(PROMPT)))
+def test_every_slot_of_kv_counts(block: int, position: int) -> None:
+    def spoil(model: HashModel) -> None:
+        page = PAGES[position // 4]
+        model._kv[block][page][position % 4] ^= 1
+
+    got, want = generate(HashModel(SHAPE), 4, spoil), expected(4)
+    assert got[0] == want[0]
+    assert all(one != other for one, other in zip(got[1:], want[1:], strict=True))
+
+
+def test_a_page_of_another_session_counts() -> None:
+    def spoil(model: HashModel) -> None:
+        model.step([work(0, [1, 2, 3, 4, 5], pages=[11, 12])])  # page 11 is in use
+
+    assert generate(HashModel(SHAPE), 3, spoil)[1:] != expected(3)[1:]
+
+
+def test_a_repeated_or_missing_or_moved_row_counts() -> None:
+    for log in (PROMPT[:4] + PROMPT[3:], PROMPT[:4] + PROMPT[5:], PROMPT[::-1]):
+        assert token(HashModel(SHAPE).step([work(0, log)])[0]) != expected(1)[0]
+
+
+def test_a_stale_log_copy_counts() -> None:
+    stale = [*PROMPT[:2], 3, *PROMPT[3:]]
+    spoilt = replace(work(0, PROMPT), pick=Pick(Sampling(), len(PROMPT), stale))
+    assert token(HashModel(SHAPE).step([spoilt])[0]) != expected(1)[0]
+
+
+def test_a_damaged_word_of_a_wide_row_counts() -> None:
+    wide = replace(SHAPE, first=1, row_bytes=32)
+    row = bytes(range(8)) * 4
+    for at in range(32):
+        model = HashModel(wide)
+        whole = Work([0], 0, 1, (1, 2), None, row, 0, None)
+        damaged = bytearray(row)
+        damaged[at] ^= 1
+        good, bad = model.step([whole, replace(whole, rows=bytes(damaged))])
+        assert good.rows != bad.rows
+
+
+BAD_WORK: list[dict[str, object]] = [
+    {"count": 0},
+    {"count": 3},
+    {"pages": [1]},
+    {"blocks": (0, 4)},
+    {"blocks": (1, 3)},
+    {"rows": bytes(80)},
+    {"emit": 11},
+    {"tokens": None},
+    {"pick": Pick(Sampling(), 9, PROMPT[:9])},
+]
+
+
+@pytest.mark.parametrize("changes", BAD_WORK)
+def test_work_that_no_core_may_ask_for_raises(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        HashModel(SHAPE).step([replace(work(0, PROMPT), **changes)])  # type: ignore[arg-type]
+
+
+def test_rows_must_be_whole_words() -> None:
+    with pytest.raises(ValueError, match="row_bytes is 12"):
+        HashModel(replace(SHAPE, row_bytes=12))

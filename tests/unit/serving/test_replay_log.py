@@ -1,0 +1,148 @@
+"""The replay log by itself: runs, cuts, the budget, and who goes first."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from modelswarm.placement.replay_memory import GROUP_OVERHEAD
+from modelswarm_serving.core.hops.replay_log import ReplayLog
+
+SIZE = 8
+
+
+def rows(first: int, end: int, mark: int = 0) -> bytes:
+    return b"".join((mark * 1000 + at).to_bytes(SIZE, "little") for at in range(first, end))
+
+
+def cost(*groups: int) -> int:
+    return sum(GROUP_OVERHEAD + SIZE * group for group in groups)
+
+
+def filled(limit: int = 1 << 20) -> ReplayLog:
+    """Hop 1: a prompt of 10 rows, then 5 decode rows."""
+    log = ReplayLog(SIZE, limit)
+    log.append(1, 0, rows(0, 10))
+    for at in range(10, 15):
+        log.append(1, at, rows(at, at + 1))
+    return log
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 15), (0, 10), (3, 7), (9, 12), (14, 15), (5, 5)])
+def test_kept_rows_come_back_as_they_were_given(start: int, end: int) -> None:
+    taken = filled().take(1, start, end)
+    assert taken is not None and bytes(taken) == rows(start, end)
+
+
+def test_what_is_not_kept_is_not_there() -> None:
+    log = filled()
+    assert log.run(1) == (0, 15)
+    assert log.run(2) == (0, 0)
+    assert log.take(1, 0, 16) is None
+    assert log.take(2, 0, 1) is None
+
+
+def test_a_group_is_kept_as_it_was_given_and_not_copied() -> None:
+    log = ReplayLog(SIZE, 1 << 20)
+    given = rows(0, 10)
+    log.append(1, 0, given)
+    assert log.take(1, 0, 10) is given
+
+
+def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
+    log = filled()
+    assert log.bytes == cost(10, 1, 1, 1, 1, 1)
+    log.cut(1, 12)
+    assert log.run(1) == (0, 12) and log.bytes == cost(10, 1, 1)
+    log.cut(1, 4)  # the buffer of ten rows is still alive
+    assert log.run(1) == (0, 4) and log.bytes == cost(10)
+    taken = log.take(1, 0, 4)
+    assert taken is not None and bytes(taken) == rows(0, 4) and log.take(1, 0, 5) is None
+    log.cut(1, 0)
+    assert log.run(1) == (0, 0) and log.bytes == 0
+
+
+def test_closing_gives_everything_back() -> None:
+    log = filled()
+    log.drop(1)
+    log.drop(1)
+    assert log.bytes == 0 and log.run(1) == (0, 0) and log.dropped == 0
+
+
+def test_rows_that_come_again_replace_what_was_there() -> None:
+    log = filled()
+    log.append(1, 8, rows(8, 11, mark=7))
+    assert log.run(1) == (0, 11)
+    taken = log.take(1, 6, 11)
+    assert taken is not None and bytes(taken) == rows(6, 8) + rows(8, 11, mark=7)
+
+
+def test_rows_after_a_hole_are_not_kept() -> None:
+    log = filled()
+    log.append(1, 16, rows(16, 20))
+    assert log.run(1) == (0, 15)
+
+
+def test_the_hop_that_was_used_longest_ago_goes_first_and_as_a_whole() -> None:
+    log = ReplayLog(SIZE, cost(10, 10, 10))
+    for hop in (1, 2, 3):
+        log.append(hop, 0, rows(0, 10))
+    log.take(1, 0, 1)
+    log.append(3, 10, rows(10, 11))
+    assert [log.run(hop) for hop in (1, 2, 3)] == [(0, 10), (0, 0), (0, 11)]
+    assert log.dropped == 1 and log.bytes <= log.limit
+
+
+def test_a_hop_that_went_keeps_the_rows_that_follow() -> None:
+    log = ReplayLog(SIZE, cost(10, 10))
+    for hop in (1, 2, 3):
+        log.append(hop, 0, rows(0, 10))
+    log.append(1, 10, rows(10, 12))
+    assert log.run(1) == (10, 12)
+
+
+def test_a_hop_too_long_for_the_memory_keeps_its_first_rows() -> None:
+    log = ReplayLog(SIZE, cost(10, 10))
+    log.append(2, 0, rows(0, 5))
+    for first in (0, 10, 20, 30):
+        log.append(1, first, rows(first, first + 10))
+    assert log.run(1) == (0, 20) and log.run(2) == (0, 0)
+    assert log.bytes == log.limit and log.dropped == 1
+
+
+def test_without_memory_nothing_is_kept() -> None:
+    log = ReplayLog(SIZE, 0)
+    log.append(1, 0, rows(0, 10))
+    assert not log.on and log.bytes == 0 and log.run(1) == (0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_done_the_bytes_add_up_and_the_rows_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+    log = ReplayLog(SIZE, rng.choice((2000, 5000, 100_000)))
+    ends = dict.fromkeys(range(5), 0)
+    marks: dict[tuple[int, int], int] = {}
+    for step in range(400):
+        hop = rng.randrange(5)
+        if rng.random() < 0.75:
+            count = rng.choice((1, 1, 1, 30))
+            log.append(hop, ends[hop], rows(ends[hop], ends[hop] + count, mark=step))
+            marks |= {(hop, at): step for at in range(ends[hop], ends[hop] + count)}
+            ends[hop] += count
+        elif rng.random() < 0.8:
+            ends[hop] = rng.randint(0, ends[hop])
+            log.cut(hop, ends[hop])
+        else:
+            ends[hop] = 0
+            log.drop(hop)
+        assert 0 <= log.bytes <= log.limit
+        start, end = log.run(hop)
+        assert end <= ends[hop]
+        taken = log.take(hop, start, end)
+        wanted = b"".join(rows(at, at + 1, marks[hop, at]) for at in range(start, end))
+        assert taken is not None or start == end
+        assert taken is None or bytes(taken) == wanted
+    for hop in ends:
+        log.drop(hop)
+    assert log.bytes == 0

@@ -1,0 +1,185 @@
+"""The sampler picks what transformers' rules allow, by noise that depends on nothing but its counter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models.margins import margin
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import Pick, Picked
+from modelswarm_serving.model.sampling import sampler
+from modelswarm_serving.model.sampling.noise import draw_key, gumbel
+from modelswarm_serving.model.sampling.sampler import sample
+
+VOCAB = 500
+LOG = [3, 7, 7, 41, 0, 499]
+SAMPLINGS = (
+    Sampling(),
+    Sampling(repetition_penalty=1.7),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=0.7, top_k=5, seed=5),
+    Sampling(temperature=1.3, top_p=0.8, seed=6),
+    Sampling(temperature=0.9, top_k=40, top_p=0.5, seed=7),
+    Sampling(temperature=1.1, min_p=0.05, seed=8),
+    Sampling(temperature=1.5, top_k=300, top_p=0.95, min_p=0.01, seed=9, choice=2),
+    Sampling(temperature=0.8, top_k=50, repetition_penalty=1.3, seed=(1 << 64) - 1),
+    Sampling(temperature=3.0, top_p=0.999, seed=1),
+    Sampling(temperature=1.0, top_k=10_000, top_p=0.9, seed=1),
+    Sampling(temperature=1.0, top_p=0.0, seed=1),
+)
+
+
+def logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, VOCAB, generator=generator) * spread
+
+
+def pick_one(row: Tensor, sampling: Sampling, position: int = 6) -> Picked:
+    (picked,) = sample(row[None], [Pick(sampling, position, LOG)])
+    assert picked is not None
+    return picked
+
+
+def allowed_by_transformers(row: Tensor, sampling: Sampling) -> Tensor:
+    """Scores after transformers' own processors, in the order of its generate."""
+    steps: Any = LogitsProcessorList()
+    if sampling.repetition_penalty != 1.0:
+        steps.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.temperature not in (0.0, 1.0):
+        steps.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        steps.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        steps.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        steps.append(MinPLogitsWarper(sampling.min_p))
+    scores: Tensor = steps(torch.tensor([LOG]), row[None].clone())
+    return scores[0]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_every_pick_follows_transformers_distribution(sampling: Sampling) -> None:
+    """The race over the scores that transformers leaves must have the same winner."""
+    for seed in range(20):
+        row = logits(seed)[0]
+        scores = allowed_by_transformers(row, sampling).double()
+        picked = pick_one(row, sampling, position=seed)
+        if sampling.temperature > 0:
+            key = draw_key(sampling.seed, sampling.choice, seed)
+            noise = gumbel(np.array([[key]], dtype=np.uint64), np.arange(VOCAB)[None])[0]
+            scores = scores + torch.from_numpy(noise)
+        assert picked.token == int(scores.argmax())
+        expected = torch.log_softmax(row, dim=-1)[picked.token]
+        assert picked.logprob == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_pick_is_the_same_in_any_batch() -> None:
+    rows = logits(1, len(SAMPLINGS))
+    picks = [Pick(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    together = sample(rows, picks)
+    alone = [sample(rows[i : i + 1], [pick])[0] for i, pick in enumerate(picks)]
+    backwards = sample(rows.flip(0), picks[::-1])[::-1]
+    tokens = [picked and picked.token for picked in together]
+    assert tokens == [picked and picked.token for picked in alone]
+    assert tokens == [picked and picked.token for picked in backwards]
+
+
+@pytest.mark.parametrize("candidates", [2, 17, VOCAB])
+def test_the_shortcut_over_the_best_scores_changes_nothing(
+    candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = logits(2, len(SAMPLINGS), spread=0.5)
+    picks = [Pick(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    expected = sample(rows, picks)
+    monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
+    monkeypatch.setattr(sampler, "_MOST_CANDIDATES", candidates)
+    assert sample(rows, picks) == expected
+
+
+def test_equal_scores_at_a_cut_stay_together() -> None:
+    row = torch.zeros(VOCAB)
+    row[100:110] = 5.0
+    sampling = Sampling(temperature=1.0, top_k=3, seed=1)
+    tokens = {pick_one(row, sampling, position).token for position in range(200)}
+    assert tokens == set(range(100, 110))
+
+
+def test_sampled_frequencies_follow_the_softmax() -> None:
+    row = torch.full((VOCAB,), -30.0)
+    row[:4] = torch.tensor([0.0, 0.5, 1.0, 2.0])
+    expected = torch.softmax(row, dim=-1)[:4]
+    count = 4000
+    picks = [Pick(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)]
+    drawn = sample(row.expand(count, -1), picks)
+    tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
+    frequencies = torch.bincount(tokens, minlength=4)[:4] / count
+    assert torch.allclose(frequencies, expected, atol=4 * math.sqrt(0.25 / count))
+
+
+def test_seed_choice_and_position_each_change_the_noise() -> None:
+    base = draw_key(1, 0, 5)
+    others = {draw_key(2, 0, 5), draw_key(1, 1, 5), draw_key(1, 0, 6), draw_key(5, 0, 1)}
+    assert len(others | {base}) == 5
+
+
+def test_the_noise_is_fixed_for_ever() -> None:
+    """A gateway replays what an older server drew, so these numbers are part of the protocol."""
+    key = draw_key(1, 0, 5)
+    assert key == 0x0F3DD8A1E741E653
+    noise = gumbel(np.array([[key]], dtype=np.uint64), np.arange(3)[None])
+    assert noise[0] == pytest.approx([1.48013275, 0.10039607, 1.26038243])
+
+
+def test_logits_that_are_not_finite_give_no_pick_to_their_row_alone() -> None:
+    rows = logits(3, 3)
+    rows[1, 17] = float("nan")
+    found = sample(rows, [Pick(Sampling(), 0, LOG)] * 3)
+    assert [picked is None for picked in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_noise_below_the_margin_never_changes_a_pick(sampling: Sampling) -> None:
+    generator = torch.Generator().manual_seed(4)
+    checked = 0
+    for seed in range(60):
+        row = logits(seed)[0]
+        room = margin(row, sampling, LOG, seed)
+        if math.isinf(room) or room < 1e-5:
+            continue
+        checked += 1
+        shake = (torch.rand(VOCAB, generator=generator) - 0.5) * 0.9 * room
+        if sampling.repetition_penalty > 1:
+            shake /= sampling.repetition_penalty
+        assert pick_one(row + shake, sampling, seed).token == pick_one(row, sampling, seed).token
+    assert checked > 30 or sampling.top_p == 0.0
+
+
+def test_a_change_beyond_the_margin_can_flip_the_pick() -> None:
+    row = torch.zeros(VOCAB)
+    row[10], row[20] = 5.0, 4.9
+    assert margin(row, Sampling(), LOG, 0) == pytest.approx(0.1, abs=1e-6)
+    row[20] += 0.11
+    assert pick_one(row, Sampling()).token == 20
+
+
+def test_the_margin_sees_a_token_that_a_filter_barely_bars() -> None:
+    """Barred by 0.001 and favoured by the noise: it would win if it came in."""
+    row = torch.full((VOCAB,), -50.0)
+    sampling = Sampling(temperature=1.0, top_k=1, seed=3)
+    row[10], row[20] = 5.0, 4.999
+    rooms = [margin(row, sampling, LOG, position) for position in range(40)]
+    assert min(rooms) == pytest.approx(0.001, abs=1e-4)

@@ -1,0 +1,154 @@
+"""What a model folder says about itself, and the sentence for each folder that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.models.tiny_models import FAMILIES, VOCAB, load_whole, make_model, write_tokenizer
+from transformers import AutoConfig
+
+from modelswarm.checkpoint.facts import read_facts, read_outline
+from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.errors import ModelSourceError, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_equal_what_transformers_builds(family: str, tmp_path: Path) -> None:
+    make_model(tmp_path, family)
+    facts = read_facts(tmp_path)
+    config: Any = AutoConfig.from_pretrained(tmp_path)
+    assert facts.outline.family == family
+    assert (facts.outline.n_blocks, facts.outline.hidden, facts.outline.vocab) == (4, 64, VOCAB)
+    assert facts.outline.context == config.max_position_embeddings
+    assert facts.outline.tied == config.tie_word_embeddings
+    head_dim = getattr(config, "head_dim", None) or 16
+    assert facts.kv_bytes("float32") == 2 * config.num_key_value_heads * head_dim * 4
+    weights = sum(p.numel() for p in load_whole(tmp_path).parameters())
+    norm = facts.outline.hidden
+    assert facts.weight_bytes(0, 4, "bfloat16") == (weights - norm) * 2
+    halves = facts.weight_bytes(0, 2, "float32") + facts.weight_bytes(2, 4, "float32")
+    extra = facts.embedding_elements * 4 if facts.outline.tied else 0
+    assert halves == facts.weight_bytes(0, 4, "float32") + extra
+
+
+def test_a_gemma_3_folder_with_a_vision_tower_is_read_through_its_text_part(tmp_path: Path) -> None:
+    make_model(tmp_path, "gemma3")
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert read_outline(tmp_path).n_blocks == 4
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelSourceError, match=r"model: .*nothing is not a folder"):
+        read_facts(tmp_path / "nothing")
+
+
+def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelSourceError, match=r"has no config.json"):
+        read_facts(tmp_path)
+
+
+def test_invalid_json_is_named_with_its_place(copy: Path) -> None:
+    (copy / "config.json").write_text('{"model_type": "llama",')
+    with pytest.raises(ModelSourceError, match=r"config.json is not valid JSON: .*line 1"):
+        read_facts(copy)
+    (copy / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelSourceError, match=r"config.json is not valid JSON"):
+        read_facts(copy)
+
+
+def test_an_unsupported_family_is_refused_with_the_list_of_supported_ones(copy: Path) -> None:
+    change_config(copy, model_type="mamba")
+    allowed = "family 'mamba'; supported families are gemma2, gemma3, llama, mistral, qwen2, qwen3"
+    with pytest.raises(ModelSourceError, match=allowed):
+        read_facts(copy)
+
+
+def test_a_missing_shard_is_named_but_only_to_spans_that_need_it(copy: Path) -> None:
+    index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
+    shard = index["model.layers.3.mlp.down_proj.weight"]
+    (copy / shard).unlink()
+    with pytest.raises(ModelSourceError, match=f"has no {shard}"):
+        read_facts(copy)
+    assert read_facts(copy, (0, 1)).outline.n_blocks == 4
+
+
+@pytest.mark.parametrize("kept", [4, 200, -100])
+def test_a_truncated_shard_is_refused(copy: Path, kept: int) -> None:
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:kept])
+    with pytest.raises(ModelSourceError, match=rf"{shard.name} is truncated"):
+        read_facts(copy)
+
+
+def test_a_shard_that_is_something_else_is_refused(copy: Path) -> None:
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    shard.write_bytes((8).to_bytes(8, "little") + b"not json" + b"x" * 100)
+    with pytest.raises(ModelSourceError, match=r"is not a safetensors file"):
+        read_facts(copy)
+
+
+def test_a_tensor_that_no_shard_holds_is_missed(copy: Path) -> None:
+    path = copy / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k != "lm_head.weight"}
+    path.write_text(json.dumps(index))
+    with pytest.raises(ModelSourceError, match=r"no weights for lm_head.weight"):
+        read_facts(copy)
+
+
+@pytest.mark.parametrize("blocks", [(0, 5), (2, 2), (3, 1), (-1, 2)])
+def test_blocks_out_of_range_are_refused_with_what_is_allowed(
+    folder: Path, blocks: tuple[int, int]
+) -> None:
+    with pytest.raises(UserError, match=r"blocks: .* is out of range: the model has blocks 0:4"):
+        read_facts(folder, blocks)
+
+
+def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
+    check_tokenizer(copy, VOCAB)
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelSourceError, match=r"tokenizer.json is not a tokenizer"):
+        check_tokenizer(copy, VOCAB)
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ModelSourceError, match=r"has no tokenizer.json"):
+        check_tokenizer(copy, VOCAB)
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
+    write_tokenizer(copy, 200)
+    check_tokenizer(copy, 200)
+    with pytest.raises(ModelSourceError, match=r"has ids up to 199, but .* vocabulary ends at 149"):
+        check_tokenizer(copy, 150)
+
+
+def test_facts_need_no_torch() -> None:
+    """The gateway's and the operator's images carry none."""
+    program = (
+        "import sys; import modelswarm.checkpoint.facts, modelswarm.checkpoint.sources; "
+        "assert not {'torch', 'huggingface_hub', 'tokenizers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,140 @@
+"""Model addresses become folders, or one sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.models.hub_server import COMMIT, Hub, serve
+from support.models.tiny_models import make_model
+
+from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.sources import MODEL_FILES, Places, resolve
+from modelswarm.demo import counting_folder
+from modelswarm.errors import ModelSourceError, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture
+def hub(folder: Path) -> Iterator[Hub]:
+    with serve("acme/tiny", folder) as running:
+        yield running
+
+
+@pytest.fixture
+def places(hub: Hub, tmp_path: Path) -> Places:
+    return Places(pvc_root=tmp_path, hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+
+
+def shards_of(folder: Path, *needles: str) -> set[str]:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    return {file for name, file in index.items() if any(needle in name for needle in needles)}
+
+
+def fetched_shards(hub: Hub) -> set[str]:
+    return {name for name in hub.fetched if name.endswith(".safetensors")}
+
+
+def test_only_the_shards_of_the_wanted_blocks_are_downloaded(
+    hub: Hub, places: Places, folder: Path
+) -> None:
+    found = resolve("hf://acme/tiny", (1, 2), places)
+    assert found.revision == COMMIT
+    assert fetched_shards(hub) == shards_of(folder, "layers.1.")
+    assert fetched_shards(hub) < shards_of(folder, "")
+    assert read_facts(found.folder, (1, 2)).block_elements > 0
+    with pytest.raises(ModelSourceError, match="has no model-"):
+        read_facts(found.folder)
+
+
+def test_head_and_tail_get_the_embedding_and_the_head_too(
+    hub: Hub, places: Places, folder: Path
+) -> None:
+    resolve("hf://acme/tiny", (0, 1), places)
+    assert fetched_shards(hub) == shards_of(folder, "layers.0.", "embed_tokens")
+    hub.fetched.clear()
+    resolve("hf://acme/tiny@main", (3, 4), places)
+    wanted = shards_of(folder, "layers.3.", "model.norm", "lm_head")
+    assert fetched_shards(hub) == wanted - shards_of(folder, "layers.0.", "embed_tokens")
+
+
+def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: Places) -> None:
+    first = resolve("hf://acme/tiny", None, places)
+    hub.fetched.clear()
+    assert resolve("hf://acme/tiny", None, places) == first
+    assert hub.fetched == []
+    assert (first.folder / MODEL_FILES[2]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("hf://acme/none", "hf://acme/none: there is no such model"),
+        ("hf://acme/tiny@v9", "hf://acme/tiny@v9: there is no such revision"),
+        ("hf://a/b/c", "is not hf://ORG/NAME"),
+        ("hf://", "is not hf://ORG/NAME"),
+    ],
+)
+def test_a_hub_address_that_leads_nowhere_is_named(
+    places: Places, source: str, sentence: str
+) -> None:
+    with pytest.raises(ModelSourceError, match=sentence):
+        resolve(source, None, places)
+
+
+def test_an_endpoint_that_is_down_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+    places = Places(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
+    with pytest.raises(ModelSourceError, match="hf://acme/tiny cannot be downloaded"):
+        resolve("hf://acme/tiny", places=places)
+
+
+def test_the_endpoint_of_the_environment_is_used(hub: Hub, tmp_path: Path) -> None:
+    program = "from modelswarm.checkpoint.sources import resolve; resolve('hf://acme/tiny', (0, 1))"
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    assert fetched_shards(hub)
+
+
+def test_blocks_out_of_range_are_refused_before_any_shard_is_fetched(
+    hub: Hub, places: Places
+) -> None:
+    with pytest.raises(UserError, match="blocks: 2:9 is out of range: the model has blocks 0:4"):
+        resolve("hf://acme/tiny", (2, 9), places)
+    assert fetched_shards(hub) == set()
+
+
+def test_local_addresses_name_folders(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "claim").mkdir()
+    (tmp_path / "claim" / "tiny").symlink_to(folder)
+    same = {
+        resolve(str(folder)).revision,
+        resolve(f"file://{folder}").revision,
+        resolve("pvc://claim/tiny", places=Places(pvc_root=tmp_path)).revision,
+    }
+    assert len(same) == 1
+    if counting_folder().is_dir():
+        assert resolve("demo://counting").folder == counting_folder()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("/no/such/folder", "/no/such/folder is not a folder"),
+        ("file:///no/such", "/no/such is not a folder"),
+        ("s3://bucket/x", "'s3://bucket/x' is not a model address; allowed are demo://counting"),
+        ("demo://other", "is not a model address"),
+        ("pvc://claim/../../etc", "must not leave its volume"),
+    ],
+)
+def test_a_local_address_that_leads_nowhere_is_named(source: str, sentence: str) -> None:
+    with pytest.raises(ModelSourceError, match=sentence):
+        resolve(source)

@@ -1,0 +1,170 @@
+"""Every control message crosses as protobuf unchanged, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import enum
+import typing
+
+import pytest
+
+from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch
+from modelswarm.protocol.messages import (
+    Beat,
+    Close,
+    Copy,
+    Counters,
+    Create,
+    Fence,
+    Fenced,
+    Find,
+    Found,
+    FoundHop,
+    Go,
+    Hello,
+    Input,
+    KeptRows,
+    Lane,
+    Live,
+    LiveSession,
+    LogChunk,
+    LogRequest,
+    Message,
+    ModelFileChunk,
+    ModelFileRequest,
+    Neighbour,
+    Refusal,
+    Report,
+    Role,
+    Sampling,
+    Trouble,
+    Turn,
+    Window,
+    Wish,
+)
+from modelswarm.protocol.wire import swarm_pb2
+from modelswarm.protocol.wire.codec import FrameError, decode, encode
+
+HANDLE = (1 << 64) - 3
+EPOCH = Epoch(7, 1 << 40)
+NEIGHBOUR = Neighbour(Address("s1/2/aä", "127.0.0.1:1"), 9)
+SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5)
+HELLO = Hello((1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8)
+HASHES = (b"", bytes(range(32)))
+
+MESSAGES: list[Message] = [
+    HELLO,
+    Hello((0, 3), "g", Role.GATEWAY, "", Lane.BULK, max_length=7, total_pages=8, page_size=9),
+    Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 4, True, HASHES), Turn(99, 100, SAMPLING), 3),
+    Fence(HANDLE, 4, Epoch(0, 0), 10, 11),
+    Fence(HANDLE, 4, EPOCH, 10, 11, None, Turn(1, 2), ran=Epoch(0, 4)),
+    Fenced(4, HANDLE, EPOCH, 5, 6, Counters(EPOCH, 1, 2, 3, 4, 5, 6), (KeptRows(4, 0, 9),), 77),
+    Fenced(4, NO_HANDLE, EPOCH, refused=Refusal.NO_PAGES, free_pages=3),
+    Fenced(4, NO_HANDLE, EPOCH, unknown=True),
+    Go(HANDLE, EPOCH, 10, 3, 4, None, NEIGHBOUR, None, 0, 2, False),
+    Go(HANDLE, EPOCH, 10, 3, 4, NEIGHBOUR, None, NEIGHBOUR, 12, warm=True),
+    Input(HANDLE, EPOCH, 5, tuple(range(300))),
+    Input(HANDLE, EPOCH, 0, ()),
+    Window(HANDLE, EPOCH, 5, 6, 7, HASHES),
+    Report(4, EPOCH, Trouble.LINK_DOWN, "s1/2/a", 3, "why"),
+    Live((LiveSession("s", HANDLE, EPOCH), LiveSession("t", 1, EPOCH))),
+    Live(()),
+    Close(HANDLE),
+    Beat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, running=8),
+    Beat(wish=Wish.LEAVE),
+    Beat(),
+    ModelFileRequest("tokenizer.json"),
+    ModelFileChunk("tokenizer.json", 256, 1000, bytes(range(256)), False),
+    ModelFileChunk("x", 0, 0, b"", True),
+    Copy(HANDLE, EPOCH, NEIGHBOUR, 7, 2, 4),
+    Copy(HANDLE, EPOCH, None),
+    Find("s"),
+    Find("s", opens=True, number=7),
+    Found(
+        "s",
+        EPOCH,
+        "g1/1/a",
+        "10.0.0.1:8000",
+        True,
+        0.5,
+        30_000.0,
+        (FoundHop(0, 4, 9, 10, EPOCH), FoundHop(4, 8, 9, 0, EPOCH)),
+        (FoundHop(8, 9, 3, 4, Epoch(2, 1)),),
+        Epoch(2, 1),
+    ),
+    Found("s", Epoch(0, 0), opener="g2/1/a", number=7),
+    LogRequest("s"),
+    LogRequest("s", EPOCH),
+    LogChunk("s", EPOCH, 0, 300, tuple(range(300)), Turn(99, 100, SAMPLING)),
+    LogChunk("s", EPOCH, 8, 9, (4,)),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_a_message_crosses_unchanged(message: Message) -> None:
+    assert decode(encode(message)) == message
+    assert decode(memoryview(encode(message))) == message
+
+
+def test_the_table_above_has_every_message() -> None:
+    assert {type(message) for message in MESSAGES} == set(typing.get_args(Message))
+
+
+@pytest.mark.parametrize("refusal", Refusal)
+def test_every_refusal_crosses(refusal: Refusal) -> None:
+    message = Fenced(1, NO_HANDLE, EPOCH, refused=refusal)
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("trouble", Trouble)
+def test_every_trouble_crosses(trouble: Trouble) -> None:
+    message = Report(1, EPOCH, trouble)
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", [Lane, Role, Refusal, Trouble])
+def test_the_wire_has_no_enum_value_that_the_messages_lack(kind: type[enum.Enum]) -> None:
+    values = getattr(swarm_pb2, kind.__name__).keys()
+    prefix = f"{kind.__name__.upper()}_"
+    names = {value.removeprefix(prefix) for value in values} - {"UNSPECIFIED"}
+    assert names == {member.name for member in kind}
+
+
+def test_fields_of_a_newer_minor_version_are_skipped() -> None:
+    newer = b"\xa8\x06\x05"  # field 101, varint 5
+    inner = encode(Close(HANDLE))[2:] + newer
+    assert decode(b"\x4a" + bytes([len(inner)]) + inner) == Close(HANDLE)
+
+
+def envelope(**body: object) -> bytes:
+    return swarm_pb2.Envelope(**body).SerializeToString()  # type: ignore[arg-type]
+
+
+WRONG = {
+    "an envelope without a body": b"",
+    "a body of a newer kind": b"\xaa\x06\x00",
+    "no protobuf": b"\xff\xff\xff\xff",
+    "a message cut short": encode(MESSAGES[2])[:-1],
+    "text that is not UTF-8": b"\x5a\x03\x0a\x01\xff",
+    "a missing epoch": envelope(window=swarm_pb2.Window(handle=1)),
+    "a missing enum": envelope(
+        report=swarm_pb2.Report(handle=1, epoch=swarm_pb2.Epoch(counter=1))
+    ),
+    "an unknown enum": encode(Report(4, EPOCH, Trouble.GAP)).replace(b"\x18\x01", b"\x18\x63"),
+    "a version of one number": envelope(
+        hello=swarm_pb2.Hello(version=[1], role=swarm_pb2.ROLE_SERVER, lane=swarm_pb2.LANE_LIVE)
+    ),
+    "a neighbour without an address": envelope(
+        go=swarm_pb2.Go(
+            handle=1, epoch=swarm_pb2.Epoch(), successor=swarm_pb2.Neighbour(handle=2)
+        )
+    ),
+    "a fence of nothing": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
+    "a fence that opens and cuts": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
+    "a fence that opens without a turn": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 1))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
+def test_anything_else_is_a_frame_error(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        decode(data)

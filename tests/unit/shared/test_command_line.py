@@ -1,0 +1,67 @@
+"""What the command lines of all processes share."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import click
+import pytest
+
+from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.process.command_line import REFUSED, exit_code, read_flags, split_target
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("127.0.0.1:8000", ("127.0.0.1", 8000)),
+        ("[::1]:0", ("::1", 0)),
+        ("localhost:65535", ("localhost", 65535)),
+    ],
+)
+def test_a_target_comes_apart(target: str, parts: tuple[str, int]) -> None:
+    assert split_target("--http", target) == parts
+
+
+@pytest.mark.parametrize("target", ["8000", ":8000", "a:", "a:b", "a:65536", "a:-1", "a:٣", ""])
+def test_what_is_no_target_is_refused_with_the_flag_and_an_example(target: str) -> None:
+    with pytest.raises(UserError, match=r"^--http: .* is not HOST:PORT, like 10\.0\.0\.7:7000$"):
+        split_target("--http", target, like="10.0.0.7:7000")
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (UserError("max_length", "is too large"), "--max_length: is too large"),
+        (ModelSwarmError("two\nlines"), "two lines"),
+        (click.UsageError("no such option: --x"), "no such option: --x"),
+        (click.Abort(), "interrupted"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
+    error: Exception, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code("program", lambda: _raise(error), flag="--{}".format) == REFUSED == 2
+    assert capsys.readouterr().err == f"program: {sentence}\n"
+
+
+def test_other_errors_and_exit_codes_are_passed_on() -> None:
+    assert exit_code("program", lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        exit_code("program", lambda: 1 // 0)
+
+
+def test_flags_become_the_settings_and_help_ends_the_process() -> None:
+    command = click.Command("program", params=[click.Option(["--n"], type=int)], callback=_settings)
+    assert read_flags(command, complex, ["--n", "3"]) == 3j
+    with pytest.raises(SystemExit) as ended:
+        read_flags(command, complex, ["--help"])
+    assert ended.value.code == 0
+
+
+def _settings(n: int) -> complex:
+    return complex(0, n)

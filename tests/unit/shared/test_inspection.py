@@ -1,0 +1,246 @@
+"""An inspection tells what a model is without reading its weights, or in one sentence why it cannot be served."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support.models.hub_server import COMMIT, Hub, serve
+from support.models.tiny_models import make_model
+
+from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.inspection import (
+    MOST_BYTES,
+    facts_document,
+    facts_from_document,
+    inspect_model,
+)
+from modelswarm.checkpoint.sources import Places
+from modelswarm.demo import counting_folder
+from modelswarm.errors import ModelSourceError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+@pytest.fixture
+def hub(copy: Path) -> Iterator[Hub]:
+    with serve("acme/tiny", copy) as running:
+        yield running
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "modelswarm.checkpoint.inspection", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=os.environ | environment
+    )
+
+
+def refused(source: str, tokenizer: str | None = None, places: Places | None = None) -> str:
+    with pytest.raises(ModelSourceError) as caught:
+        inspect_model(source, tokenizer, places)
+    return caught.value.message
+
+
+def test_the_pod_writes_one_object_that_the_operator_reads_back(tmp_path: Path) -> None:
+    output = tmp_path / "termination-log"
+    output.touch()
+
+    done = run("--model", "demo://counting", "--output", str(output))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    written = output.read_text()
+    assert len(written) < 4096
+    assert done.stdout.strip() == written
+    assert facts_from_document(json.loads(written)) == read_facts(counting_folder())
+    assert set(json.loads(written)) == {
+        *("blocks", "context", "vocab", "hidden", "dtype", "blockElements", "embeddingElements"),
+        *("kvElements", "tied", "family", "revision"),
+    }
+
+
+def test_no_weights_are_fetched_from_a_hub_only_the_headers_of_block_0(
+    hub: Hub, copy: Path, tmp_path: Path
+) -> None:
+    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+
+    found = inspect_model("hf://acme/tiny", places=places)
+
+    assert found.revision == COMMIT
+    assert found.facts == read_facts(copy)
+    assert not [name for name in hub.fetched if name.endswith(".safetensors")]
+    index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
+    of_block_0 = {file for name, file in index.items() if "layers.0." in name or "embed" in name}
+    assert set(hub.ranged) == of_block_0
+
+
+def test_a_model_in_one_file_is_inspected_by_its_header(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "one", "qwen3", shard_size="1GB")
+    places = Places(hub_cache=tmp_path / "cache")
+    with serve("acme/one", folder) as hub:
+        places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+        found = inspect_model("hf://acme/one@main", places=places)
+
+        assert (found.facts, hub.ranged) == (read_facts(folder), ["model.safetensors"])
+        assert "model.safetensors" not in hub.fetched
+
+
+def test_the_token_of_the_environment_opens_a_gated_model(hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    surroundings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+
+    without = run("--model", "hf://acme/tiny", **surroundings)
+    done = run("--model", "hf://acme/tiny", HF_TOKEN="hf_secret", **surroundings)
+
+    assert without.returncode == 2
+    assert without.stdout == "hf://acme/tiny is gated: set HF_TOKEN to use it\n"
+    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, COMMIT)
+    assert "hf_secret" not in done.stdout + done.stderr + without.stdout + without.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("layers.2.", "hf://acme/tiny has no weights for block 2"),
+        ("model.norm", "hf://acme/tiny has no weights for model.norm.weight"),
+    ],
+)
+def test_an_index_that_lacks_a_part_of_the_model_is_told_of(
+    hub: Hub, copy: Path, tmp_path: Path, missing: str, sentence: str
+) -> None:
+    index = copy / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] = {
+        name: file for name, file in content["weight_map"].items() if missing not in name
+    }
+    index.write_text(json.dumps(content))
+    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+
+    assert refused("hf://acme/tiny", places=places) == sentence
+
+
+def test_weights_that_are_not_safetensors_are_told_of(hub: Hub, copy: Path, tmp_path: Path) -> None:
+    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    first = sorted(copy.glob("*.safetensors"))[0]
+    first.write_bytes(b"\xff" * 5000)
+
+    told = refused("hf://acme/tiny", places=places)
+
+    assert told == f"hf://acme/tiny@{COMMIT}: {first.name} is not a safetensors file"
+    first.unlink()
+    assert "hf://acme/tiny" in refused("hf://acme/tiny", places=places)
+
+
+def test_a_volume_is_inspected_where_its_claim_is_mounted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "tiny").symlink_to(folder)
+
+    found = inspect_model("pvc://weights/tiny", places=Places(pvc_root=tmp_path))
+
+    assert found.facts == read_facts(folder)
+
+
+def test_no_tokenizer_is_one_sentence_and_exit_code_2(copy: Path, tmp_path: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    output = tmp_path / "termination-log"
+
+    done = run("--model", f"file://{copy}", "--output", str(output))
+
+    assert done.returncode == 2
+    assert output.read_text() == (
+        f"file://{copy}: {copy} has no tokenizer.json; a fast tokenizer is needed"
+    )
+
+
+def test_a_tokenizer_from_elsewhere_stands_in_for_the_models_own(
+    copy: Path, folder: Path, tmp_path: Path
+) -> None:
+    (copy / "tokenizer.json").unlink()
+    other = make_model(tmp_path / "other", "llama", vocab=64)
+
+    assert inspect_model(f"file://{copy}", f"file://{folder}").facts == read_facts(folder)
+    told = refused(f"file://{other}", "demo://counting")
+    assert "has ids up to 260, but the model's vocabulary ends at 63" in told
+    assert "is not a model address" in refused("demo://counting", "s3://bucket")
+
+
+def test_a_chat_template_that_does_not_compile_is_one_sentence(tmp_path: Path) -> None:
+    template, output = tmp_path / "t.jinja", tmp_path / "termination-log"
+    flags = ("--model", "demo://counting", "--chat-template", str(template))
+    template.write_text("{% generation %}{{ messages }}{% endgeneration %}{% break %}")
+    refused_one = run(*flags, "--output", str(output))
+    template.write_text("{% for m in messages %}{% generation %}x{% endgeneration %}{% endfor %}")
+    taken = run(*flags)
+
+    assert (refused_one.returncode, taken.returncode) == (2, 0)
+    assert "the chat template does not compile" in output.read_text()
+    template.unlink()
+    assert "t.jinja cannot be read" in run(*flags).stdout
+
+
+def test_weights_that_end_too_early_are_one_sentence(copy: Path) -> None:
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    os.truncate(shard, shard.stat().st_size - 100)
+
+    done = run("--model", f"file://{copy}")
+
+    assert done.returncode == 2
+    assert done.stdout == f"file://{copy}: {shard} is truncated: 100 bytes are missing\n"
+
+
+def test_a_block_without_weights_is_told_of(copy: Path) -> None:
+    for shard in copy.glob("*.safetensors"):
+        kept = {n: t for n, t in load_file(shard).items() if ".layers.3." not in n}
+        save_file(kept or {"other": load_file(shard).popitem()[1]}, shard)
+
+    assert "no weights for block 3" in refused(f"file://{copy}")
+
+
+def test_what_is_told_fits_into_a_termination_message(tmp_path: Path) -> None:
+    deep = tmp_path / ("ü" * 100) / ("ö" * 100) / ("x" * 200)
+    folder = "/".join([str(deep)] * 12)
+
+    done = run("--model", f"file://{folder}")
+
+    assert done.returncode == 2
+    assert len(done.stdout.strip().encode()) <= MOST_BYTES < 4096
+    assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"blocks": 0}, "not facts of a model: blocks: Input should be greater than or equal to 1"),
+        ({"blocks": "8"}, "not facts of a model: blocks: Input should be a valid integer"),
+        ({"dtype": "int4"}, "not facts of a model: dtype: Input should be 'float32'"),
+        ({"kvElements": None}, "not facts of a model: kvElements: Input should be a valid integer"),
+    ],
+)
+def test_an_answer_that_is_no_facts_is_refused(change: dict[str, Any], sentence: str) -> None:
+    document = facts_document(read_facts(counting_folder()), "r") | change
+
+    with pytest.raises(ModelSourceError) as caught:
+        facts_from_document(document)
+
+    assert caught.value.message.startswith(sentence)
+
+
+def test_facts_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
+    facts = read_facts(counting_folder())
+
+    assert facts_from_document(facts_document(facts, "r") | {"experts": 8}) == facts

@@ -1,0 +1,203 @@
+"""Spans cover the model exactly, slots cover the spans, and a plan never promises memory that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from modelswarm.checkpoint.facts import ModelFacts, Outline
+from modelswarm.errors import UserError
+from modelswarm.placement.plan import PAGE_SIZE, plan_swarm
+from modelswarm.placement.quantity import bytes_of, human_bytes
+from modelswarm.placement.replay_memory import GROUP_OVERHEAD
+from modelswarm.placement.slots import coverage, slots_of
+from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
+from modelswarm.resources.spec import ModelSwarm
+
+FACTS = ModelFacts(
+    outline=Outline("llama", n_blocks=8, hidden=64, vocab=320, context=512, tied=False),
+    dtype="float32",
+    block_elements=10_000,
+    embedding_elements=64 * 320,
+    kv_elements=64,
+)
+BLOCK = 40_000  # bytes in float32
+TABLE = 64 * 320 * 4
+KV = 256  # bytes per position and block
+ROW = 64 * 4 + GROUP_OVERHEAD  # bytes of a row that is kept
+
+
+def swarm(**spec: Any) -> ModelSwarm:
+    return ModelSwarm.parse(
+        {
+            "apiVersion": "modelswarm.io/v1alpha1",
+            "kind": "ModelSwarm",
+            "metadata": {"name": "tiny"},
+            "spec": {"model": {"source": "file:///tiny"}, **spec},
+        }
+    )
+
+
+def pool(memory: str) -> dict[str, Any]:
+    return {"name": "cpu", "resources": {"limits": {"memory": memory}}}
+
+
+def test_even_spans_cover_every_model_without_gap_or_overlap() -> None:
+    for n_blocks in range(1, 41):
+        for count in range(1, n_blocks + 1):
+            spans = even_spans(n_blocks, count)
+            sizes = [span.blocks for span in spans]
+
+            covered = [block for span in spans for block in range(span.first, span.last)]
+            assert covered == list(range(n_blocks))
+            assert len(spans) == count
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_more_spans_than_blocks_are_refused(count: int) -> None:
+    with pytest.raises(UserError, match=r"spec\.spans\.count: .* allowed: 1 to 8"):
+        even_spans(8, count)
+
+
+def test_given_ranges_are_taken_as_they_are() -> None:
+    assert given_spans(8, [(0, 1), (1, 8)]) == (Span(0, 1), Span(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "path"),
+    [
+        ([(0, 4)], r"spec\.spans\.ranges: they end at block 4, but the model has 8"),
+        ([(0, 4), (4, 9)], r"spec\.spans\.ranges: they end at block 9, but the model has 8"),
+        ([(0, 4), (5, 8)], r"spec\.spans\.ranges\[1\]: .* allowed: first: 4"),
+        ([(0, 4), (4, 4), (4, 8)], r"spec\.spans\.ranges\[1\]: "),
+    ],
+)
+def test_ranges_that_do_not_cover_the_model_are_refused(
+    ranges: list[tuple[int, int]], path: str
+) -> None:
+    with pytest.raises(UserError, match=path):
+        given_spans(8, ranges)
+
+
+def test_automatic_spans_are_as_few_as_fit() -> None:
+    def needed(span: Span) -> int:
+        return 10 * span.blocks
+
+    assert len(automatic_spans(8, needed, None)) == 1
+    assert len(automatic_spans(8, needed, 80)) == 1
+    assert len(automatic_spans(8, needed, 79)) == 2
+    assert len(automatic_spans(8, needed, 30)) == 3
+    assert len(automatic_spans(8, needed, 10)) == 8
+    with pytest.raises(UserError, match="one block per server still needs 10 bytes"):
+        automatic_spans(8, needed, 9)
+
+
+def test_slots_are_every_span_times_every_ordinal_with_names_that_differ() -> None:
+    spans = even_spans(8, 2)
+    slots = slots_of("counting", spans, 3)
+
+    assert {(slot.span, slot.ordinal) for slot in slots} == {
+        (s, o) for s in spans for o in range(3)
+    }
+    assert len({slot.name for slot in slots}) == 6
+    assert [slot.name for slot in slots[:3]] == [
+        "counting-s0-r0",
+        "counting-s1-r0",
+        "counting-s0-r1",
+    ]
+
+
+def test_coverage_is_that_of_the_weakest_span() -> None:
+    one, two = even_spans(8, 2)
+
+    assert coverage([one, two], [one, two, one]) == 1
+    assert coverage([one, two], [one, one]) == 0
+    assert coverage([one, two], []) == 0
+
+
+def test_a_plan_has_room_for_the_sessions_that_were_asked_for() -> None:
+    for length in (1, 15, 16, 17, 500, 512):
+        for concurrent in (1, 3, 8, 100):
+            sessions = {"maxLength": length, "concurrent": concurrent}
+            plan = plan_swarm(swarm(spans={"count": 3}, sessions=sessions), FACTS, "file:///tiny")
+
+            assert plan.full_sessions == concurrent
+            for server in plan.servers:
+                assert server.free_tokens >= length * concurrent
+
+
+def test_a_plan_counts_weights_and_kv_of_every_span() -> None:
+    plan = plan_swarm(swarm(spans={"count": 2}, replicas=2), FACTS, "file:///tiny")
+    head, tail = plan.servers
+
+    assert head.weight_bytes == tail.weight_bytes == 4 * BLOCK + TABLE
+    assert head.kv_bytes_per_token == 4 * KV
+    assert head.kv_bytes == head.pages * PAGE_SIZE * 4 * KV
+    assert head.replay_bytes == head.pages * PAGE_SIZE * ROW
+    assert head.total_bytes == head.weight_bytes + head.kv_bytes + head.replay_bytes
+    assert plan.total_bytes == 2 * (head.total_bytes + tail.total_bytes)
+    assert plan.max_length == 512
+
+
+def test_a_plan_fills_the_memory_of_the_pool_and_never_more() -> None:
+    page = PAGE_SIZE * (4 * KV + ROW)
+    plan = plan_swarm(swarm(spans={"count": 2}, pools=[pool("1Mi")]), FACTS, "file:///tiny")
+
+    for server in plan.servers:
+        assert (1 << 20) - page < server.total_bytes <= 1 << 20
+
+
+def test_memory_given_by_hand_outranks_the_pools() -> None:
+    document = swarm(spans={"count": 2}, pools=[pool("1Ki")])
+
+    plan = plan_swarm(document, FACTS, "file:///tiny", memory=2 << 20)
+
+    assert plan.servers[0].total_bytes > 1 << 20
+
+
+def test_without_spans_a_small_pool_gets_more_of_them() -> None:
+    whole = plan_swarm(swarm(pools=[pool("10Mi")]), FACTS, "file:///tiny")
+    split = plan_swarm(swarm(pools=[pool("512Ki")]), FACTS, "file:///tiny")
+
+    assert len(whole.servers) == 1
+    assert len(split.servers) > 1
+    assert all(server.total_bytes <= 512 << 10 for server in split.servers)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path"),
+    [
+        ({"sessions": {"maxLength": 513}}, r"spec\.sessions\.maxLength: .* allowed: 1 to 512"),
+        ({"spans": {"count": 9}}, r"spec\.spans\.count: .* allowed: 1 to 8"),
+        (
+            {"spans": {"count": 1}, "pools": [pool("1Mi")], "sessions": {"concurrent": 100}},
+            r"spec\.sessions\.concurrent: 100 sessions of 512 positions do not fit .* at most 0",
+        ),
+        ({"spans": {"count": 1}, "pools": [pool("1Ki")]}, r"memory: a server of blocks 0:8 needs"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(spec: dict[str, Any], path: str) -> None:
+    with pytest.raises(UserError, match=path):
+        plan_swarm(swarm(**spec), FACTS, "file:///tiny")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512Mi", 512 << 20), ("2G", 2_000_000_000), ("1.5Ki", 1536), ("7", 7), (7, 7)],
+)
+def test_amounts_of_memory_are_read_as_kubernetes_does(text: str | int, size: int) -> None:
+    assert bytes_of(text, "--memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "Mi", "-1", "0", "1 GB", "1e9", "٣Mi"])
+def test_amounts_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"--memory: .* allowed: e\.g\. 512Mi or 2Gi"):
+        bytes_of(text, "--memory")
+
+
+def test_amounts_are_shown_with_three_digits_and_a_unit() -> None:
+    shown = [human_bytes(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)]
+    assert shown == ["0 B", "1023 B", "1.5 KiB", "5 MiB", "3 GiB", "2 TiB"]

@@ -1,0 +1,1 @@
+"""Building the cluster's programs, packages and images."""

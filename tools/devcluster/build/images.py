@@ -1,0 +1,178 @@
+"""Images for the test cluster: the pause image, a small Debian with Python to build on, and the project's Dockerfiles.
+
+All are made here, none is pulled: from Debian packages (debootstrap) and by buildah with a store of its own in the
+cache folder. Used by `RealCluster`, by `make images` and by tests. The result is an OCI archive per image, kept in the
+cache by what it was made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tools.devcluster.build.build import cache_folder, folder_of, locked, part, program
+from tools.devcluster.build.oci import write_program_image
+from tools.devcluster.nodes.containerd import PAUSE_IMAGE
+from tools.devcluster.reporting import say
+
+BASE_IMAGE = "localhost/modelswarm-base:1"
+BASE_SUITE = "bookworm"
+BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates")
+UNNEEDED = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+    "usr/share/info",
+    "var/lib/apt/lists",
+    "var/cache/apt",
+    "var/log",
+)
+BUILD_SECONDS = 1800.0
+STORE_IMAGES = 400  # every layer of every build is kept as one: some gigabytes
+STORAGE = """\
+[storage]
+driver = "overlay"
+graphroot = "{store}/store"
+runroot = "{store}/run"
+"""
+
+
+def pause_archive() -> Path:
+    archive = folder_of(part("pause")).parent / "pause.tar"
+    built = program("pause")
+    with locked(archive):
+        if not archive.exists():
+            half = archive.with_suffix(".half")
+            write_program_image(built, PAUSE_IMAGE, half)
+            half.rename(archive)
+    return archive
+
+
+def base_archive() -> Path:
+    """Debian with Python 3.11 (`python3`, and `python3 -m venv`), without documents; about 130 MB."""
+    recipe = f"{BASE_IMAGE} {BASE_SUITE} {BASE_PACKAGES} {UNNEEDED}"
+    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
+    archive = cache_folder() / f"base-{key}.tar"
+    with locked(archive):
+        if not archive.exists():
+            with say("base image: debootstrap (about a minute)"):
+                _make_base(archive)
+    return archive
+
+
+def build_image(
+    dockerfile: Path,
+    context: Path,
+    tag: str,
+    build_args: Mapping[str, str] | None = None,
+    *,
+    more: Sequence[str] = (),
+) -> Path:
+    """`buildah bud` of a Dockerfile; the image as an OCI archive. `BASE` is the base image unless given."""
+    arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
+    words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
+    with say(f"image {tag}"):
+        build_with_base(
+            (
+                *(
+                    "buildah",
+                    "bud",
+                    "--isolation",
+                    "chroot",
+                    "--network",
+                    "host",
+                    "--layers",
+                    *words,
+                ),
+                *("-v", "/etc/ssl/certs:/etc/ssl/certs:ro"),
+                *("-v", "/etc/resolv.conf:/etc/resolv.conf:ro"),
+                *more,
+                *("-f", str(dockerfile), "-t", tag, str(context)),
+            )
+        )
+        return _pushed(tag)
+
+
+def _pushed(tag: str) -> Path:
+    folder = cache_folder() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / f"{tag.replace('/', '_').replace(':', '_')}.tar"
+    half = archive.with_suffix(".half")
+    half.unlink(missing_ok=True)
+    _buildah("push", tag, f"oci-archive:{half}:{tag}")
+    half.rename(archive)
+    return archive
+
+
+def _have_base() -> None:
+    """In buildah's store, from the archive."""
+    archive = base_archive()
+    found = _buildah("images", "--quiet", "--filter", f"reference={BASE_IMAGE}").split()
+    if not found:
+        _buildah("pull", f"oci-archive:{archive}:{BASE_IMAGE}")
+
+
+def _make_base(archive: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="modelswarm-base-") as folder:
+        root = Path(folder) / "root"
+        include = f"--include={','.join(BASE_PACKAGES)}"
+        _run(("debootstrap", "--variant=minbase", include, BASE_SUITE, str(root)))
+        for name in UNNEEDED:
+            shutil.rmtree(root / name, ignore_errors=True)
+            (root / name).mkdir(parents=True, exist_ok=True)
+        container = _buildah("from", "scratch").strip()
+        try:
+            _buildah("add", "--quiet", container, str(root), "/")
+            _buildah("config", "--env", "PYTHONUNBUFFERED=1", "--cmd", "python3", container)
+            _buildah("commit", "--quiet", container, BASE_IMAGE)
+        finally:
+            _buildah("rm", container)
+        half = archive.with_suffix(".half")
+        half.unlink(missing_ok=True)
+        _buildah("push", BASE_IMAGE, f"oci-archive:{half}:{BASE_IMAGE}")
+        half.rename(archive)
+
+
+def _buildah(*words: str) -> str:
+    return run_builder(("buildah", *words))
+
+
+def build_with_base(command: Sequence[str]) -> None:
+    """A build that may start from the base image; one at a time, and the store is emptied when it grew old."""
+    with locked(cache_folder() / "builds"):
+        if len(_buildah("images", "--all", "--quiet").split()) > STORE_IMAGES:
+            with say("the image store is emptied"):
+                _buildah("rmi", "--all", "--force")
+        _have_base()
+        run_builder(command)
+
+
+def run_builder(command: Sequence[str]) -> str:
+    """With the store in the cache folder, and mounts that nobody else sees."""
+    store = cache_folder() / "buildah"
+    config = store / "storage.conf"
+    store.mkdir(parents=True, exist_ok=True)
+    config.write_text(STORAGE.format(store=store))
+    alone = ("unshare", "--mount", "--propagation", "private") if os.geteuid() == 0 else ()
+    return _run((*alone, *command), {"CONTAINERS_STORAGE_CONF": str(config)})
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        ("nice", "-n", "5", *command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if environment is None else subprocess.PIPE,
+        text=True,
+        timeout=BUILD_SECONDS,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+    if done.returncode != 0:
+        end = "\n".join(f"{done.stdout}{done.stderr or ''}".splitlines()[-30:])
+        raise RuntimeError(f"{' '.join(command)} failed:\n{end}")
+    return done.stdout

@@ -1,0 +1,1 @@
+"""etcd, API server, controllers, kwok and their keys."""

@@ -1,0 +1,92 @@
+"""Taking a cluster away, from nothing but its folder, and looking whether anything is left.
+
+Used by `RealCluster.down`, by `make cluster-down`, and by every new cluster for those whose owner died.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tools.devcluster.build.build import cache_folder, locked
+from tools.devcluster.layout import Layout
+from tools.devcluster.network.network import close_network
+from tools.devcluster.nodes.cgroups import hierarchies
+from tools.devcluster.nodes.machine import leave_host
+from tools.devcluster.nodes.node import Node
+from tools.devcluster.processes import Processes, command_lines
+from tools.devcluster.record import folders_with_records, read_record
+from tools.devcluster.waiting import wait_for
+
+PARENT = Path("/tmp")
+PREFIX = "modelswarm-cluster"
+GONE_SECONDS = 10.0
+
+
+def take_down(layout: Layout, processes: Processes | None = None) -> str:
+    """Everything; a line that says what was taken away."""
+    record = read_record(layout)
+    processes = processes or Processes(layout)
+    octet = record.octet if record is not None else -1
+    nodes = [
+        Node(layout, octet, index + 1, processes)
+        for index in range(record.nodes if record is not None else 0)
+    ]
+    names = processes.names()
+    contained = sum(node.kill_processes() for node in nodes)
+    for name in reversed(processes.names()):
+        processes.kill(name)
+    for node in nodes:
+        node.remove()
+    if octet >= 0:
+        close_network(octet)
+    leave_host()
+    shutil.rmtree(layout.root)
+    wait_for(
+        "the cluster's traces to go",
+        lambda: not leftovers(layout, octet),
+        GONE_SECONDS,
+        explain=lambda: "\n".join(leftovers(layout, octet)),
+    )
+    if not nodes:
+        return f"{len(names)} processes and their files: gone"
+    return (
+        f"{len(names)} processes, {contained} processes of pods,"
+        f" {len(nodes)} nodes with their mounts, bridges, nft tables and control groups: gone"
+    )
+
+
+def leftovers(layout: Layout, octet: int) -> list[str]:
+    """Whatever still bears the cluster's marks: nothing, after `take_down`."""
+    found = [f"folder {layout.root}"] if layout.root.exists() else []
+    found += [f"mount {mount}" for mount in mounts_below(layout.root)]
+    mark = f"{layout.root}/"
+    for pid, words in command_lines():
+        if any(mark in word for word in words):
+            found.append(f"process {pid} {' '.join(words)[:120]}")
+    if octet >= 0:
+        link = Path(f"/sys/class/net/msw{octet}")
+        found += [f"link {link.name}"] if link.exists() else []
+        for hierarchy in hierarchies():
+            found += [f"group {group}" for group in hierarchy.glob(f"modelswarm-{octet}-*")]
+        found += [f"folder {folder}" for folder in PARENT.glob(f"msw{octet}-*")]
+    return found
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """Of this process's own mount namespace; nodes have their own."""
+    places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [place for place in places if Path(place).is_relative_to(folder)]
+
+
+def sweep() -> list[Path]:
+    """Take down the clusters of processes that died without doing so."""
+    swept = []
+    with locked(cache_folder() / "sweep"):  # two at once would stumble over each other
+        for folder in folders_with_records(PARENT, PREFIX):
+            layout = Layout(folder)
+            record = read_record(layout)
+            if record is not None and record.orphaned:
+                take_down(layout)
+                swept.append(folder)
+    return swept

@@ -1,0 +1,26 @@
+"""A cluster that somebody else runs: `CLUSTER=existing` with `KUBECONFIG`.
+
+Used by `make cluster` and the fixtures. It can be asked and given objects; its nodes are not ours to kill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.devcluster.control_plane.kubectl import Kubectl
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingCluster:
+    """What every kind of cluster has."""
+
+    kubeconfig: Path
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.kubeconfig)
+
+    def describe(self) -> str:
+        nodes = [node["metadata"]["name"] for node in self.kubectl.items("nodes")]
+        return f"{len(nodes)} nodes ({', '.join(nodes[:5])})"

@@ -1,0 +1,1 @@
+"""Pod network, DNS, network namespaces, ports."""

@@ -1,0 +1,1 @@
+"""Nodes: kubelet, containerd, kube-proxy, cgroups, volumes."""

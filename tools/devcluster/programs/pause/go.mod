@@ -1,0 +1,3 @@
+module modelswarm.io/tools/devcluster/programs/pause
+
+go 1.26.0
