@@ -9,48 +9,42 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test check style soak chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo test test-all check style soak chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: $(STAMP) ## build .venv from the locked constraints (about two minutes)
+setup: $(STAMP) ## build .venv from the locked constraints (two minutes once, then seconds in every tree)
 
-$(STAMP): constraints.txt pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ModelSwarm needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	@if [ -n "$(TORCH_INDEX_URL)" ]; then \
-	  $(BIN)/pip install --quiet -c constraints.txt --index-url "$(TORCH_INDEX_URL)" torch; fi
-	$(BIN)/pip install --quiet -c constraints.txt --group dev --editable '.[serving,gateway,operator]'
-	touch $(STAMP)
+# The packages are kept in ~/.cache/modelswarm and shared by all trees; pip itself says nothing while it works.
+$(STAMP): constraints.txt pyproject.toml tools/ci/make_venv.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ModelSwarm needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
+	@TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/ci/make_venv.py
 
 demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute
-	$(BIN)/python -m modelswarm.cli demo
+	@echo "make demo: starts four servers and a gateway, asks a question, kills a server in the middle (under a minute)"
+	@$(BIN)/python -m modelswarm.cli demo
 
-check: style ## format, lint, import rules, types
-	$(BIN)/mypy
+check: style ## format, lint, import rules, types (seconds; two minutes without mypy's cache)
+	@$(BIN)/python tools/ci/check_types.py
 
 style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 
-# Swarms of processes have the machine to themselves; types and tests without processes are looked at beside a cluster, which
-# mostly waits, and are shown at the end.
-SWARMS := tests/chaos tests/processes
-ALONE := tests/unit tests/core
+# The tiers of the tests: tools/ci/run_tests.py says what runs when, and leaves logs and durations in build/tests.
+# PYTEST holds further options of pytest.
+RUN_TESTS := @$(BIN)/python tools/ci/run_tests.py
 
-test: style cluster-ready ## check, and every test
-	@failed=0; $(BIN)/pytest $(SWARMS) || failed=1; \
-	said=$$(mktemp); nice -n 19 $(BIN)/mypy > $$said 2>&1 & types=$$!; \
-	log=$$(mktemp); nice -n 19 $(BIN)/pytest $(ALONE) > $$log 2>&1 & alone=$$!; \
-	trap 'kill $$types $$alone 2> /dev/null; rm -f $$said $$log' EXIT; \
-	$(BIN)/pytest $(addprefix --ignore=,$(SWARMS) $(ALONE)) || failed=1; \
-	wait $$types || failed=1; wait $$alone || failed=1; cat $$log $$said; exit $$failed
+test: style cluster-ready ## the fast tier, as CI runs it: about 10 minutes
+	$(RUN_TESTS) fast $(PYTEST)
 
-soak: check cluster-ready ## what takes too long for every day: long outages, many seeds
-	$(BIN)/pytest -m soak --timeout 3600
+test-all: style cluster-ready ## every test but those of the soak: about 35 minutes
+	$(RUN_TESTS) full $(PYTEST)
+
+soak: style cluster-ready ## hours: long outages, thousands of seeds, large clusters
+	$(RUN_TESTS) soak $(PYTEST)
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)

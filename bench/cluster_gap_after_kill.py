@@ -12,9 +12,9 @@ import random
 import signal
 import time
 
-from support.kubernetes.installed import Installed, pause_after
 from support.kubernetes.quickstart import NAMESPACE
-from support.processes.swarm import Answer, Ask
+from support.kubernetes.release import Release, pause_after
+from support.processes.streams import Answer, Ask
 
 from bench.gaps import Gaps
 from bench.harness import Bar, Result
@@ -30,7 +30,7 @@ def run() -> Result:
         return measure(place)
 
 
-def measure(place: Installed) -> Result:
+def measure(place: Release) -> Result:
     rng = random.Random(7)
     gaps = Gaps()
     for number in range(KILLS):
@@ -44,7 +44,7 @@ def measure(place: Installed) -> Result:
     return gaps.result("cluster_gap_after_kill", "kills", f"{SHAPE}, prompt {PROMPT}", bars)
 
 
-def _killed(place: Installed, ask: Ask, hop: int) -> tuple[Answer, float]:
+def _killed(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
     stream = place.stream(ask)
     stream.wait_tokens(KILL_AT)
     victim = place.carried(stream).servers[hop]

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.kubernetes.api_client import PODS, SWARMS, Json, Plain
+from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json, install_crd
 from support.kubernetes.operator_process import ACCOUNT, Operator, grant
-from support.kubernetes.operator_scene import install_crd
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.control_plane.kwok import fake_node
@@ -40,7 +39,7 @@ class ControlPlane:
     level: ApiLevel
     namespace: str
     operator: Operator
-    plain: Plain
+    plain: ApiClient
 
     def create(self, count: int) -> None:
         """Swarms of ten pods each."""
@@ -102,14 +101,14 @@ def control_plane(*, audit: bool) -> Iterator[ControlPlane]:
         level = ApiLevel(Layout(Path(folder)), settings)
         try:
             level.start()
-            with own_namespace(level.kubectl, "bench") as namespace, Plain(level) as plain:
+            with own_namespace(level.kubectl, "bench") as namespace, ApiClient(level) as plain:
                 yield from _with_operator(level, namespace, plain, Path(folder))
         finally:
             level.down()
 
 
 def _with_operator(
-    level: ApiLevel, namespace: str, plain: Plain, folder: Path
+    level: ApiLevel, namespace: str, plain: ApiClient, folder: Path
 ) -> Iterator[ControlPlane]:
     install_crd(level)
     grant(level, namespace)

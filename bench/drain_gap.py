@@ -22,7 +22,7 @@ import grpc
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, swarm_of
-from modelswarm.client.swarm import SwarmDoor
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
@@ -94,15 +94,15 @@ class Measured:
         self.seconds: list[float] = []
         self.moved = self.failures = 0
 
-    def drain(self, view: SwarmDoor, readers: list[Reader], names: list[str]) -> None:
+    def drain(self, view: SwarmClient, readers: list[Reader], names: list[str]) -> None:
         """The server of these that carries most, while all are read."""
         calm = _pause()
-        servers = {name_of(s.peer): s.own_sessions for s in view.snapshot().servers}
+        servers = {name_of(s.peer): s.own_sessions for s in view.fetch_snapshot().servers}
         name = max(names, key=lambda each: servers[each])
         began = time.perf_counter()
-        states = list(view.drain(name, timeout=DRAIN_SECONDS))
+        states = list(view.drain_server(name, timeout=DRAIN_SECONDS))
         ended = time.perf_counter()
-        list(view.drain(name, undo=True))
+        list(view.drain_server(name, undo=True))
         _pause()
         self.moved += states[0].own_sessions
         self.seconds.append(ended - began)
@@ -130,7 +130,7 @@ def run() -> Result:
     found = Measured()
     folder = model_folder(MODEL)
     with swarm_of(folder, spans=2, replicas=2, max_length=LENGTH, sessions=2 * STREAMS) as swarm:
-        view = SwarmDoor(swarm.grpc)
+        view = SwarmClient(swarm.grpc)
         names = [server.slot.name for server in swarm.servers]
         spans = [[name for name in names if f"-s{span}-" in name] for span in range(2)]
         seed = 0

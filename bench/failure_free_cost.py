@@ -22,8 +22,8 @@ from bench.swarm import Door, swarm_of, timed_streams
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_ROUNDS", "20"))
 STREAMS, PROMPT, NEW = 4, 1000, 96
 LENGTH = PROMPT + NEW
-OFF_SERVER = ("--replay-memory", "0", "--beat", "5")
-OFF_GATEWAY = ("--silence", "20", "--fence", "30")
+OFF_SERVER = ("--replay-memory", "0", "--heartbeat", "5")
+OFF_GATEWAY = ("--suspect-after", "20", "--fence-timeout", "30")
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of servers and gateway

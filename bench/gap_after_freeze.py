@@ -17,7 +17,7 @@ from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
-from modelswarm.client.swarm import SwarmDoor
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
@@ -29,7 +29,7 @@ def run() -> Result:
     gaps = Gaps()
     rng = random.Random(11)
     with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
+        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(FREEZES):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             calm = door.stream(prompt, NEW)
@@ -39,7 +39,7 @@ def run() -> Result:
 
 
 def frozen_stream(
-    swarm: LocalSwarm, door: Door, view: SwarmDoor, prompt: list[int], hop: int
+    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], hop: int
 ) -> tuple[Streamed, float]:
     """The stream, and the seconds from the freeze to the next token that was not on its way already."""
     recorder = Recorder()
@@ -48,7 +48,7 @@ def frozen_stream(
         for part in door.parts(prompt, NEW):
             recorder.add(part)
             if not victim and len(recorder.tokens) >= KILL_AT:
-                victim = name_of(view.running_route()[hop].peer)
+                victim = name_of(view.fetch_running_route()[hop].peer)
                 swarm.kill(victim, signal.SIGSTOP)
                 frozen_at = time.perf_counter()
     finally:
@@ -60,10 +60,10 @@ def frozen_stream(
     return recorder.streamed(), pause(recorder.times, frozen_at)
 
 
-def wait_heard(view: SwarmDoor) -> None:
+def wait_heard(view: SwarmClient) -> None:
     """Until no server is suspected any more. It may still be ejected: frozen again and again, it is a last resort."""
     deadline = time.monotonic() + BACK_SECONDS
-    while any(server.health == "suspected" for server in view.snapshot().servers):
+    while any(server.health == "suspected" for server in view.fetch_snapshot().servers):
         if time.monotonic() > deadline:
             raise RuntimeError("the thawed server is not heard")
         time.sleep(0.1)

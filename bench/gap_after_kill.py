@@ -16,8 +16,8 @@ from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
-from modelswarm.client.swarm import SwarmDoor
-from modelswarm.local.supervisor import JobView
+from modelswarm.client.swarm import SwarmClient
+from modelswarm.local.supervisor import JobStatus
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
@@ -30,7 +30,7 @@ def run() -> Result:
     gaps = Gaps()
     rng = random.Random(7)
     with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
+        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
         victim = None
         for number in range(KILLS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
@@ -45,8 +45,8 @@ def run() -> Result:
 
 
 def killed_stream(
-    swarm: LocalSwarm, door: Door, view: SwarmDoor, prompt: list[int], hop: int
-) -> tuple[Streamed, float, JobView]:
+    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], hop: int
+) -> tuple[Streamed, float, JobStatus]:
     """The stream, the seconds from the kill to the next token that was not on its way already, and who was killed."""
     recorder = Recorder()
     killed_at = 0.0
@@ -54,13 +54,13 @@ def killed_stream(
     for part in door.parts(prompt, NEW):
         recorder.add(part)
         if victim is None and len(recorder.tokens) >= KILL_AT:
-            victim = swarm.kill(name_of(view.running_route()[hop].peer))
+            victim = swarm.kill(name_of(view.fetch_running_route()[hop].peer))
             killed_at = time.perf_counter()
     if victim is None:
         raise RuntimeError("the stream ended before the kill")
     return recorder.streamed(), pause(recorder.times, killed_at), victim
 
 
-def wait_replaced(swarm: LocalSwarm, victim: JobView) -> None:
+def wait_replaced(swarm: LocalSwarm, victim: JobStatus) -> None:
     if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_SECONDS):
         raise RuntimeError(f"{victim.name} was not replaced")

@@ -18,10 +18,10 @@ from statistics import mean
 
 from bench.harness import Bar, Result
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Lane, Role
 from modelswarm_gateway.core.routing.cost_model import Needs
-from modelswarm_gateway.core.routing.server_registry import Fleet
-from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import variant_of
 
 SERVERS, GATEWAYS, SESSIONS = 20, 4, 400
 BLOCKS = 8
@@ -31,7 +31,7 @@ LIFE_SECONDS = 20.0  # mean; with the arrivals above about 400 sessions at a tim
 WARM_SECONDS, SECONDS = 40.0, 100.0
 SEEDS = 5
 MODEL = "m"
-NEEDS = Needs(length=1_024, positions=1_024)
+NEEDS = Needs(max_length=1_024, kv_positions=1_024)
 
 
 @dataclass
@@ -46,10 +46,10 @@ class World:
     def __post_init__(self) -> None:
         self.hellos = [_hello(n, *span) for n, span in enumerate(self.spans)]
         bits = self.rng.getrandbits
-        self.fleets = [Fleet(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)]
-        for fleet in self.fleets:
+        self.fleets = [ServerRegistry(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)]
+        for registry in self.fleets:
             for hello in self.hellos:
-                fleet.join(hello)
+                registry.register(hello)
         self._count = itertools.count()
         self._queue: list[tuple[float, int, str, int, tuple[PeerId, ...]]] = []
 
@@ -70,7 +70,7 @@ class World:
             elif what == "end":
                 for peer in names:
                     self.running[peer] -= 1
-                    self.fleets[gateway].freed(peer)
+                    self.fleets[gateway].remove_hop(peer)
             else:
                 self._beat(gateway, self.hellos[int(names[0])], now)
                 self._later(now + BEAT_SECONDS, "beat", gateway, names)
@@ -83,10 +83,10 @@ class World:
 
     def _arrive(self, now: float) -> None:
         gateway = self.rng.randrange(GATEWAYS)
-        fleet = self.fleets[gateway]
-        legs = fleet.cover(
+        registry = self.fleets[gateway]
+        legs = registry.cover(
             MODEL,
-            kind_of(self.hellos[0]),
+            variant_of(self.hellos[0]),
             (0, BLOCKS),
             now,
             between=(None, None),
@@ -95,14 +95,14 @@ class World:
         assert legs is not None
         for leg in legs:
             self.running[leg.peer] += 1
-            fleet.placed(leg.peer, NEEDS.positions, 128)
+            registry.add_hop(leg.peer, NEEDS.kv_positions, 128)
         peers = tuple(leg.peer for leg in legs)
         self._later(now + self.rng.expovariate(1 / LIFE_SECONDS), "end", gateway, peers)
 
     def _beat(self, gateway: int, hello: Hello, now: float) -> None:
         self.steps += 10
         running = self.running[hello.peer]
-        beat = Beat(
+        beat = Heartbeat(
             steps=self.steps,
             step_ms=(hello.last - hello.first) * (1 + running / 8),
             free_pages=hello.total_pages - 64 * running,
@@ -111,7 +111,7 @@ class World:
             rows=self.steps,
             running=running,
         )
-        self.fleets[gateway].beat(hello.peer, beat, now)
+        self.fleets[gateway].on_heartbeat(hello.peer, beat, now)
 
 
 def _hello(number: int, first: int, last: int) -> Hello:

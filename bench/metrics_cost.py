@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 
 from bench.harness import Bar, Result
 from modelswarm.protocol.identity import Epoch
-from modelswarm_gateway.core.interface.effects import HopView, SessionView
+from modelswarm_gateway.core.interface.views import HopView, SessionView
 from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
 from modelswarm_gateway.metrics.counters import Outcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
@@ -55,7 +55,7 @@ async def _measured() -> dict[str, float]:
     costs = {
         "token_us": _best(lambda: meter.tokens(1, 0.113), 20_000) * 1e6,
         "turn_us": _best(lambda: _turn(metrics), 2_000) * 1e6,
-        "step_us": _best(lambda: server.step(8, 0.01, False), 20_000) * 1e6,
+        "step_us": _best(lambda: server.observe_step(8, 0.01, False), 20_000) * 1e6,
     }
     for _ in range(SESSIONS):
         node.open(MODEL)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bench.harness import Bar, Result
 
 if TYPE_CHECKING:
-    from support.processes.swarm import Answer, Ask
+    from support.processes.streams import Answer, Ask
     from transformers import PreTrainedModel
 
 ROUNDS, NEW, KILL_AT = 12, 160, 15
@@ -32,7 +32,7 @@ class Verdict:
 
 
 def run() -> Result:
-    from support.models.toy import JUDGED, make_toy
+    from support.models.tiny_models import JUDGED, make_toy
     from support.processes.oracles import TAU
 
     verdict = Verdict()
@@ -93,7 +93,7 @@ def asks(number: int) -> Sequence[Ask]:
     """Eight requests, other ones in every round."""
     from support.models.tiny_models import VOCAB
     from support.processes.kill_scenarios import SAMPLED, prompt_of
-    from support.processes.swarm import Ask
+    from support.processes.streams import Ask
 
     from modelswarm.protocol.messages import Sampling
 

@@ -11,8 +11,8 @@ import signal
 import time
 
 from support.kubernetes.event_log import Life
-from support.kubernetes.installed import Installed
 from support.kubernetes.quickstart import NAMESPACE
+from support.kubernetes.release import Release
 
 from bench.harness import Bar, Result, quantile
 from bench.real_cluster import SHAPE, counting_swarm
@@ -27,7 +27,7 @@ def run() -> Result:
         return measure(place)
 
 
-def measure(place: Installed) -> Result:
+def measure(place: Release) -> Result:
     restarts = [_restarted(place, number) for number in range(KILLS)]
     lives = [_replaced(place, number) for number in range(DELETIONS)]
     created = [life.created - asked for asked, life in lives]
@@ -56,7 +56,7 @@ def _row(seconds: list[float]) -> tuple[str, str]:
     return f"{quantile(seconds, 0.5):.2f}", f"{max(seconds):.2f}"
 
 
-def _replaced(place: Installed, number: int) -> tuple[float, Life]:
+def _replaced(place: Release, number: int) -> tuple[float, Life]:
     """(when it was asked, the successor)."""
     place.wait_whole()
     names = sorted(pod["metadata"]["name"] for pod in place.pods())
@@ -65,7 +65,7 @@ def _replaced(place: Installed, number: int) -> tuple[float, Life]:
     return asked, place.lives.successor(victim, asked, LONGEST)
 
 
-def _restarted(place: Installed, number: int) -> float:
+def _restarted(place: Release, number: int) -> float:
     place.wait_whole()
     name = sorted(pod["metadata"]["name"] for pod in place.pods())[number % 4]
     (pid,) = place.cluster.container_pids(name, NAMESPACE)

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.kubernetes.installed import Installed, installed
 from support.kubernetes.quickstart import Quickstart
+from support.kubernetes.release import Release, open_release
 
 from tools.devcluster.build.packages import obstacles
 from tools.devcluster.build.project_images import project_archives
@@ -24,7 +24,7 @@ SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of 
 
 
 @contextmanager
-def counting_swarm() -> Iterator[Installed]:
+def counting_swarm() -> Iterator[Release]:
     """Whole."""
     problems = obstacles()
     if problems:
@@ -40,9 +40,9 @@ def counting_swarm() -> Iterator[Installed]:
 
 
 @contextmanager
-def installed_swarm(cluster: RealCluster) -> Iterator[Installed]:
+def installed_swarm(cluster: RealCluster) -> Iterator[Release]:
     """On a cluster that has nothing of it yet."""
     Quickstart(cluster).run("install")
-    with installed(cluster) as place:
+    with open_release(cluster) as place:
         place.wait_whole()
         yield place

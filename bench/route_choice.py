@@ -1,7 +1,7 @@
 """How long the choice of a route takes with 10,000 servers of 100 blocks, on one core, and how long it takes to fold in
 what their beats say.
 
-The gateway's own fleet: Hellos and beats go in, a route comes out. `choose_ms` is a choice right after prices have
+The gateway's own registry: Hellos and beats go in, a route comes out. `choose_ms` is a choice right after prices have
 changed, so that all costs-to-go are computed again; in between they are kept for 50 ms and a choice is a walk
 (`walk_ms`). `update_ms` is a thousand beats of which a hundred are faults, with the choice that takes them in, divided
 by a thousand. `open_ms` is the first choice of all, which prices every server; `link_ms` one after a link has gone down
@@ -18,11 +18,11 @@ from dataclasses import replace
 from statistics import median
 
 from bench.harness import Bar, Result
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
-from modelswarm_gateway.core.detection.outlier_detector import Slowness
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Lane, Role
+from modelswarm_gateway.core.detection.outlier_detector import OutlierDetector
 from modelswarm_gateway.core.routing.cost_model import Needs
-from modelswarm_gateway.core.routing.server_registry import Fleet
-from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import variant_of
 
 SERVERS, BLOCKS, ZONES = 10_000, 100, 20
 ROUNDS = 40
@@ -51,9 +51,9 @@ def hello(number: int, rng: random.Random) -> Hello:
     )
 
 
-def beat(rng: random.Random, steps: int) -> Beat:
+def beat(rng: random.Random, steps: int) -> Heartbeat:
     running = rng.randrange(20)
-    return Beat(
+    return Heartbeat(
         steps=steps,
         step_ms=rng.uniform(5.0, 50.0),
         free_pages=rng.randrange(200, 2_000),
@@ -66,19 +66,19 @@ def beat(rng: random.Random, steps: int) -> Beat:
 
 def run() -> Result:
     rng = random.Random(1)
-    fleet = Fleet(30.0, lambda: rng.getrandbits(64), lambda _: None)
+    registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
     hellos = [hello(number, rng) for number in range(SERVERS)]
     now = 0.0
     for each in hellos:
-        fleet.join(each)
-        fleet.beat(each.peer, beat(rng, 1), now)
-        fleet.round_trip(each.peer, rng.uniform(0.001, 0.01))
-    kind = kind_of(hellos[0])
-    needs = Needs(length=4_096, positions=2_048)
+        registry.register(each)
+        registry.on_heartbeat(each.peer, beat(rng, 1), now)
+        registry.record_round_trip(each.peer, rng.uniform(0.001, 0.01))
+    kind = variant_of(hellos[0])
+    needs = Needs(max_length=4_096, kv_positions=2_048)
 
     def choose() -> float:
         began = time.process_time()
-        legs = fleet.cover(MODEL, kind, (0, BLOCKS), now, between=(None, None), needs=needs)
+        legs = registry.cover(MODEL, kind, (0, BLOCKS), now, between=(None, None), needs=needs)
         assert legs is not None and legs[0].options > 1
         return 1000 * (time.process_time() - began)
 
@@ -87,7 +87,7 @@ def run() -> Result:
     for number in range(ROUNDS):
         now += 0.1
         for each in rng.sample(hellos, 20):
-            fleet.beat(each.peer, beat(rng, 2 + number), now)
+            registry.on_heartbeat(each.peer, beat(rng, 2 + number), now)
         chooses.append(choose())
         walks.append(choose())
     for number in range(5):
@@ -95,9 +95,9 @@ def run() -> Result:
         told = [(each.peer, beat(rng, 100 + number)) for each in rng.sample(hellos, UPDATES)]
         began = time.process_time()
         for peer, said in told:
-            fleet.beat(peer, said, now)
+            registry.on_heartbeat(peer, said, now)
         for peer, _ in told[:FAULTS]:
-            fleet.failed(peer, now)
+            registry.on_step_failed(peer, now)
         choose()
         updates.append(1000 * (time.process_time() - began) / UPDATES)
     links: list[float] = []
@@ -107,12 +107,12 @@ def run() -> Result:
         one = hellos[number // 2]
         began = time.process_time()
         if number % 2:
-            fleet.join(one, now)
+            registry.register(one, now)
         else:
-            fleet.leave(one.peer)
+            registry.deregister(one.peer)
         links.append(1000 * (time.process_time() - began) + choose())
         began = time.process_time()
-        assert fleet.max_length(MODEL) > 0
+        assert registry.max_length(MODEL) > 0
         limits.append(1000 * (time.process_time() - began))
     figures = {
         "choose_ms": median(chooses),
@@ -143,20 +143,20 @@ def run() -> Result:
 
 
 def compared(rng: random.Random) -> float:
-    fleet = Fleet(30.0, lambda: rng.getrandbits(64), lambda _: None)
-    slowness = Slowness(fleet)
+    registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
+    slowness = OutlierDetector(registry)
     alike = [replace(hello(number, rng), first=0, last=20) for number in range(SERVERS)]
     for each in alike:
-        fleet.join(each)
-        slowness.joined(each.peer)
-    said = {each.peer: Beat(steps=1, rows=1, busy_ms=1.0) for each in alike}
+        registry.register(each)
+        slowness.add_server(each.peer)
+    said = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0) for each in alike}
     looks = []
     for second in range(10):
         now = float(second)
         told = list(said) if second < 4 else rng.sample(list(said), SERVERS // 5)
         for number, peer in enumerate(told):
             if number % (len(told) // 20) == 0:
-                slowness.read_some(now)  # at every tick
+                slowness.read_backlog(now)  # at every tick
             for rows in (1, 4, 16):
                 before = said[peer]
                 said[peer] = replace(
@@ -165,8 +165,8 @@ def compared(rng: random.Random) -> float:
                     rows=before.rows + 10 * rows,
                     busy_ms=before.busy_ms + rng.uniform(80.0, 120.0),
                 )
-                fleet.beat(peer, said[peer], now)
+                registry.on_heartbeat(peer, said[peer], now)
         began = time.process_time()
-        assert not slowness.find(now)
+        assert not slowness.detect(now)
         looks.append(1000 * (time.process_time() - began))
     return median(looks[4:])

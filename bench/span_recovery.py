@@ -17,8 +17,8 @@ from bench.gaps import NOTHING_LOST, Gaps, pause
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
 from bench.swarm import Door, Recorder, Streamed, swarm_of
-from modelswarm.client.swarm import SwarmDoor
-from modelswarm.local.supervisor import JobView
+from modelswarm.client.swarm import SwarmClient
+from modelswarm.local.supervisor import JobStatus
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
@@ -32,7 +32,7 @@ def run() -> Result:
     rng = random.Random(5)
     gaps = {1: Gaps(), SPANS: Gaps()}
     with swarm_of(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmDoor(swarm.grpc)
+        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(ROUNDS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             calm = door.stream(prompt, NEW)
@@ -63,16 +63,16 @@ def run() -> Result:
 
 
 def lost_and_found(
-    swarm: LocalSwarm, door: Door, view: SwarmDoor, prompt: list[int], places: Sequence[int]
+    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], places: Sequence[int]
 ) -> tuple[Streamed, float]:
     """The stream, and the seconds from the kill of these hops to the next token that was not on its way already."""
     recorder = Recorder()
-    killed: list[JobView] = []
+    killed: list[JobStatus] = []
     killed_at = 0.0
     for part in door.parts(prompt, NEW):
         recorder.add(part)
         if not killed and len(recorder.tokens) >= KILL_AT:
-            route = view.running_route()
+            route = view.fetch_running_route()
             killed_at = time.perf_counter()
             killed = [swarm.kill(name_of(route[place].peer)) for place in places]
     if not killed:

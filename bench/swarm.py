@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from modelswarm.local.commands import GATEWAY, LocalSettings
+from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
@@ -51,7 +51,7 @@ spec:
         threads=1,
         restart_limit=0.5,  # benchmarks kill for minutes; how soon others come does not change a gap
         run_name=f"bench-{folder.name}-{spans}x{replicas}{mark}",
-        flags={**dict.fromkeys(slots, server_flags), GATEWAY: gateway_flags},
+        flags={**dict.fromkeys(slots, server_flags), GATEWAY_JOB: gateway_flags},
     )
     with LocalSwarm(plan_document(parse_document(document, "bench")), settings) as swarm:
         if not swarm.wait_ready(START_SECONDS):

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from modelswarm.protocol.identity import Address
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Beat, Hello, Lane, Role
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Lane, Role
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.file_source import MembersFolder
 from modelswarm_gateway.discovery.kubernetes_source import Cluster
 from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
@@ -58,7 +58,7 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
     node = new_node()
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
-    node.received("s0/1/x", [Beat(free_pages=10, total_pages=10)])
+    node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
     metrics.registry.register(PodGauges(Cluster(None, ("default",), lambda: 0.0, lambda: 0.0)))
     return metrics.registry
 
@@ -67,7 +67,7 @@ def server_registry() -> CollectorRegistry:
     shape = ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256)
     metrics = ServerMetrics(MODEL, shape)
     core = ServerCore(ServerSettings(Address("s0/1/x", "")), shape, lambda: 1)
-    metrics.show(core.stats)
+    metrics.set_stats(core.stats)
     return metrics.registry
 
 

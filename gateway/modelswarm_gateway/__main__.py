@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from modelswarm.process.early_signals import end_when_asked
+from modelswarm.process.early_signals import exit_on_signals
 
 if TYPE_CHECKING:
     from modelswarm_gateway.settings import Settings
@@ -20,11 +20,11 @@ PROGRAM = "modelswarm-gateway"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the flags (default: those of the command line), serve, and return the exit code."""
-    end_when_asked()  # until the process has its own way to stop
-    from modelswarm.process.command_line import exit_code
+    exit_on_signals()  # until the process has its own way to stop
+    from modelswarm.process.command_line import run_with_exit_code
     from modelswarm_gateway.settings import parse
 
-    return exit_code(
+    return run_with_exit_code(
         PROGRAM, lambda: _serve(parse(sys.argv[1:] if arguments is None else arguments))
     )
 
@@ -34,7 +34,7 @@ def _serve(settings: Settings) -> int:
     import gc
     import logging
 
-    from modelswarm.process.parent_watch import end_with_parent
+    from modelswarm.process.parent_watch import exit_with_parent
 
     logging.basicConfig(
         level=logging.INFO,
@@ -43,7 +43,7 @@ def _serve(settings: Settings) -> int:
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if settings.parent_fd is not None:
-        end_with_parent(settings.parent_fd)
+        exit_with_parent(settings.parent_fd)
     from modelswarm_gateway.app import Process
 
     gc.collect()

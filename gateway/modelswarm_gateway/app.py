@@ -22,11 +22,11 @@ from modelswarm_gateway.api.asgi_server import WebServer, bind
 from modelswarm_gateway.api.grpc.server import GrpcDoor
 from modelswarm_gateway.api.http.app import http_app
 from modelswarm_gateway.api.metrics_app import metrics_app
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.dialer import Source
 from modelswarm_gateway.discovery.file_source import MembersFolder
 from modelswarm_gateway.discovery.readiness import Readiness
-from modelswarm_gateway.generation.service import Service, ServiceSettings
+from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.metrics.pod_gauges import PodGauges
 from modelswarm_gateway.runtime.node import Node
@@ -60,11 +60,11 @@ class Process:
         if cluster is not None:
             metrics.registry.register(PodGauges(cluster))
         options = ServiceSettings(
-            sessions=settings.sessions,
+            max_named_sessions=settings.max_named_sessions,
             idle_seconds=settings.idle_seconds,
             keepalive_seconds=settings.keepalive_seconds,
         )
-        service = Service(node, metrics, loop.time, options)
+        service = GenerationService(node, metrics, loop.time, options)
         grpc_door = GrpcDoor(service, node.drains)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
@@ -76,15 +76,15 @@ class Process:
         node.reachable_at(reachable_at(settings, doors[0].target, grpc_target))
         tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
         targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
-        if settings.announce is not None:
-            announce(settings.announce, {**targets, "peer": node.peer})
+        if settings.run_file is not None:
+            announce(settings.run_file, {**targets, "peer": node.peer})
         log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
         try:
             await self._stopping.wait()
             await self._leave(service, grpc_door, doors[0])
         finally:
-            if settings.announce is not None:
-                withdraw(settings.announce)
+            if settings.run_file is not None:
+                withdraw(settings.run_file)
             await _all([grpc_door.stop(), *(door.stop() for door in doors)])
             for task in tasks:
                 task.cancel()
@@ -93,8 +93,8 @@ class Process:
     def _source(self, clock: Callable[[], float]) -> tuple[Source, Cluster | None]:
         """Who tells which servers exist."""
         settings = self._settings
-        if settings.members is not None:
-            return MembersFolder(settings.members), None
+        if settings.discovery_dir is not None:
+            return MembersFolder(settings.discovery_dir), None
         from modelswarm_gateway.discovery.kubernetes_source import Cluster
 
         cluster = Cluster(settings.kubeconfig, settings.namespaces, clock, random.random)
@@ -104,23 +104,23 @@ class Process:
         settings = self._settings
         incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
         core = GatewaySettings(
-            hold_seconds=settings.hold_seconds,
-            silent_seconds=settings.silence_seconds,
-            fenced_seconds=settings.fence_seconds,
-            dead_seconds=timeouts.dead_seconds(settings.silence_seconds),
+            hold_seconds=settings.hold_limit_seconds,
+            silent_seconds=settings.suspect_after_seconds,
+            fenced_seconds=settings.fence_timeout_seconds,
+            dead_seconds=timeouts.dead_seconds(settings.suspect_after_seconds),
             lease_seconds=settings.lease_seconds,
-            rebalance_seconds=settings.rebalance_seconds,
+            rebalance_seconds=settings.rebalance_after_seconds,
         )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)
 
     def _jobs(
-        self, node: Node, service: Service, cluster: Cluster | None
+        self, node: Node, service: GenerationService, cluster: Cluster | None
     ) -> list[Coroutine[Any, Any, None]]:
         jobs = [
             _every(0.05, node.tick),
             _every(0.2, node.look_around),
-            _every(1.0, service.book.sweep),
+            _every(1.0, service.named_sessions.evict_expired),
         ]
         if cluster is not None:
             cluster.on_change = node.look_around
@@ -132,23 +132,23 @@ class Process:
             os._exit(1)  # asked twice: whatever hangs, hang no longer
         self._stopping.set()
 
-    async def _leave(self, service: Service, grpc_door: GrpcDoor, http_door: WebServer) -> None:
+    async def _leave(self, service: GenerationService, grpc_door: GrpcDoor, http_door: WebServer) -> None:
         """Sends clients elsewhere, until they have gone; then takes nothing new and waits for what runs; what does not
         end is told so. Whoever must reach this process hears late that it leaves, on a full machine seconds late."""
-        quiet, drain = self._settings.leave_seconds, self._settings.drain_seconds
+        quiet, drain = self._settings.shutdown_delay_seconds, self._settings.drain_timeout_seconds
         ends = service.clock() + quiet + drain
-        service.leaving = True
+        service.shutting_down = True
         await grpc_door.leave()
         if quiet:
             log.info("leaving: new requests are taken until none has come for %g s", quiet)
-            if not await service.unasked(quiet, until=ends - drain / 2):
+            if not await service.wait_for_no_requests(quiet, until=ends - drain / 2):
                 log.warning("requests still come: clients do not heed /ready, or hear late of it")
         service.accepting = False
-        log.info("stopping: %d answers are running", service.running)
+        log.info("stopping: %d answers are running", service.running_count)
         http_door.close_idle()
         left = ends - service.clock()
         refusing = asyncio.create_task(grpc_door.stop(left))
-        await service.quiet(left)
+        await service.wait_until_idle(left)
         service.abort_all()
         refusing.cancel()
 

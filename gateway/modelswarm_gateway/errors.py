@@ -12,13 +12,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from modelswarm_gateway.core.interface.effects import (
-    CoreError,
-    PromptTooLong,
-    Refused,
-    SessionBusy,
-    Why,
-)
+from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
+from modelswarm_gateway.core.interface.turn import Why
 
 
 class Code(enum.Enum):
@@ -45,13 +41,13 @@ class Code(enum.Enum):
     INTERNAL = "internal_error"
 
 
-def code_of(name: str) -> Code:
+def parse_code(name: str) -> Code:
     """As another gateway said it, which may be newer."""
     return Code(name) if name in {code.value for code in Code} else Code.INTERNAL
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class ErrorMapping:
     status: int  # HTTP
     grpc: grpc.StatusCode
     type: str  # `error.type`, OpenAI's words
@@ -61,26 +57,26 @@ class Mapping:
 _USER, _SERVER = "invalid_request_error", "server_error"
 _BUSY = "rate_limit_error"
 
-TABLE: dict[Code, Mapping] = {
-    Code.INVALID_REQUEST: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
-    Code.UNSUPPORTED: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
-    Code.CONTEXT_LENGTH: Mapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
-    Code.MODEL_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
-    Code.NOT_FOUND: Mapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
-    Code.SERVER_NOT_FOUND: Mapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
-    Code.BLOCKS_UNCOVERED: Mapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
-    Code.DRAIN_UNDONE: Mapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
-    Code.METHOD_NOT_ALLOWED: Mapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
-    Code.TOO_LARGE: Mapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
-    Code.SESSION_BUSY: Mapping(409, grpc.StatusCode.ABORTED, _USER, True),
-    Code.SESSION_ELSEWHERE: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
-    Code.SESSION_LOST: Mapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
-    Code.NO_CAPACITY: Mapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
-    Code.NO_SERVERS: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
-    Code.STOPPING: Mapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
-    Code.CANCELLED: Mapping(499, grpc.StatusCode.CANCELLED, _USER, False),
-    Code.STREAM_BROKEN: Mapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
-    Code.INTERNAL: Mapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
+TABLE: dict[Code, ErrorMapping] = {
+    Code.INVALID_REQUEST: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.UNSUPPORTED: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.CONTEXT_LENGTH: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.MODEL_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
+    Code.NOT_FOUND: ErrorMapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.SERVER_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
+    Code.BLOCKS_UNCOVERED: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
+    Code.DRAIN_UNDONE: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
+    Code.METHOD_NOT_ALLOWED: ErrorMapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.TOO_LARGE: ErrorMapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.SESSION_BUSY: ErrorMapping(409, grpc.StatusCode.ABORTED, _USER, True),
+    Code.SESSION_ELSEWHERE: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.SESSION_LOST: ErrorMapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
+    Code.NO_CAPACITY: ErrorMapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
+    Code.NO_SERVERS: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.STOPPING: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
+    Code.CANCELLED: ErrorMapping(499, grpc.StatusCode.CANCELLED, _USER, False),
+    Code.STREAM_BROKEN: ErrorMapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
+    Code.INTERNAL: ErrorMapping(500, grpc.StatusCode.INTERNAL, _SERVER, True),
 }
 
 
@@ -102,7 +98,7 @@ class ApiError(Exception):
         self.retry_after = retry_after  # seconds
 
     @property
-    def mapping(self) -> Mapping:
+    def mapping(self) -> ErrorMapping:
         return TABLE[self.code]
 
     def envelope(self) -> dict[str, object]:
@@ -125,7 +121,7 @@ class ApiError(Exception):
         }
 
 
-def invalid(param: str | None, message: str) -> ApiError:
+def invalid_request(param: str | None, message: str) -> ApiError:
     return ApiError(Code.INVALID_REQUEST, message, param=param)
 
 
@@ -133,12 +129,12 @@ def model_not_found(name: str) -> ApiError:
     return ApiError(Code.MODEL_NOT_FOUND, f"the model {name!r} does not exist here", param="model")
 
 
-def taken_over() -> ApiError:
+def session_taken_over() -> ApiError:
     detail = "another gateway has taken this session over; go on there with Last-Event-ID"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
-def stopping() -> ApiError:
+def gateway_stopping() -> ApiError:
     return ApiError(Code.STOPPING, "this gateway is stopping; try again", retry_after=1.0)
 
 

@@ -21,7 +21,7 @@ from modelswarm_gateway import timeouts
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    members: Path | None  # or else `kubernetes`
+    discovery_dir: Path | None  # or else `kubernetes`
     kubernetes: bool
     namespaces: tuple[str, ...]  # none: all
     kubeconfig: Path | None
@@ -31,18 +31,18 @@ class Settings:
     name: str
     incarnation: int
     advertise: str  # host, where other gateways reach this one; empty: the one of --http
-    announce: Path | None
+    run_file: Path | None
     parent_fd: int | None
-    leave_seconds: float
-    drain_seconds: float
-    hold_seconds: float
+    shutdown_delay_seconds: float
+    drain_timeout_seconds: float
+    hold_limit_seconds: float
     keepalive_seconds: float
-    silence_seconds: float
-    fence_seconds: float
+    suspect_after_seconds: float
+    fence_timeout_seconds: float
     lease_seconds: float
-    rebalance_seconds: float
+    rebalance_after_seconds: float
     idle_seconds: float
-    sessions: int
+    max_named_sessions: int
     vllm_metrics: bool
 
 
@@ -51,9 +51,9 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SECONDS = click.FloatRange(min=0)
 
 _OPTIONS: list[click.Parameter] = [
-    click.Option(["--members"], type=click.Path(path_type=Path), help="Folder in which servers "
+    click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which servers "
                  "write their NAME.json."),
-    click.Option(["--kubernetes"], is_flag=True, help="Instead of --members: find servers by "
+    click.Option(["--kubernetes"], is_flag=True, help="Instead of --discovery-dir: find servers by "
                  "their pods."),
     click.Option(["--namespace", "namespaces"], multiple=True, help="Where pods are looked for; "
                  "may be given several times. None: in all namespaces."),
@@ -70,39 +70,39 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--advertise"], default="", metavar="HOST", help="Where other gateways reach "
                  "this one, to pass on requests for its sessions; default: the host of --http, "
                  "unless that is all of them."),
-    click.Option(["--announce"], type=click.Path(path_type=Path), help="File to write the bound "
+    click.Option(["--run-file"], type=click.Path(path_type=Path), help="File to write the bound "
                  "addresses to, once all doors are open."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
-    click.Option(["--leave-delay", "leave_seconds"], type=_SECONDS, default=0.0,
+    click.Option(["--shutdown-delay", "shutdown_delay_seconds"], type=_SECONDS, default=0.0,
                  show_default=True, help="When the process is asked to stop, new requests are "
-                 "taken until none has come for so many seconds; half of --drain longer at most."),
-    click.Option(["--drain", "drain_seconds"], type=_SECONDS, default=30.0, show_default=True,
-                 help="Seconds that running answers get then, less what --leave-delay took longer."),
-    click.Option(["--hold", "hold_seconds"], type=_SECONDS, default=60.0, show_default=True,
+                 "taken until none has come for so many seconds; half of --drain-timeout longer at most."),
+    click.Option(["--drain-timeout", "drain_timeout_seconds"], type=_SECONDS, default=30.0, show_default=True,
+                 help="Seconds that running answers get then, less what --shutdown-delay took longer."),
+    click.Option(["--hold-limit", "hold_limit_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
     click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=timeouts.LEAST_KEEPALIVE, max=3600),
                  help="Seconds after which a client that waits gets a sign of life: a comment in its "
-                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold. Comments come in "
+                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold-limit. Comments come in "
                  "half of a swarm's sessions.holdLimit where that is no longer than this."),
-    click.Option(["--silence", "silence_seconds"],
+    click.Option(["--suspect-after", "suspect_after_seconds"],
                  type=click.FloatRange(min=timeouts.TWO_BEATS, max=60), help="Seconds that a "
                  "server on a route may say nothing before sessions look for another; default: "
                  "0.3. More on machines that stand still at times."),
-    click.Option(["--fence", "fence_seconds"], type=click.FloatRange(min=0, min_open=True),
+    click.Option(["--fence-timeout", "fence_timeout_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not answer, if there "
-                 "is no other; default: 5, or a shorter --hold. No longer than a swarm's sessions.holdLimit."),
+                 "is no other; default: 5, or a shorter --hold-limit. No longer than a swarm's sessions.holdLimit."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=LEAST_LEASE, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
                  "over the sessions of one that is gone; the same as the servers' --lease: of two "
                  "that differ the longer one counts."),
-    click.Option(["--rebalance", "rebalance_seconds"], type=click.FloatRange(min=0, max=86400),
+    click.Option(["--rebalance-after", "rebalance_after_seconds"], type=click.FloatRange(min=0, max=86400),
                  default=60.0, show_default=True, help="Seconds for which a server has clearly more "
                  "sessions of this gateway than an equal one before some are moved; 0: never."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
-    click.Option(["--sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
+    click.Option(["--max-named-sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
                  help="Named sessions to keep at most."),
     click.Option(["--vllm-metrics"], is_flag=True, help="Show the metrics under vLLM's names too, "
                  "for dashboards and autoscalers that ask for those."),
@@ -122,14 +122,14 @@ def parse(arguments: Sequence[str]) -> Settings:
 def _settings(
     incarnation: int | None,
     keepalive_seconds: float | None,
-    silence_seconds: float | None,
-    fence_seconds: float | None,
+    suspect_after_seconds: float | None,
+    fence_timeout_seconds: float | None,
     **values: Any,
 ) -> Settings:
     if not _NAME.fullmatch(values["name"]):
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
-    if (values["members"] is None) is not values["kubernetes"]:
-        raise UserError("--members", "give either --members FOLDER or --kubernetes")
+    if (values["discovery_dir"] is None) is not values["kubernetes"]:
+        raise UserError("--discovery-dir", "give either --discovery-dir FOLDER or --kubernetes")
     for name in values["namespaces"]:
         if not _NAMESPACE.fullmatch(name):
             raise UserError("--namespace", f"{name!r} is no name of a namespace")
@@ -137,12 +137,12 @@ def _settings(
         split_target(f"--{name}", values[name])
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is no host, like 10.0.0.3")
-    hold = values["hold_seconds"]
+    hold = values["hold_limit_seconds"]
     return Settings(
         incarnation=incarnation or 0,
         keepalive_seconds=timeouts.keepalive_seconds(keepalive_seconds, hold),
-        fence_seconds=timeouts.fence_seconds(fence_seconds, silence_seconds, hold),
-        silence_seconds=timeouts.SILENCE if silence_seconds is None else silence_seconds,
+        fence_timeout_seconds=timeouts.fence_seconds(fence_timeout_seconds, suspect_after_seconds, hold),
+        suspect_after_seconds=timeouts.SILENCE if suspect_after_seconds is None else suspect_after_seconds,
         **values,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from modelswarm.errors import UserError
 from modelswarm.protocol.messages import Hello
-from modelswarm_gateway.core.detection.failure_detector import least_silence
+from modelswarm_gateway.core.detection.failure_detector import min_timeout
 
 KEEPALIVE, FENCE, SILENCE, DEAD = 5.0, 5.0, 0.3, 15.0  # seconds, where nobody says otherwise
 LEAST_KEEPALIVE = 0.1
@@ -16,13 +16,13 @@ TWO_BEATS = 0.2  # a server that lives is silent for one of them
 
 
 def keepalive_seconds(wanted: float | None, hold: float) -> float:
-    """Of a `--hold` of 0 nobody waits: then any will do."""
+    """Of a `--hold-limit` of 0 nobody waits: then any will do."""
     if wanted is None:
         return min(KEEPALIVE, hold / 2) if hold else KEEPALIVE
     if 0 < hold <= wanted:
         raise UserError(
             "--keepalive",
-            f"{wanted:g} s is not below --hold {hold:g} s: who waits would hear nothing until it ends",
+            f"{wanted:g} s is not below --hold-limit {hold:g} s: who waits would hear nothing until it ends",
         )
     return wanted
 
@@ -39,18 +39,18 @@ def fence_seconds(wanted: float | None, silence: float | None, hold: float) -> f
     fence = _fence_that_fits(silence, hold) if wanted is None else wanted
     if wanted is not None and 0 < hold < wanted:
         raise UserError(
-            "--fence",
-            f"{wanted:g} s is more than --hold {hold:g} s: a session would end while it is fenced",
+            "--fence-timeout",
+            f"{wanted:g} s is more than --hold-limit {hold:g} s: a session would end while it is fenced",
         )
     if silence is None and fence <= SILENCE:
         raise UserError(
-            "--fence",
-            f"{fence:g} s is not above --silence {SILENCE:g} s: a server would be given up before it is suspected",
+            "--fence-timeout",
+            f"{fence:g} s is not above --suspect-after {SILENCE:g} s: a server would be given up before it is suspected",
         )
     if silence is not None and silence >= fence:
         raise UserError(
-            "--silence",
-            f"{silence:g} s is not below --fence {fence:g} s: a server would be given up before it is suspected",
+            "--suspect-after",
+            f"{silence:g} s is not below --fence-timeout {fence:g} s: a server would be given up before it is suspected",
         )
     return fence
 
@@ -63,12 +63,12 @@ def _fence_that_fits(silence: float | None, hold: float) -> float:
 
 def beat_fault(silence: float, hello: Hello) -> str | None:
     """What to tell people of a server that may live and be silent for longer than is suspicious here."""
-    patience = least_silence(silence, hello.beat_ms / 1000)
+    patience = min_timeout(silence, hello.heartbeat_ms / 1000)
     if patience == silence:
         return None
     return (
-        f"{hello.peer} was started with --beat {hello.beat_ms / 1000:g}, this process with --silence {silence:g}, "
-        f"less than two of those: {patience:g} s of silence are allowed to it; lower --beat, or raise --silence"
+        f"{hello.peer} was started with --heartbeat {hello.heartbeat_ms / 1000:g}, this process with --suspect-after {silence:g}, "
+        f"less than two of those: {patience:g} s of silence are allowed to it; lower --heartbeat, or raise --suspect-after"
     )
 
 
@@ -77,8 +77,8 @@ def hold_fault(fence: float, hello: Hello) -> str | None:
     if not 0 < hello.hold_ms / 1000 < fence:
         return None
     return (
-        f"{hello.peer} was started with --hold {hello.hold_ms / 1000:g}, this process with --fence {fence:g}: of "
-        f"{hello.model} nobody is waited for longer than the hold; lower --fence, or raise --hold (sessions.holdLimit)"
+        f"{hello.peer} was started with --hold-limit {hello.hold_ms / 1000:g}, this process with --fence-timeout {fence:g}: of "
+        f"{hello.model} nobody is waited for longer than the hold; lower --fence-timeout, or raise --hold-limit (sessions.holdLimit)"
     )
 
 

@@ -24,7 +24,7 @@ from modelswarm.local.supervisor import StartError
 
 INTERRUPTED = 130
 FAILED = 1
-USER_FAULT = 2
+USER_ERROR = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except ModelSwarmError as error:
         click.echo(f"Error: {error}", err=True)
-        return USER_FAULT if _is_users_fault(error) else FAILED
+        return USER_ERROR if _is_user_error(error) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -70,5 +70,5 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _is_users_fault(error: ModelSwarmError) -> bool:
-    return isinstance(error, UserError) or (isinstance(error, StartError) and error.user_fault)
+def _is_user_error(error: ModelSwarmError) -> bool:
+    return isinstance(error, UserError) or (isinstance(error, StartError) and error.is_user_error)

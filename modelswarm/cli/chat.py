@@ -10,42 +10,42 @@ from typing import Any
 import click
 
 from modelswarm.cli.options.sampling import request_fields, sampling_options
-from modelswarm.cli.options.target import base_url, grpc_target, swarm_options
-from modelswarm.cli.terminal.printing import say
-from modelswarm.client.openai import Door, DoorError
-from modelswarm.client.swarm import SwarmDoor, route_text
+from modelswarm.cli.options.target import base_url, grpc_target, http_target_options
+from modelswarm.cli.terminal.printing import print_piece
+from modelswarm.client.openai import OpenAIClient, OpenAIClientError
+from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.errors import ModelSwarmError
 
-HELP = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
+HINT = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
 
 
 class Conversation:
     """What was said, and the name of the session in which the servers keep its KV."""
 
     def __init__(
-        self, door: Door, system: str | None, sampling: dict[str, Any], swarm: SwarmDoor | None
+        self, client: OpenAIClient, system: str | None, sampling: dict[str, Any], swarm: SwarmClient | None
     ) -> None:
-        self._door, self._system, self._sampling = door, system, sampling
+        self._client, self._system, self._sampling = client, system, sampling
         self._swarm = swarm  # asked for the route of every turn, if given
-        self.model = door.model()
-        self.restart()
+        self.model = client.first_model()
+        self.forget()
 
-    def restart(self) -> None:
+    def forget(self) -> None:
         self._session = f"chat-{secrets.token_hex(8)}"
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
-    def turn(self, text: str) -> None:
+    def run_turn(self, text: str) -> None:
         """Ask, print the answer as it comes. The whole transcript is sent; the session reuses what it has."""
         self._messages.append({"role": "user", "content": text})
         answer, route = "", ""
         try:
-            for piece in self._door.chat(
+            for piece in self._client.stream_chat(
                 self.model, self._messages, session_id=self._session, **self._sampling
             ):
                 if self._swarm is not None and not answer:
-                    route = route_text(self._swarm.running_route())
+                    route = format_route(self._swarm.fetch_running_route())
                 answer += piece.text
-                say(piece.text)
+                print_piece(piece.text)
         finally:
             click.echo()
             if answer:
@@ -63,7 +63,7 @@ class Conversation:
     "--grpc", "target", metavar="HOST:PORT", help="The gRPC door, for --verbose with --url."
 )
 @sampling_options
-@swarm_options
+@http_target_options
 def chat(
     system: str | None,
     verbose: bool,
@@ -74,35 +74,35 @@ def chat(
 ) -> None:
     """Talk to the model of a running swarm. /new forgets the conversation, /quit leaves."""
     with ExitStack() as doors:
-        door = doors.enter_context(Door(base_url(name, url)))
-        swarm = doors.enter_context(SwarmDoor(grpc_target(name, target))) if verbose else None
+        door = doors.enter_context(OpenAIClient(base_url(name, url)))
+        swarm = doors.enter_context(SwarmClient(grpc_target(name, target))) if verbose else None
         conversation = Conversation(door, system, request_fields(**sampling), swarm)
         if sys.stdin.isatty():
-            click.echo(f"{conversation.model}. {HELP}")
-        _talk(conversation)
+            click.echo(f"{conversation.model}. {HINT}")
+        _run_conversation(conversation)
 
 
-def _talk(conversation: Conversation) -> None:
-    while (text := _ask()) not in (None, "/quit"):
+def _run_conversation(conversation: Conversation) -> None:
+    while (text := _read_input()) not in (None, "/quit"):
         if text == "/new":
-            conversation.restart()
+            conversation.forget()
         elif text:
-            _answer(conversation, text)
+            _run_turn(conversation, text)
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _run_turn(conversation: Conversation, text: str) -> None:
     """One turn; a failed one is told and the conversation goes on, Ctrl-C only cuts the answer short."""
     try:
-        conversation.turn(text)
+        conversation.run_turn(text)
     except KeyboardInterrupt:
         click.echo("(cut short)", err=True)
     except ModelSwarmError as error:
-        if isinstance(error, DoorError) and not sys.stdin.isatty():
+        if isinstance(error, OpenAIClientError) and not sys.stdin.isatty():
             raise  # nobody is there who could try again
         click.echo(f"Error: {error}", err=True)
 
 
-def _ask() -> str | None:
+def _read_input() -> str | None:
     """What the person types next; None at the end of the input."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()

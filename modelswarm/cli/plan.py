@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from modelswarm.cli.terminal.tables import console, table
-from modelswarm.local.planning import plan_of
+from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.local.planning import plan_file
 from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
 from modelswarm.placement.quantity import human_bytes
 
@@ -21,11 +21,11 @@ from modelswarm.placement.quantity import human_bytes
 )
 def plan(file: Path, memory: str | None) -> None:
     """Show how FILE would be split: spans, memory per server and room for tokens. Starts nothing."""
-    show(plan_of(file, memory))
+    print_plan(plan_file(file, memory))
 
 
-def show(swarm: SwarmPlan) -> None:
-    out = console()
+def print_plan(swarm: SwarmPlan) -> None:
+    out = make_console()
     out.print(
         f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
     )
@@ -41,7 +41,7 @@ def show(swarm: SwarmPlan) -> None:
         "free KV tokens",
     )
     rows = [_row(index, server) for index, server in enumerate(swarm.servers)]
-    out.print(table("One server of each span", columns, rows))
+    out.print(make_table("One server of each span", columns, rows))
     out.print(
         f"{swarm.replicas} servers per span, {swarm.replicas * len(swarm.servers)} in all, "
         f"{human_bytes(swarm.total_bytes)} together. Pages of {PAGE_SIZE} tokens; a tenth of them is kept for repairs."

@@ -11,52 +11,52 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.options.target import grpc_options, grpc_target
-from modelswarm.cli.terminal.tables import console, table
-from modelswarm.client.swarm import SwarmDoor, route_text
+from modelswarm.cli.options.target import grpc_target_options, grpc_target
+from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
 WATCH_SECONDS = 1.0
-SHOWN_SESSIONS = 20
+MAX_SHOWN_SESSIONS = 20
 
 
 @click.command()
-@grpc_options
+@grpc_target_options
 @click.option("--watch", is_flag=True, help="Keep showing it, once a second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
 def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> None:
     """Show the servers, spans, health and sessions of a running swarm."""
-    with SwarmDoor(grpc_target(name, target)) as door:
+    with SwarmClient(grpc_target(name, target)) as door:
         if as_json:
-            click.echo(json.dumps(MessageToDict(door.snapshot(), preserving_proto_field_name=True)))
+            click.echo(json.dumps(MessageToDict(door.fetch_snapshot(), preserving_proto_field_name=True)))
         elif watch:
             _watch(door)
         else:
-            console().print(drawn(door.snapshot()))
+            make_console().print(render_status(door.fetch_snapshot()))
 
 
-def drawn(snapshot: api_pb2.Snapshot) -> RenderableType:
+def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
     """Models, servers and sessions, each as a table."""
     parts: list[RenderableType] = [Text(_model_line(model)) for model in snapshot.models]
     if not parts:
         parts.append(Text("no model yet: no server has answered the gateway"))
-    parts.append(_servers(snapshot))
+    parts.append(_server_table(snapshot))
     if snapshot.sessions:
-        parts.append(_sessions(snapshot))
+        parts.append(_session_table(snapshot))
     return Group(*parts)
 
 
-def _watch(door: SwarmDoor) -> None:
-    out = console()
+def _watch(door: SwarmClient) -> None:
+    out = make_console()
     if not out.is_terminal:
         while True:
-            out.print(drawn(door.snapshot()))
+            out.print(render_status(door.fetch_snapshot()))
             time.sleep(WATCH_SECONDS)
-    with Live(drawn(door.snapshot()), console=out, auto_refresh=False) as live:
+    with Live(render_status(door.fetch_snapshot()), console=out, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_SECONDS)
-            live.update(drawn(door.snapshot()), refresh=True)
+            live.update(render_status(door.fetch_snapshot()), refresh=True)
 
 
 def _model_line(model: api_pb2.ModelState) -> str:
@@ -67,7 +67,7 @@ def _model_line(model: api_pb2.ModelState) -> str:
     return f"{model.model}: not ready, {why}"
 
 
-def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
+def _server_table(snapshot: api_pb2.Snapshot) -> RenderableType:
     columns = ("server", "blocks", "health", "score", "sessions", "free pages", "step", "address")
     rows = [
         (
@@ -82,19 +82,19 @@ def _servers(snapshot: api_pb2.Snapshot) -> RenderableType:
         )
         for server in sorted(snapshot.servers, key=lambda one: (one.first, one.last, one.peer))
     ]
-    return table("Servers", columns, rows)
+    return make_table("Servers", columns, rows)
 
 
-def _sessions(snapshot: api_pb2.Snapshot) -> RenderableType:
+def _session_table(snapshot: api_pb2.Snapshot) -> RenderableType:
     rows = [
         (
             session.id.rsplit(":", 1)[-1],
             session.state,
             str(session.length),
-            route_text(tuple(session.route)),
+            format_route(tuple(session.route)),
         )
-        for session in snapshot.sessions[:SHOWN_SESSIONS]
+        for session in snapshot.sessions[:MAX_SHOWN_SESSIONS]
     ]
     hidden = len(snapshot.sessions) - len(rows)
     title = f"Sessions ({hidden} more not shown)" if hidden > 0 else "Sessions"
-    return table(title, ("session", "state", "tokens", "route"), rows)
+    return make_table(title, ("session", "state", "tokens", "route"), rows)

@@ -10,14 +10,14 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from modelswarm.cli.terminal.signals import ignore_signals, stopping_on_signals
-from modelswarm.cli.terminal.tables import console, table
-from modelswarm.client.swarm import SwarmDoor, SwarmDoorError
+from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunInfo
-from modelswarm.local.supervisor import Change, JobView, State
+from modelswarm.local.supervisor import JobChange, JobStatus, JobState
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 from modelswarm.resources.loading import load_document
@@ -59,17 +59,17 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
     if document.spec.paused:
         raise UserError("spec.paused", "true; allowed to start it: false")
     plan = plan_document(document, memory)
-    out = console()
+    out = make_console()
     for field in unused_fields(document):
         out.print(f"note: {field} is not used on one machine")
-    log = LineLog(out)
+    log = ProcessLog(out)
     swarm = LocalSwarm(plan, LocalSettings(**chosen), log)
-    with stopping_on_signals():
+    with interrupt_on_signals():
         try:
             info = swarm.start()
-            log.tell_deaths = True
-            _announce(out, info)
-            _show(swarm, out, with_table and out.is_terminal)
+            log.report_exits = True
+            _print_addresses(out, info)
+            _watch(swarm, out, with_table and out.is_terminal)
         except KeyboardInterrupt:
             out.print("stopping ...")
         finally:
@@ -78,84 +78,84 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
     out.print("stopped")
 
 
-class LineLog:
+class ProcessLog:
     """Prints what happens to processes, as lines; a live table keeps below them."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
-        self.tell_deaths = (
+        self.report_exits = (
             False  # a death while starting is told once, by the error that ends the command
         )
 
-    def __call__(self, change: Change) -> None:
+    def __call__(self, change: JobChange) -> None:
         job = change.job
-        if job.state is State.STARTING:
+        if job.state is JobState.STARTING:
             self._out.print(f"{job.name}: starting (pid {job.pid})")
-        elif job.state is State.READY:
+        elif job.state is JobState.READY:
             self._out.print(f"{job.name}: ready")
-        elif job.state is State.WAITING and self.tell_deaths:
-            self._out.print(f"{job.name}: {job.ended}, starting again in {job.restart_in:.1f} s")
-            for line in change.words:
+        elif job.state is JobState.WAITING and self.report_exits:
+            self._out.print(f"{job.name}: {job.exit_reason}, starting again in {job.restart_in:.1f} s")
+            for line in change.log_tail:
                 self._out.print(f"  {line}")
 
 
-def _announce(out: Console, info: RunInfo) -> None:
+def _print_addresses(out: Console, info: RunInfo) -> None:
     out.print(
         f"ready: {info.model} at http://{info.http}/v1 (gRPC {info.grpc}, metrics {info.metrics})"
     )
     out.print("in another terminal: modelswarm chat, modelswarm status. Ctrl-C stops everything.")
 
 
-def _show(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
+def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
     """Until a signal. The watching itself failing ends it too, with that error."""
     if not live_table:
         while True:
-            swarm.check()
+            swarm.raise_if_failed()
             time.sleep(REFRESH_SECONDS)
     with (
-        SwarmDoor(swarm.grpc) as door,
+        SwarmClient(swarm.grpc) as door,
         Live(console=out, auto_refresh=False, transient=True) as live,
     ):
         while True:
-            swarm.check()
-            live.update(drawn(swarm, door), refresh=True)
+            swarm.raise_if_failed()
+            live.update(render_processes(swarm, door), refresh=True)
             time.sleep(REFRESH_SECONDS)
 
 
-def drawn(swarm: LocalSwarm, door: SwarmDoor) -> RenderableType:
+def render_processes(swarm: LocalSwarm, door: SwarmClient) -> RenderableType:
     """Every process of the swarm, as a table."""
     columns = ("process", "blocks", "state", "sessions", "free pages", "pid", "starts", "last end")
-    known = _known(door)
+    known = _fetch_loads(door)
     rows = [
         (
             job.name,
             blocks,
-            _state(job),
+            _describe_state(job),
             *known.get(job.name, ("", "")),
             str(job.pid or ""),
             str(job.incarnation),
-            job.ended,
+            job.exit_reason,
         )
-        for blocks, job in _jobs(swarm)
+        for blocks, job in _job_rows(swarm)
     ]
-    return table(
+    return make_table(
         f"{swarm.plan.name}: at least {swarm.coverage} ready servers for every block", columns, rows
     )
 
 
-def _jobs(swarm: LocalSwarm) -> list[tuple[str, JobView]]:
+def _job_rows(swarm: LocalSwarm) -> list[tuple[str, JobStatus]]:
     """Blocks and process of every server, then the gateway."""
     return [
-        *((str(server.slot.span), server.job) for server in swarm.servers),
+        *((str(server.slot.span), server.job_status) for server in swarm.servers),
         ("", swarm.gateway),
     ]
 
 
-def _known(door: SwarmDoor) -> dict[str, tuple[str, str]]:
+def _fetch_loads(door: SwarmClient) -> dict[str, tuple[str, str]]:
     """Sessions and free pages of the servers that the gateway is linked to; nothing while it is away."""
     try:
-        servers = door.snapshot(REFRESH_SECONDS).servers
-    except SwarmDoorError:
+        servers = door.fetch_snapshot(REFRESH_SECONDS).servers
+    except SwarmClientError:
         return {}
     return {
         name_of(server.peer): (
@@ -166,5 +166,5 @@ def _known(door: SwarmDoor) -> dict[str, tuple[str, str]]:
     }
 
 
-def _state(job: JobView) -> str:
-    return f"starts in {job.restart_in:.1f} s" if job.state is State.WAITING else job.state.value
+def _describe_state(job: JobStatus) -> str:
+    return f"starts in {job.restart_in:.1f} s" if job.state is JobState.WAITING else job.state.value

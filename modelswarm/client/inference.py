@@ -13,26 +13,26 @@ from typing import Self
 
 import grpc
 
-from modelswarm.client.swarm import reason_of
+from modelswarm.client.swarm import error_details
 from modelswarm.errors import ModelSwarmError
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
-ANSWER_SECONDS = 120.0  # a whole answer, pauses included
+ANSWER_TIMEOUT_SECONDS = 120.0  # a whole answer, pauses included
 
 
-class TokenDoorError(ModelSwarmError):
+class InferenceClientError(ModelSwarmError):
     """The stream could not be started or did not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedChunk:
     at: float  # time.monotonic
     text: str
     tokens: tuple[int, ...]
     position: int  # of the first token in the session's input log
 
 
-class TokenDoor:
+class InferenceClient:
     def __init__(self, target: str) -> None:
         self._channel = grpc.insecure_channel(target)
         self._inference = api_pb2_grpc.InferenceStub(self._channel)
@@ -48,7 +48,7 @@ class TokenDoor:
     ) -> None:
         self._channel.close()
 
-    def chat(self, model: str, question: str, max_tokens: int) -> Iterator[Arrival]:
+    def stream_chat(self, model: str, question: str, max_tokens: int) -> Iterator[ReceivedChunk]:
         """Greedy, to its end."""
         request = api_pb2.GenerateRequest(
             model=model,
@@ -57,7 +57,7 @@ class TokenDoor:
             sampling=api_pb2.Sampling(temperature=0.0),
         )
         try:
-            for part in self._inference.GenerateStream(request, timeout=ANSWER_SECONDS):
-                yield Arrival(time.monotonic(), part.text, tuple(part.token_ids), part.position)
+            for part in self._inference.GenerateStream(request, timeout=ANSWER_TIMEOUT_SECONDS):
+                yield ReceivedChunk(time.monotonic(), part.text, tuple(part.token_ids), part.position)
         except grpc.RpcError as error:
-            raise TokenDoorError(f"the stream ended early: {reason_of(error)}") from error
+            raise InferenceClientError(f"the stream ended early: {error_details(error)}") from error

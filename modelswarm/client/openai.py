@@ -15,17 +15,17 @@ import httpx
 
 from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 
-CONNECT_SECONDS = 5.0
-SILENCE_SECONDS = 600.0  # a held session sends comments, so a longer silence means a dead gateway
-DONE = "[DONE]"
+CONNECT_TIMEOUT_SECONDS = 5.0
+READ_TIMEOUT_SECONDS = 600.0  # a held session sends comments, so a longer silence means a dead gateway
+END_OF_STREAM = "[DONE]"
 
 
-class DoorError(ModelSwarmError):
+class OpenAIClientError(ModelSwarmError):
     """The gateway could not be reached, or a stream could not be finished."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CompletionChunk:
     """What one event brought. `usage` comes with the last one."""
 
     text: str
@@ -33,10 +33,10 @@ class Piece:
     usage: Mapping[str, int] | None = None
 
 
-class Door:
+class OpenAIClient:
     def __init__(self, base: str) -> None:
         self._base = base
-        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS)
         self._http = httpx.Client(base_url=base, timeout=timeout, trust_env=False)
 
     def __enter__(self) -> Self:
@@ -50,33 +50,33 @@ class Door:
     ) -> None:
         self._http.close()
 
-    def model(self) -> str:
+    def first_model(self) -> str:
         """The name of the first model that is served."""
         with self._explained():
             answer = self._http.get("/v1/models")
-        _check(answer)
+        _raise_for_status(answer)
         models = answer.json()["data"]
         if not models:
             raise UnavailableError(f"the gateway at {self._base} serves no model yet")
         return str(models[0]["id"])
 
-    def chat(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[Piece]:
+    def stream_chat(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[CompletionChunk]:
         """One turn; `fields` are those of the request, None left out."""
         return self._stream(
             "/v1/chat/completions", {"model": model, "messages": messages, **fields}
         )
 
-    def complete(self, model: str, prompt: str, **fields: Any) -> Iterator[Piece]:
+    def stream_completion(self, model: str, prompt: str, **fields: Any) -> Iterator[CompletionChunk]:
         return self._stream("/v1/completions", {"model": model, "prompt": prompt, **fields})
 
-    def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[Piece]:
+    def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[CompletionChunk]:
         body = {name: value for name, value in fields.items() if value is not None}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         with self._explained(), self._http.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
-                _check(answer)
-            yield from _pieces(answer.iter_lines())
+                _raise_for_status(answer)
+            yield from _parse_chunks(answer.iter_lines())
 
     def _explained(self) -> _Explained:
         return _Explained(self._base)
@@ -98,34 +98,34 @@ class _Explained:
         trace: TracebackType | None,
     ) -> None:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            raise DoorError(f"no gateway answers at {self._base}") from error
+            raise OpenAIClientError(f"no gateway answers at {self._base}") from error
         if isinstance(error, httpx.TransportError):
-            raise DoorError(f"the connection to the gateway at {self._base} broke") from error
+            raise OpenAIClientError(f"the connection to the gateway at {self._base} broke") from error
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:
     """Events until `[DONE]`. Comment lines only keep the connection open."""
     for line in lines:
         if not line.startswith("data:"):
             continue
         payload = line.removeprefix("data:").strip()
-        if payload == DONE:
+        if payload == END_OF_STREAM:
             return
         event = json.loads(payload)
         if "error" in event:
-            raise DoorError(f"the stream ended early: {event['error']['message']}")
-        yield _piece(event)
-    raise DoorError("the stream was cut before its end")
+            raise OpenAIClientError(f"the stream ended early: {event['error']['message']}")
+        yield _parse_chunk(event)
+    raise OpenAIClientError("the stream was cut before its end")
 
 
-def _piece(event: Mapping[str, Any]) -> Piece:
+def _parse_chunk(event: Mapping[str, Any]) -> CompletionChunk:
     choices = event.get("choices") or [{}]
     choice = choices[0]
     text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    return Piece(text, choice.get("finish_reason"), event.get("usage"))
+    return CompletionChunk(text, choice.get("finish_reason"), event.get("usage"))
 
 
-def _check(answer: httpx.Response) -> None:
+def _raise_for_status(answer: httpx.Response) -> None:
     """Raise what an answer other than 200 says."""
     if answer.status_code == httpx.codes.OK:
         return
@@ -138,4 +138,4 @@ def _check(answer: httpx.Response) -> None:
         raise UnavailableError(message, float(answer.headers.get("retry-after", "1")))
     if answer.is_client_error:
         raise UserError(str(field or "request"), message.removeprefix(f"{field}: "))
-    raise DoorError(message)
+    raise OpenAIClientError(message)

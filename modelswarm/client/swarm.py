@@ -15,22 +15,22 @@ from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
-CALL_SECONDS = 5.0
+CALL_TIMEOUT_SECONDS = 5.0
 
 
 Route: TypeAlias = tuple[api_pb2.Hop, ...]
 """Head first."""
 
 
-class SwarmDoorError(ModelSwarmError):
+class SwarmClientError(ModelSwarmError):
     """The gateway's gRPC door does not answer."""
 
 
-class DrainUnfinished(ModelSwarmError):
+class DrainTimeoutError(ModelSwarmError):
     """Sessions are still on their way."""
 
 
-class SwarmDoor:
+class SwarmClient:
     def __init__(self, target: str) -> None:
         self._target = target
         self._channel = grpc.insecure_channel(target)
@@ -47,71 +47,71 @@ class SwarmDoor:
     ) -> None:
         self._channel.close()
 
-    def snapshot(self, timeout: float = CALL_SECONDS) -> api_pb2.Snapshot:
+    def fetch_snapshot(self, timeout: float = CALL_TIMEOUT_SECONDS) -> api_pb2.Snapshot:
         """What the gateway knows now."""
         try:
             return self._swarm.List(api_pb2.ListRequest(), timeout=timeout)
         except grpc.RpcError as error:
-            raise SwarmDoorError(
-                f"no gateway answers at {self._target} (gRPC): {reason_of(error)}"
+            raise SwarmClientError(
+                f"no gateway answers at {self._target} (gRPC): {error_details(error)}"
             ) from error
 
-    def serves(self, servers: int) -> bool:
+    def is_serving(self, servers: int) -> bool:
         """Whether some model is ready and this many servers are linked; False while nobody answers."""
         try:
-            known = self.snapshot()
-        except SwarmDoorError:
+            known = self.fetch_snapshot()
+        except SwarmClientError:
             return False
         linked = [server for server in known.servers if server.health == "linked"]
         return len(linked) >= servers and any(model.ready for model in known.models)
 
-    def drain(
-        self, server: str, *, undo: bool = False, wait: float = 0.0, timeout: float = CALL_SECONDS
+    def drain_server(
+        self, server: str, *, undo: bool = False, wait: float = 0.0, timeout: float = CALL_TIMEOUT_SECONDS
     ) -> Iterator[api_pb2.DrainState]:
         """Has the gateway's sessions leave a server; how far they are, until none is there. See `api.proto`."""
         request = api_pb2.DrainRequest(server=server, undo=undo, wait_seconds=wait)
         try:
             yield from self._swarm.Drain(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise self._refused(error, "SERVER") from error
+            raise self._translate_error(error, "SERVER") from error
 
-    def routes(self, model: str = "", timeout: float = CALL_SECONDS) -> api_pb2.RoutesReply:
+    def explain_routes(self, model: str = "", timeout: float = CALL_TIMEOUT_SECONDS) -> api_pb2.RoutesReply:
         """What servers cost and why sessions have their routes; of one model, or of all."""
         try:
             return self._swarm.Routes(api_pb2.RoutesRequest(model=model), timeout=timeout)
         except grpc.RpcError as error:
-            raise self._refused(error, "--model") from error
+            raise self._translate_error(error, "--model") from error
 
-    def _refused(self, error: grpc.RpcError, named: str) -> ModelSwarmError:
-        code, said = error.code(), reason_of(error)
+    def _translate_error(self, error: grpc.RpcError, named: str) -> ModelSwarmError:
+        code, said = error.code(), error_details(error)
         if code is grpc.StatusCode.NOT_FOUND:
             return UserError(named, said)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             return ModelSwarmError(said)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DrainUnfinished("the time is up")
-        return SwarmDoorError(f"no gateway answers at {self._target} (gRPC): {said}")
+            return DrainTimeoutError("the time is up")
+        return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {said}")
 
-    def route(self, session: str) -> Route:
+    def fetch_route(self, session: str) -> Route:
         """The hops of a session, head first; empty when it has none now."""
-        found = (state for state in self.snapshot().sessions if state.id == session)
+        found = (state for state in self.fetch_snapshot().sessions if state.id == session)
         return next((tuple(state.route) for state in found), ())
 
-    def running_route(self) -> Route:
+    def fetch_running_route(self) -> Route:
         """The route of the only session that runs a turn now; empty when there is none, or none is settled."""
-        running = [state for state in self.snapshot().sessions if state.state == "running"]
+        running = [state for state in self.fetch_snapshot().sessions if state.state == "running"]
         return tuple(running[0].route) if len(running) == 1 else ()
 
 
-def peers_of(hops: Route) -> tuple[str, ...]:
+def route_peers(hops: Route) -> tuple[str, ...]:
     return tuple(hop.peer for hop in hops)
 
 
-def route_text(hops: Route) -> str:
+def format_route(hops: Route) -> str:
     return " -> ".join(f"{name_of(hop.peer)} [{hop.first}:{hop.last}]" for hop in hops)
 
 
-def reason_of(error: grpc.RpcError) -> str:
+def error_details(error: grpc.RpcError) -> str:
     """What the other side, or the channel, says is wrong."""
     details = getattr(error, "details", None)
     return str(details()) if callable(details) else str(error)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Backoff:
-    first: float = 0.5  # seconds
-    most: float = 30.0
-    good: float = 60.0  # running this long forgets earlier failures
+class RestartBackoff:
+    initial: float = 0.5  # seconds
+    maximum: float = 30.0
+    reset_after: float = 60.0  # running this long forgets earlier failures
     _next: float = 0.0
 
-    def died(self, ran: float) -> float:
+    def next_delay(self, ran: float) -> float:
         """Seconds to wait, after a run of `ran` seconds."""
-        wait = self.first if ran >= self.good or self._next == 0.0 else self._next
-        self._next = min(wait * 2, self.most)
+        wait = self.initial if ran >= self.reset_after or self._next == 0.0 else self._next
+        self._next = min(wait * 2, self.maximum)
         return wait

@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LAST_WORDS_BYTES = 8192
+LOG_TAIL_BYTES = 8192
 
 
-class Lifeline:
+class ParentPipe:
     """The pipe. Neither end is inherited except the read end by those it is passed to."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Lifeline:
             self._write_fd = -1
 
 
-class Child:
+class ChildProcess:
     """One running process. It gets its own process group, so that Ctrl-C reaches only us and we choose the order."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], log: Path, lifeline: Lifeline
+        self, command: Sequence[str], env: Mapping[str, str], log: Path, parent_pipe: ParentPipe
     ) -> None:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -44,7 +44,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(lifeline.read_fd,),
+                pass_fds=(parent_pipe.read_fd,),
                 process_group=0,
             )
         self.log = log
@@ -58,7 +58,7 @@ class Child:
         """None while it runs; -9 when it was killed by signal 9. Reaps it."""
         return self._process.poll()
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Signal it, unless it is dead."""
         self._process.send_signal(number)
 
@@ -71,18 +71,18 @@ class Child:
         return True
 
 
-def stop_all(children: Sequence[Child], grace: float) -> None:
+def stop_all(children: Sequence[ChildProcess], grace: float) -> None:
     """SIGTERM to all, SIGKILL to those that still live after `grace` seconds. All are reaped when it returns."""
     for child in children:
-        child.send(signal.SIGTERM)
+        child.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace
     for child in children:
         if not child.wait(deadline):
-            child.send(signal.SIGKILL)
+            child.send_signal(signal.SIGKILL)
             child.wait(time.monotonic() + 10.0)
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -91,11 +91,11 @@ def how_it_ended(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def last_words(log: Path, lines: int = 10) -> list[str]:
+def read_log_tail(log: Path, lines: int = 10) -> list[str]:
     """The last lines that a process wrote."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LAST_WORDS_BYTES))
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []

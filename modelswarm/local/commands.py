@@ -14,7 +14,7 @@ from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 
-GATEWAY = "gateway"  # its name among the processes
+GATEWAY_JOB = "gateway"  # its name among the processes
 GATEWAY_DRAIN_SECONDS = 2.0  # running answers get this long when a person stops the swarm
 
 
@@ -52,7 +52,7 @@ def server_command(
         "--served-name": plan.served_name,
         "--blocks": str(slot.span),
         "--listen": "127.0.0.1:0",
-        "--members": str(folder.members),
+        "--discovery-dir": str(folder.members),
         "--name": slot.name,
         "--incarnation": str(incarnation),
         "--dtype": plan.dtype,
@@ -73,27 +73,27 @@ def server_command(
         flags["--token-budget"] = str(settings.token_budget)
     switches = ["--hash-model"] if settings.hash_model else []
     further = settings.flags.get(slot.name, ())
-    return [*_python("modelswarm_serving"), *_flat(flags), *switches, *further]
+    return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *further]
 
 
 def gateway_command(
     plan: SwarmPlan, settings: LocalSettings, folder: RunFolder, lifeline: int
 ) -> list[str]:
     flags = {
-        "--members": str(folder.members),
+        "--discovery-dir": str(folder.members),
         "--http": settings.http,
         "--grpc": settings.grpc,
         "--metrics": settings.metrics,
-        "--name": GATEWAY,
-        "--announce": str(folder.announce),
-        "--hold": str(plan.hold_seconds),
-        "--drain": str(GATEWAY_DRAIN_SECONDS),
+        "--name": GATEWAY_JOB,
+        "--run-file": str(folder.gateway_file),
+        "--hold-limit": str(plan.hold_seconds),
+        "--drain-timeout": str(GATEWAY_DRAIN_SECONDS),
         "--parent-fd": str(lifeline),
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
-    further = settings.flags.get(GATEWAY, ())
-    return [*_python("modelswarm_gateway"), *_flat(flags), *further]
+    further = settings.flags.get(GATEWAY_JOB, ())
+    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *further]
 
 
 def child_environment(threads: int) -> dict[str, str]:
@@ -107,9 +107,9 @@ def child_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _python(module: str) -> list[str]:
+def _python_module(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]  # -P: a folder we happen to be in is no import path
 
 
-def _flat(flags: dict[str, str]) -> list[str]:
+def _flatten(flags: dict[str, str]) -> list[str]:
     return [part for flag in flags.items() for part in flag]

@@ -16,21 +16,21 @@ from modelswarm.resources.loading import load_document
 from modelswarm.resources.spec import Model, ModelSwarm
 
 
-def plan_of(path: Path | str, memory: str | None = None) -> SwarmPlan:
+def plan_file(path: Path | str, memory: str | None = None) -> SwarmPlan:
     """The plan for a document's file; `memory` per server as the user wrote it."""
     return plan_document(load_document(path), memory)
 
 
 def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
     limit = None if memory is None else bytes_of(memory, "--memory")
-    source = source_of(swarm.spec.model)
+    source = source_address(swarm.spec.model)
     # Before anything is started, so that a bad model is refused with nothing half-way.
-    _check_words(swarm.spec.model)
+    _check_tokenizer_and_template(swarm.spec.model)
     facts = inspect_model(source, swarm.spec.model.tokenizer).facts
     return plan_swarm(swarm, facts, source, limit)
 
 
-def source_of(model: Model) -> str:
+def source_address(model: Model) -> str:
     """The address a server understands: source and revision in one."""
     _check_reachable(model.source, "spec.model.source")
     return model.address
@@ -44,7 +44,7 @@ def _check_reachable(address: str, field: str) -> None:
         )
 
 
-def _check_words(model: Model) -> None:
+def _check_tokenizer_and_template(model: Model) -> None:
     """Before anything starts, as far as it can be seen here."""
     if model.tokenizer is not None:
         _check_reachable(model.tokenizer, "spec.model.tokenizer")

@@ -9,18 +9,18 @@ from modelswarm.errors import UserError
 from modelswarm.process.command_line import split_target
 
 
-def check_free(addresses: Mapping[str, str]) -> None:
+def check_addresses_free(addresses: Mapping[str, str]) -> None:
     """UserError for the first field whose address is not ours to listen on, or that another field names too."""
     taken: dict[tuple[str, int], str] = {}
     for field, address in addresses.items():
-        host, port = split_target(field, address, like="127.0.0.1:8000, port 0 for any")
+        host, port = split_target(field, address, example="127.0.0.1:8000, port 0 for any")
         if port and (host, port) in taken:
             raise UserError(field, f"{address} is also {taken[host, port]}; allowed: another port")
         taken[host, port] = field
-        _try(host, port, field, address)
+        _try_listen(host, port, field, address)
 
 
-def _try(host: str, port: int, field: str, address: str) -> None:
+def _try_listen(host: str, port: int, field: str, address: str) -> None:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[
             0

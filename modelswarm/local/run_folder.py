@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelswarm.errors import ModelSwarmError, UserError
 
-SWEEP_SECONDS = 0.5  # that removing a dead swarm's folder may take
+LOCK_TIMEOUT_SECONDS = 0.5  # that removing a dead swarm's folder may take
 
 
 class RunInfo(BaseModel):
@@ -44,16 +44,16 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
         self.members, self.logs = path / "members", path / "logs"
-        self.announce = path / "gateway.json"
+        self.gateway_file = path / "gateway.json"
         self.chat_template = path / "chat_template.jinja"  # only if the document brings one
 
     @classmethod
     def claim(cls, name: str, parent: Path | None = None) -> RunFolder:
         """Take the name; what killed owners have left is removed. UserError if its owner lives."""
         parent = parent or runs_folder()
-        _sweep(parent)
+        _remove_stale_folders(parent)
         path = parent / name
-        lock = _lock_soon(path)
+        lock = _lock_with_retry(path)
         if lock is None:
             pid = _read_pid(path)
             who = f" (pid {pid})" if pid else ""
@@ -96,7 +96,7 @@ def runs_folder() -> Path:
     return path
 
 
-def running_swarms(parent: Path | None = None) -> list[RunInfo]:
+def list_runs(parent: Path | None = None) -> list[RunInfo]:
     """Those whose owner lives and has published them, by name."""
     found = []
     for path in sorted((parent or runs_folder()).iterdir()):
@@ -108,7 +108,7 @@ def running_swarms(parent: Path | None = None) -> list[RunInfo]:
 
 def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     """The swarm of that name, or the only one there is."""
-    runs = running_swarms(parent)
+    runs = list_runs(parent)
     chosen = [run for run in runs if name is None or run.name == name]
     if len(chosen) == 1:
         return chosen[0]
@@ -122,15 +122,15 @@ def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     )
 
 
-def _lock_soon(path: Path) -> int | None:
+def _lock_with_retry(path: Path) -> int | None:
     """As `_lock`, but whoever is just sweeping the folder may finish."""
-    deadline = time.monotonic() + SWEEP_SECONDS
-    while (lock := _lock(path)) is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+    while (lock := _try_lock(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     return lock
 
 
-def _lock(path: Path) -> int | None:
+def _try_lock(path: Path) -> int | None:
     """The lock's descriptor, or None when somebody holds it. It ends with the process, however that ends."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
@@ -148,11 +148,11 @@ def _lock(path: Path) -> int | None:
         os.close(lock)  # we locked what its owner was just removing
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale_folders(parent: Path) -> None:
     """Remove the folders whose owners have died without a word."""
     for lock_file in parent.glob("*/lock"):
         path = lock_file.parent
-        lock = _lock(path)
+        lock = _try_lock(path)
         if lock is not None:
             shutil.rmtree(path)
             os.close(lock)

@@ -15,27 +15,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from modelswarm.client.swarm import SwarmDoor
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import UserError
-from modelswarm.local.backoff import Backoff
-from modelswarm.local.child_process import last_words
+from modelswarm.local.backoff import RestartBackoff
+from modelswarm.local.child_process import read_log_tail
 from modelswarm.local.commands import (
-    GATEWAY,
+    GATEWAY_JOB,
     LocalSettings,
     child_environment,
     gateway_command,
     server_command,
 )
 from modelswarm.local.members import Announcement, Member, read_announcement, read_member
-from modelswarm.local.ports import check_free
+from modelswarm.local.ports import check_addresses_free
 from modelswarm.local.run_folder import RunFolder, RunInfo
 from modelswarm.local.supervisor import (
-    LOOK_EVERY,
-    Change,
+    POLL_SECONDS,
+    JobChange,
     Job,
-    JobView,
+    JobStatus,
     StartError,
-    State,
+    JobState,
     Supervisor,
 )
 from modelswarm.placement.plan import SwarmPlan
@@ -49,7 +49,7 @@ class LocalServer:
     """A slot and the process in it. `member` is there while the server serves."""
 
     slot: Slot
-    job: JobView
+    job_status: JobStatus
     member: Member | None
 
 
@@ -58,7 +58,7 @@ class LocalSwarm:
         self,
         plan: SwarmPlan,
         settings: LocalSettings | None = None,
-        listener: Callable[[Change], None] = lambda change: None,
+        listener: Callable[[JobChange], None] = lambda change: None,
     ) -> None:
         self.plan = plan
         self.slots = slots_of(plan.name, plan.spans, plan.replicas)
@@ -73,7 +73,7 @@ class LocalSwarm:
         if not self.slots:
             raise UserError("spec.replicas", "0 suspends the swarm; allowed to start it: 1 or more")
         wanted = self._settings
-        check_free({"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics})
+        check_addresses_free({"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics})
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
         deadline = time.monotonic() + wanted.start_timeout
         try:
@@ -82,7 +82,7 @@ class LocalSwarm:
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
             self._wait_linked(deadline, self._folder)
-            info = self._info()
+            info = self._run_info()
             if wanted.publish:
                 self._folder.publish(info)
         except BaseException:
@@ -112,15 +112,15 @@ class LocalSwarm:
     @property
     def http(self) -> str:
         """`host:port`."""
-        return self._announced.http
+        return self._gateway_addresses.http
 
     @property
     def grpc(self) -> str:
-        return self._announced.grpc
+        return self._gateway_addresses.grpc
 
     @property
     def metrics(self) -> str:
-        return self._announced.metrics
+        return self._gateway_addresses.metrics
 
     @property
     def logs(self) -> Path:
@@ -131,29 +131,29 @@ class LocalSwarm:
 
     @property
     def servers(self) -> tuple[LocalServer, ...]:
-        jobs = {job.name: job for job in self._started.views()}
+        jobs = {job.name: job for job in self._started.job_statuses()}
         return tuple(
-            LocalServer(slot, jobs[slot.name], self._member(jobs[slot.name])) for slot in self.slots
+            LocalServer(slot, jobs[slot.name], self._member_of(jobs[slot.name])) for slot in self.slots
         )
 
     @property
-    def gateway(self) -> JobView:
-        return next(job for job in self._started.views() if job.name == GATEWAY)
+    def gateway(self) -> JobStatus:
+        return next(job for job in self._started.job_statuses() if job.name == GATEWAY_JOB)
 
     @property
     def coverage(self) -> int:
         """The fewest ready servers that any block has."""
-        serving = (server.slot.span for server in self.servers if server.job.state is State.READY)
+        serving = (server.slot.span for server in self.servers if server.job_status.state is JobState.READY)
         return coverage(self.plan.spans, serving)
 
-    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobView:
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobStatus:
         """Signal a server, or `gateway`; returns what it was. The dead are replaced after their backoff."""
-        return self._started.send(name, number)
+        return self._started.send_signal(name, number)
 
     def wait_ready(self, timeout: float) -> bool:
         """Wait until every slot and the gateway serve."""
-        return self._started.wait_for(
-            lambda: all(job.state is State.READY for job in self._started.views()), timeout
+        return self._started.wait_until(
+            lambda: all(job.state is JobState.READY for job in self._started.job_statuses()), timeout
         )
 
     def wait_replaced(self, name: str, incarnation: int, timeout: float) -> bool:
@@ -161,15 +161,15 @@ class LocalSwarm:
 
         def replaced() -> bool:
             return any(
-                job.name == name and job.incarnation > incarnation and job.state is State.READY
-                for job in self._started.views()
+                job.name == name and job.incarnation > incarnation and job.state is JobState.READY
+                for job in self._started.job_statuses()
             )
 
-        return self._started.wait_for(replaced, timeout)
+        return self._started.wait_until(replaced, timeout)
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise if the watching itself has failed."""
-        self._started.check()
+        self._started.raise_if_failed()
 
     @property
     def _started(self) -> Supervisor:
@@ -178,24 +178,24 @@ class LocalSwarm:
         return self._supervisor
 
     @property
-    def _announced(self) -> Announcement:
+    def _gateway_addresses(self) -> Announcement:
         if self._gateway is None:
             raise RuntimeError("the swarm has not been started")
         return self._gateway
 
     def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
         """Until the gateway has a link to every server and the model's tokenizer."""
-        with SwarmDoor(self.grpc) as door:
-            while not door.serves(len(self.slots)):
-                self.check()
+        with SwarmClient(self.grpc) as door:
+            while not door.is_serving(len(self.slots)):
+                self.raise_if_failed()
                 if time.monotonic() > deadline:
-                    log = folder.logs / f"{GATEWAY}-{self.gateway.incarnation}.log"
-                    words = "".join(f"\n  {line}" for line in last_words(log))
+                    log = folder.logs / f"{GATEWAY_JOB}-{self.gateway.incarnation}.log"
+                    words = "".join(f"\n  {line}" for line in read_log_tail(log))
                     raise StartError(f"the gateway did not reach all servers in time:{words}")
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_SECONDS)
 
-    def _info(self) -> RunInfo:
-        announced = self._announced
+    def _run_info(self) -> RunInfo:
+        announced = self._gateway_addresses
         return RunInfo(
             name=self._settings.run_name or self.plan.name,
             model=self.plan.served_name,
@@ -205,8 +205,8 @@ class LocalSwarm:
             metrics=announced.metrics,
         )
 
-    def _member(self, job: JobView) -> Member | None:
-        if job.state is not State.READY or self._folder is None:
+    def _member_of(self, job: JobStatus) -> Member | None:
+        if job.state is not JobState.READY or self._folder is None:
             return None
         return read_member(self._folder.members, job.name)
 
@@ -215,7 +215,7 @@ class LocalSwarm:
         env = child_environment(self._settings.threads)
         limit = self._settings.restart_limit
         return Supervisor(
-            jobs, env, folder.logs, self._listener, lambda: Backoff(min(0.5, limit), limit)
+            jobs, env, folder.logs, self._listener, lambda: RestartBackoff(min(0.5, limit), limit)
         )
 
     def _server_job(self, folder: RunFolder, slot: Slot) -> Job:
@@ -236,16 +236,16 @@ class LocalSwarm:
             return gateway_command(self.plan, self._gateway_settings(), folder, lifeline)
 
         def ready(pid: int) -> bool:
-            announced = read_announcement(folder.announce)
+            announced = read_announcement(folder.gateway_file)
             if announced is None or announced.pid != pid:
                 return False
             self._gateway = announced
             return True
 
         def forget() -> None:
-            folder.announce.unlink(missing_ok=True)
+            folder.gateway_file.unlink(missing_ok=True)
 
-        return Job(GATEWAY, command, ready, forget, GATEWAY_RANK)
+        return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_RANK)
 
     def _gateway_settings(self) -> LocalSettings:
         """A gateway that is started again listens where clients know it."""

@@ -15,7 +15,7 @@ import click
 from modelswarm.errors import ModelSwarmError, UserError
 
 MAX_PORT = 65535
-REFUSED = 2  # exit code: the same command would be refused again
+USER_ERROR_EXIT_CODE = 2  # exit code: the same command would be refused again
 
 Settings = TypeVar("Settings")
 
@@ -31,18 +31,18 @@ def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence
     return settings
 
 
-def split_target(field: str, target: str, like: str = "127.0.0.1:8000") -> tuple[str, int]:
+def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tuple[str, int]:
     """("127.0.0.1", 8000) of "127.0.0.1:8000"; an IPv6 host is written in brackets.
 
     `field` is what an error calls it, `like` what would have been allowed.
     """
     host, _, port = target.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
-        raise UserError(field, f"{target!r} is not HOST:PORT, like {like}")
+        raise UserError(field, f"{target!r} is not HOST:PORT, like {example}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def exit_code(program: str, job: Callable[[], int], flag: Callable[[str], str] = str) -> int:
+def run_with_exit_code(program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str) -> int:
     """The job's own, or REFUSED with a sentence as the last line on stderr: Kubernetes shows that line.
 
     `flag`: what the field of a UserError is called. What is not expected leaves as an exception.
@@ -50,15 +50,15 @@ def exit_code(program: str, job: Callable[[], int], flag: Callable[[str], str] =
     try:
         return job()
     except UserError as error:
-        return _refuse(program, f"{flag(error.field)}: {error.message}")
+        return _report(program, f"{name_flag(error.field)}: {error.message}")
     except ModelSwarmError as error:
-        return _refuse(program, str(error))
+        return _report(program, str(error))
     except click.ClickException as error:
-        return _refuse(program, error.format_message())
+        return _report(program, error.format_message())
     except click.Abort:
-        return _refuse(program, "interrupted")
+        return _report(program, "interrupted")
 
 
-def _refuse(program: str, sentence: str) -> int:
+def _report(program: str, sentence: str) -> int:
     sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
-    return REFUSED
+    return USER_ERROR_EXIT_CODE

@@ -10,12 +10,12 @@ import os
 import signal
 
 
-def end_when_asked() -> None:
+def exit_on_signals() -> None:
     """At once, until the process has its own way to stop: there is nothing to tidy up yet."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _end)
+        signal.signal(number, _exit_now)
 
 
-def _end(number: int, frame: object) -> None:
+def _exit_now(number: int, frame: object) -> None:
     """Not by an exception: it could come up in a finaliser, which drops it."""
     os._exit(0)

@@ -11,7 +11,7 @@ import threading
 from modelswarm.errors import UserError
 
 
-def end_with_parent(fd: int) -> None:
+def exit_with_parent(fd: int) -> None:
     """End this process, whatever it does, when the other end of the pipe is closed. UserError if `fd` is not open."""
     try:
         os.fstat(fd)

@@ -1,10 +1,10 @@
-"""Everything two processes of a swarm can say to each other, as plain values.
+"""All messages between two processes of a swarm, as plain values.
 
-The cores (server, gateway) and the simulator speak only in these; `codec.py` turns them into the bytes of
-`swarm.proto` and `frames.py`. Rule numbers (R1 ...) are those of docs/protocol.md.
+The cores (server, gateway) and the simulator exchange only these; `wire/codec.py` and `wire/frames.py` encode them.
+Rule numbers (R1 ...) are those of docs/protocol.md. This module knows nothing of links or bytes.
 
-In every message `handle` is the *addressee's* own name for the hop: a server's in what a gateway or another
-server sends, the gateway's (`Fence.reply`) in what a server sends to a gateway.
+In every message `handle` is the *addressee's* own name for the hop. Messages to a server carry the server's handle;
+messages to a gateway carry the gateway's (`Fence.gateway_handle`).
 Positions are absolute indices into the session's input log; ranges are half-open.
 """
 
@@ -17,7 +17,7 @@ from typing import TypeAlias
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
 
 PROTOCOL_VERSION = (1, 0)
-"""(major, minor). One minor apart works; anything else is refused, naming both."""
+"""(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
 class Lane(enum.Enum):
@@ -39,28 +39,32 @@ class Hello:
     version: tuple[int, int]
     peer: PeerId
     role: Role
-    link: str  # joins the two lanes of one link; chosen by the dialler, echoed by the acceptor
+    link: (
+        str  # id that joins the two lanes of one link; chosen by the dialer, echoed by the acceptor
+    )
     lane: Lane
-    target: str = ""  # where this process can be dialled
-    model: str = ""  # what a server serves; empty for a gateway
+    target: str = ""  # host:port at which this process accepts links
+    model: str = ""  # served model; empty for a gateway
     revision: str = ""
     first: int = 0  # blocks [first, last) of n_blocks
     last: int = 0
     n_blocks: int = 0
     dtype: str = ""
     row_bytes: int = 0  # bytes of one row at a block boundary
-    max_length: int = 0  # most positions one session may have
+    max_length: int = 0  # maximum positions of one session
     total_pages: int = 0
-    page_size: int = 0  # positions a page holds
-    hold_ms: int = 0  # a session of this model may be held so long; 0: as the gateway sees fit
-    zone: str = ""  # failure domain; empty: not known. Repairs prefer another one
-    lease_ms: int = 0  # what it was started with (R19); 0: it does not say
-    beat_ms: int = 0  # between signs of life of a server with sessions (R21); 0: it does not say
+    page_size: int = 0  # positions per page
+    hold_ms: int = 0  # hold limit of this model's sessions; 0: the gateway's own limit
+    zone: str = ""  # failure domain; empty: unknown. Recovery prefers another zone
+    lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
+    heartbeat_ms: int = (
+        0  # heartbeat interval of a server with sessions (R21, heartbeats); 0: not given
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tail picks a token. Same (logits, params, log, position) gives the same token (I4, R17)."""
+    """Sampling parameters of the tail. Equal (logits, params, log, position) give an equal token (I4, R17 sampling)."""
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
@@ -69,69 +73,71 @@ class Sampling:
     repetition_penalty: float = 1.0
     seed: int = 0  # unsigned 64 bit
     choice: int = 0
-    eos: tuple[int, ...] = ()  # tokens that end the sequence; empty: none does
-    logprobs: int = 0  # reserved: how many top alternatives to report
+    eos: tuple[int, ...] = ()  # token ids that end the sequence; may be empty
+    logprobs: int = 0  # reserved: number of top alternatives to report
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of a session needs from every hop."""
+    """Requirements of one turn of a session, equal for every hop."""
 
-    reserve: int  # KV positions to hold pages for, at least `end - 1`
-    end: int  # the log never grows beyond `end` entries; its last one finishes with LENGTH
+    reserved_positions: int  # KV positions to reserve pages for, at least `end - 1`
+    end: int  # maximum log length in entries; the last entry finishes with LENGTH
     sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """The part of a Fence that opens a hop (idempotent per session and block range, R2)."""
+    """The part of a Fence that opens a hop. Idempotent per session and block range (R2, fencing)."""
 
     session: str
     first: int
     last: int
-    repair: bool = False  # may use the pages kept for repairs (R12)
-    page_hashes: tuple[bytes, ...] = ()  # reserved for the prefix cache (R16)
+    for_recovery: bool = False  # may use the pages reserved for recovery (R12, admission)
+    page_hashes: tuple[bytes, ...] = ()  # for the prefix cache (R16); not used yet
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The only cut and the only open (R2, R3). Exactly one of `handle` and `create` is set."""
+    """The only message that truncates or opens a hop (R2, R3). Exactly one of `handle` and `create` is set."""
 
     handle: Handle
-    reply: Handle  # the gateway's name for this hop
+    gateway_handle: Handle  # the gateway's handle of this hop
     epoch: Epoch
     kv_cut: int
     log_cut: int
     create: Create | None = None
-    turn: Turn | None = None  # always with `create`; otherwise when a new turn begins
+    turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
-    ran: Epoch | None = None  # the last one that Go was said for; None: this one may have run (R20)
+    last_started: Epoch | None = (
+        None  # last epoch that got a StartEpoch; None: this epoch may have run (R20, takeover)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a hop had seen of an epoch when the first Fence after its Go came; for blame (R5)."""
+    """Counters of a hop, frozen at the first Fence after a StartEpoch; input of fault attribution (R5)."""
 
     epoch: Epoch
     received: int  # next row position expected from the predecessor (head: from Input and ring)
     sent: int  # next row position to send to the successor
-    granted: int  # row limit this hop last granted to its predecessor
-    window: int  # row limit its successor last granted to it
-    tokens_sent: int  # ring: next token position the tail would send to the head
-    tokens_received: int  # ring: next token position the head expects
+    granted: int  # row limit that this hop last granted to its predecessor
+    window: int  # row limit that the successor last granted to this hop
+    tokens_sent: int  # ring: next token position that the tail sends to the head
+    tokens_received: int  # ring: next token position that the head expects
 
 
 class Refusal(enum.Enum):
     NO_PAGES = "no_pages"
-    TOO_LONG = "too_long"  # reserve above what this server can ever hold
+    TOO_LONG = "too_long"  # the reservation exceeds all pages of this server
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
-    OUTRANKED = "outranked"  # another gateway has the session, in a higher epoch: hands off (R20)
+    STALE_EPOCH = "outranked"  # another gateway owns the session in a higher epoch (R20, takeover)
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRows:
-    """A run of the replay log: rows [start, end) at a block boundary (R6)."""
+class RetainedRows:
+    """A contiguous run of the replay log: rows [start, end) at a block boundary (R6, replay)."""
 
     boundary: int
     start: int
@@ -139,53 +145,55 @@ class KeptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """The answer to a Fence, once the step that was running has retired."""
+class FenceAck:
+    """Acknowledges a Fence, after the running step has retired."""
 
     handle: Handle  # the gateway's
-    own: Handle  # the server's, for what follows; NO_HANDLE when refused or unknown
+    server_handle: Handle  # the server's, for later messages; NO_HANDLE when refused or unknown
     epoch: Epoch
     kv: int = 0  # positions [0, kv) hold valid KV
     log: int = 0  # entries of the log copy (head and tail), else 0
     counters: Counters | None = None
-    kept: tuple[KeptRows, ...] = ()
+    retained: tuple[RetainedRows, ...] = ()
     steps: int = 0  # the engine's step counter
-    refused: Refusal | None = None
+    refusal: Refusal | None = None
     free_pages: int = 0
     unknown: bool = False  # no such handle here
-    held: Epoch | None = None  # refused as outranked: in which epoch the other gateway has it
+    owner_epoch: Epoch | None = (
+        None  # with STALE_EPOCH: the epoch in which the other gateway owns the session
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A hop as another hop addresses it."""
+    """Address of a hop for another hop."""
 
     address: Address
     handle: Handle
 
 
 @dataclass(frozen=True, slots=True)
-class Go:
-    """Start running an epoch from agreed positions (R6). A second Go of an epoch is ignored."""
+class StartEpoch:
+    """Starts an epoch from agreed positions (R6, replay). A second StartEpoch of an epoch is ignored."""
 
     handle: Handle
     epoch: Epoch
-    length: int  # L; n = L - 1 is the first position that is sampled after
-    start: int  # cut this hop's KV here and run rows from here
-    send_from: int  # first row position the successor lacks
+    length: int  # L; the tail samples first after position n = L - 1
+    start: int  # truncate this hop's KV to this position and run rows from it
+    send_from: int  # first row position that the successor lacks
     predecessor: Neighbour | None  # None: this hop is the head
     successor: Neighbour | None  # None: this hop is the tail
     ring: Neighbour | None  # tail only: the head, for sampled tokens; None in a route of one hop
-    credit: int  # tail only: tokens at positions < credit may enter the ring (R7)
+    credit: int  # tail only: tokens at positions < credit may enter the ring (R7, credit)
     hops: int = 1
-    sample: bool = True  # False: only read the log up to n (max_tokens = 0)
-    warm: bool = False
-    """A copy of `predecessor` (R13): keep what it sends, say nothing but Windows, one also to the gateway."""
+    sample: bool = True  # False: run the log up to n and sample nothing (max_tokens = 0)
+    standby: bool = False
+    """This hop is the KV copy of `predecessor` (R13, migration). It stores what arrives and sends only Windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Log entries [start, start + len(tokens)) for the head (which runs them) or the tail (which stores them)."""
+    """Log entries [start, start + len(tokens)). The head runs them, the tail stores them."""
 
     handle: Handle
     epoch: Epoch
@@ -201,10 +209,10 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A sampled token: log entry `position`. Goes to the gateway always, into the ring up to the credit.
+    """A sampled token: log entry `position`. Sent to the gateway, and into the ring up to the credit.
 
-    `token` is -1 when nothing was to be sampled (`Go.sample` false): the log has been read.
-    The finishing token is `store_only` for the head: it is logged but not run.
+    `token` is -1 when nothing is sampled (`StartEpoch.sample` is false): the log has been run.
+    The finishing token is `store_only` for the head: logged, not run.
     """
 
     handle: Handle
@@ -218,56 +226,57 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Absolute limits (R7, R11); only ever raised within an epoch, reset by Fence, kept until Go (R10).
+    """Absolute limits of flow control (R7, R11).
 
+    They only rise within an epoch, are reset by Fence, and are kept until StartEpoch (R10).
     From a hop to its predecessor: rows below `received` have arrived, rows below `limit` may be sent.
     From the gateway to the tail: tokens at positions below `limit` may enter the ring.
-    From a warm hop to the hop that it is a copy of (`copy`): the same, of positions; to its gateway: KV for positions
-    below `received` is there.
+    With `kv_copy`, from a standby hop to the hop that it copies: the same, counted in positions. To its gateway: the KV
+    of positions below `received` is complete.
     """
 
     handle: Handle
     epoch: Epoch
     received: int
     limit: int
-    committed: int = 0  # reserved for the prefix cache (R16)
+    committed: int = 0  # for the prefix cache (R16); not used yet
     page_hashes: tuple[bytes, ...] = ()
-    copy: bool = False
+    kv_copy: bool = False
 
 
-class Trouble(enum.Enum):
+class FaultKind(enum.Enum):
     GAP = "gap"
     LINK_DOWN = "link_down"
     DRAINING = "draining"
     OVERDUE = "overdue"
     UNKNOWN_HANDLE = "unknown_handle"
-    FAILED = "failed"  # the model's step failed for this session
+    FAILED = "failed"  # the model step failed for this session
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A hop tells the gateway what is wrong with an epoch."""
+class FaultReport:
+    """A hop reports a fault of an epoch to the gateway."""
 
     handle: Handle  # the gateway's
     epoch: Epoch
-    trouble: Trouble
-    peer: PeerId = ""  # the other end of the link it is about; "" when about this server itself
-    generation: int = 0  # of that link, to count a pair's failure once (R5)
+    kind: FaultKind
+    peer: PeerId = ""  # other end of the faulty link; empty when the fault is this server's own
+    generation: int = 0  # of that link, so that a pair's failure is counted once (R5)
     detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class LiveSession:
+class OwnedSession:
     session: str
     handle: Handle
     epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """On every (re)connect: all hops this gateway owns at the server, which frees the rest of them."""
+class OwnedSessions:
+    """All hops that this gateway owns at the server, sent on every (re)connect. The server frees its other hops."""
 
-    sessions: tuple[LiveSession, ...]
+    sessions: tuple[OwnedSession, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +285,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """R13: stream the KV of blocks [first, last) from position `start` on, and of every position that follows, to `to`.
+class CopyKv:
+    """Streams the KV of blocks [first, last), from position `start` onwards, to `to` (R13, migration).
 
-    On bulk, within the window that `to` grants, until the epoch ends or a Copy of it without a target comes. Several
-    targets, for parts of the blocks, run side by side.
+    The transfer uses the bulk lane within the window that `to` grants. It ends with the epoch, or by a CopyKv without
+    a target. Several targets, for parts of the blocks, are served side by side.
     """
 
-    handle: Handle  # of the hop that is copied
+    handle: Handle  # of the source hop
     epoch: Epoch
     to: Neighbour | None
     start: int = 0
@@ -292,16 +301,18 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
-    """Gateway to any server: what do you hold of this session (R20)?"""
+class FindSession:
+    """A gateway asks a server for its hops of a session (R20, takeover)."""
 
     session: str
-    opens: bool = False  # who asks is about to open or adopt it, if nobody else is
-    number: int = 0  # of the search; the answer has it too
+    claims: bool = (
+        False  # the asking gateway claims the session: it is about to open it or to take it over
+    )
+    search_id: int = 0  # id of the search; repeated in the answer
 
 
 @dataclass(frozen=True, slots=True)
-class FoundHop:
+class HopInfo:
     first: int
     last: int
     kv: int
@@ -310,34 +321,34 @@ class FoundHop:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to Find: the hops of the session here, none if it is not known, and who owns it."""
+class SessionInfo:
+    """Answers FindSession: the session's owner and its hops here. An unknown session has no hops."""
 
     session: str
     epoch: Epoch
     owner: PeerId = ""  # the gateway
-    target: str = ""  # as the owner's Hello said: where other gateways reach its HTTP door
-    linked: bool = False  # the owner's link is up
-    gone_ms: float = 0.0  # since it was last heard
-    lease_ms: float = 0.0  # after so long it may be adopted
-    hops: tuple[FoundHop, ...] = ()  # of that epoch
-    older: tuple[FoundHop, ...] = ()  # of epochs since `ran`
-    ran: Epoch | None = None  # the newest that is known here to have run; None: `epoch`
-    opener: PeerId = ""  # another gateway that was about to open it, and said so here first
-    number: int = 0  # of the Find
+    target: str = ""  # address of the owner's HTTP API for other gateways, from its Hello
+    owner_linked: bool = False  # the link to the owner is up
+    owner_silent_ms: float = 0.0  # time since the owner's last message
+    lease_ms: float = 0.0  # silence after which a takeover is allowed
+    hops: tuple[HopInfo, ...] = ()  # of that epoch
+    older_hops: tuple[HopInfo, ...] = ()  # of epochs since `last_started`
+    last_started: Epoch | None = None  # newest epoch known here to have started; None: `epoch`
+    claimant: PeerId = ""  # another gateway that claimed the session here first
+    search_id: int = 0  # of the FindSession
 
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """Gateway to a server that holds a log copy: send it (R20)."""
+    """A gateway asks a server for its log copy (R20, takeover)."""
 
     session: str
-    epoch: Epoch | None = None  # of the hop whose copy is meant; None: the newest
+    epoch: Epoch | None = None  # of the hop that holds the copy; None: the newest
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Log entries [start, start + len(tokens)) of `total`, on bulk. The first carries the turn; total 0: none here."""
+    """Log entries [start, start + len(tokens)) of `total`, on bulk. The first carries the turn. Total 0: no copy."""
 
     session: str
     epoch: Epoch
@@ -347,35 +358,39 @@ class LogChunk:
     turn: Turn | None = None
 
 
-class Wish(enum.Enum):
-    """Whether sessions are to be on a server (`modelswarm drain`)."""
+class DrainState(enum.Enum):
+    """Drain request for a server (`modelswarm drain`): DRAIN moves its sessions away, SERVE ends the drain."""
 
-    LEAVE = "leave"
-    STAY = "stay"
+    DRAIN = "leave"
+    SERVE = "stay"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """Status of a process (R21); from a gateway it renews the leases of its sessions (R19), or gives them up."""
+class Heartbeat:
+    """Status of a process (R21, heartbeats). A gateway's renews the leases of its sessions (R19), or releases them."""
 
     steps: int = 0
-    oldest_ready_ms: float = 0.0  # age of the oldest row that waits for a step or is in one
+    oldest_ready_ms: float = 0.0  # age of the oldest row that is waiting or running
     step_ms: float = 0.0  # running mean
     free_pages: int = 0
     total_pages: int = 0
     sessions: int = 0
     rows: int = 0  # total rows run so far
     draining: bool = False
-    stepping_ms: float = 0.0  # how long the step that runs has run; 0: none runs
-    step_p99_ms: float = 0.0  # of the last hundred steps or so
-    busy_ms: float = 0.0  # in steps so far, stalls included: with `steps` and `rows`, its pace
-    running: int = 0  # of its sessions, in a turn now: what a router takes as load
-    wish: Wish | None = None  # a gateway's: a new one; a server's: the last one of all gateways
+    stepping_ms: float = 0.0  # age of the running step; 0: none is running
+    step_p99_ms: float = 0.0  # of about the last hundred steps
+    busy_ms: float = (
+        0.0  # total time in steps, stalls included; with `steps` and `rows` it gives the step times
+    )
+    running: int = 0  # sessions in a turn now: the load for route choice
+    drain: DrainState | None = (
+        None  # from a gateway: a new request; from a server: the last request of all gateways
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFileRequest:
-    """Gateway to server: tokenizer, template and configuration files, by file name."""
+    """A gateway asks a server for a tokenizer, template or configuration file, by file name."""
 
     name: str
 
@@ -384,7 +399,7 @@ class ModelFileRequest:
 class ModelFileChunk:
     name: str
     offset: int
-    total: int  # bytes; 0 and `missing` when there is no such file
+    total: int  # size in bytes; 0 with `missing` when there is no such file
     data: bytes
     missing: bool = False
 
@@ -393,9 +408,10 @@ class ModelFileChunk:
 class Rows:
     """Rows [first, first + count) of one session at the addressee's first boundary; raw bytes, row-major.
 
-    `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, always as the last
-    row of its group: the tail samples after it. With `store_only` it is a copy's (R13): of each position the KV of the
-    addressee's blocks, block by block, and then, in all of the group or in none, the output row that the sender kept.
+    `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, as the last row of its
+    group: the tail samples after it. With `kv_copy` the group is part of a KV transfer (R13, migration): for each
+    position the KV of the addressee's blocks, block by block, then the output row from the sender's replay log (in all
+    positions of the group, or in none).
     """
 
     handle: Handle
@@ -404,40 +420,40 @@ class Rows:
     count: int
     payload: bytes | memoryview
     sample: bool = False
-    store_only: bool = False
+    kv_copy: bool = False
 
 
 Message: TypeAlias = (
     Hello
     | Fence
-    | Fenced
-    | Go
+    | FenceAck
+    | StartEpoch
     | Input
     | Window
-    | Report
-    | Live
+    | FaultReport
+    | OwnedSessions
     | Close
-    | Beat
+    | Heartbeat
     | ModelFileRequest
     | ModelFileChunk
-    | Copy
-    | Find
-    | Found
+    | CopyKv
+    | FindSession
+    | SessionInfo
     | LogRequest
     | LogChunk
 )
-"""Control: protobuf on the wire. Hello is consumed by the link itself; the cores never see it as a message."""
+"""Control messages: protobuf on the wire. The link consumes Hello; the cores never receive it as a message."""
 
 Item: TypeAlias = Message | Rows | Token
-"""Anything a link carries: control, or packed Rows and Token groups."""
+"""Everything a link carries: control messages, or packed groups of Rows and Tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An effect of either core: put `item` on a lane of the link to `to`.
+    """Effect of either core: queue `item` on a lane of the link to `to`.
 
-    The shell dials `to` if no link is up, keeps per-lane order, and packs neighbouring Rows (or Tokens) for the same
-    lane into one frame. If the link is or goes down, the item is lost and the core hears `disconnected`.
+    The shell dials `to` if no link is up, keeps the order per lane, and packs adjacent Rows (or Tokens) of a lane into
+    one frame. If the link fails, the item is lost and the core is told that the peer was lost.
     """
 
     to: Address
@@ -446,32 +462,32 @@ class Send:
 
 
 def reply_address(peer: PeerId) -> Address:
-    """The address of a peer that can only be answered on the link it opened itself."""
+    """Returns the address of a peer that is reachable only over the link that it opened itself."""
     return Address(peer, "")
 
 
 __all__ = [
     "NO_HANDLE",
     "PROTOCOL_VERSION",
-    "Beat",
+    "Heartbeat",
     "Close",
-    "Copy",
+    "CopyKv",
     "Counters",
     "Create",
     "Fence",
-    "Fenced",
-    "Find",
+    "FenceAck",
+    "FindSession",
     "Finish",
-    "Found",
-    "FoundHop",
-    "Go",
+    "SessionInfo",
+    "HopInfo",
+    "StartEpoch",
     "Hello",
     "Input",
     "Item",
-    "KeptRows",
+    "RetainedRows",
     "Lane",
-    "Live",
-    "LiveSession",
+    "OwnedSessions",
+    "OwnedSession",
     "LogChunk",
     "LogRequest",
     "Message",
@@ -479,15 +495,15 @@ __all__ = [
     "ModelFileRequest",
     "Neighbour",
     "Refusal",
-    "Report",
+    "FaultReport",
     "Role",
     "Rows",
     "Sampling",
     "Send",
     "Token",
-    "Trouble",
+    "FaultKind",
     "Turn",
     "Window",
-    "Wish",
+    "DrainState",
     "reply_address",
 ]

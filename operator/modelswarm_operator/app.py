@@ -16,9 +16,9 @@ import socket
 import sys
 from collections.abc import Awaitable, Sequence
 
-from modelswarm.process.command_line import exit_code
-from modelswarm.process.early_signals import end_when_asked
-from modelswarm.process.parent_watch import end_with_parent
+from modelswarm.process.command_line import run_with_exit_code
+from modelswarm.process.early_signals import exit_on_signals
+from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm.process.run_files import announce, withdraw
 from modelswarm_operator.controller.manager import Leading
 from modelswarm_operator.kube.access_review import missing_rights
@@ -36,16 +36,16 @@ ASK_SECONDS = 10.0  # between two looks at rights that are missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return exit_code(
+    return run_with_exit_code(
         PROGRAM, lambda: _operate(parse(sys.argv[1:] if arguments is None else arguments))
     )
 
 
 def _operate(settings: Settings) -> int:
-    end_when_asked()  # until the process has its own way to stop
+    exit_on_signals()  # until the process has its own way to stop
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
-        end_with_parent(settings.parent_fd)
+        exit_with_parent(settings.parent_fd)
     gc.freeze()  # modules are not garbage: never look at them again
     return asyncio.run(Process(settings).run())
 
@@ -68,14 +68,14 @@ class Process:
         configuration = await load_configuration(settings.kubeconfig)
         probes = Probes(self._metrics.registry, self._live, self._ready, self._count)
         port = await probes.start(*settings.health)
-        if settings.announce is not None:
-            announce(settings.announce, {"health": port})
+        if settings.run_file is not None:
+            announce(settings.run_file, {"health": port})
         api = Api(settings.kubeconfig, configuration, self._metrics.api_call)
         try:
             return await self._work(api)
         finally:
-            if settings.announce is not None:
-                withdraw(settings.announce)
+            if settings.run_file is not None:
+                withdraw(settings.run_file)
             await probes.stop()
             await api.close()
 

@@ -31,7 +31,7 @@ class Settings:
     health: tuple[str, int]
     resync_seconds: float
     kubeconfig: Path | None  # none: in-cluster
-    announce: Path | None
+    run_file: Path | None
     parent_fd: int | None
     json_logs: bool
 
@@ -58,7 +58,7 @@ _OPTIONS: list[click.Parameter] = [
                  default=60.0, show_default=True, help="Seconds between two full lists."),
     click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="Default: the pod's "
                  "service account."),
-    click.Option(["--announce"], type=click.Path(path_type=Path), help="File to write the bound "
+    click.Option(["--run-file"], type=click.Path(path_type=Path), help="File to write the bound "
                  "address to."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent holds open: when the parent is gone, so is this process."),
@@ -86,7 +86,7 @@ def _settings(
     for namespace in values["namespaces"]:
         _check_name("--namespace", namespace)
     _check_name("--lease-name", values["lease_name"])
-    health = split_target("--health", values.pop("health"), like="0.0.0.0:8080")
+    health = split_target("--health", values.pop("health"), example="0.0.0.0:8080")
     if gateway_url and not re.match(r"https?://[^\s]+$", gateway_url):
         raise UserError("--gateway-url", f"{gateway_url!r} is not a URL, like http://gateway:8000")
     policy = Policy(

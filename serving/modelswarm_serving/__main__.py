@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from modelswarm.process.early_signals import end_when_asked
+from modelswarm.process.early_signals import exit_on_signals
 
 
 def main() -> int:
-    end_when_asked()
+    exit_on_signals()
     from modelswarm_serving.app import main as serve
 
     return serve()

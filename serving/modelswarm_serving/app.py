@@ -23,15 +23,15 @@ from modelswarm.checkpoint.facts import read_outline
 from modelswarm.checkpoint.sources import resolve, resolve_outline
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
-from modelswarm.process.command_line import exit_code
-from modelswarm.process.early_signals import end_when_asked
-from modelswarm.process.parent_watch import end_with_parent
+from modelswarm.process.command_line import run_with_exit_code
+from modelswarm.process.early_signals import exit_on_signals
+from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash_model import HashModel
-from modelswarm_serving.runtime.liveness import Health
-from modelswarm_serving.runtime.model_files import ModelFiles, files_of
-from modelswarm_serving.runtime.node import Node, why
-from modelswarm_serving.runtime.probe_server import Page
+from modelswarm_serving.runtime.liveness import Liveness
+from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
+from modelswarm_serving.runtime.node import Node, error_text
+from modelswarm_serving.runtime.probe_server import ProbeServer
 from modelswarm_serving.settings import Settings, parse
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ NO_TORCH = "torch is not installed; images without it expect it mounted at /opt/
 _HASH_PAGES = 1024
 _HASH_LENGTH = 4096
 _ROW_OF_HASH = 8  # bytes
-_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
+_PROGRESS_BAR_VARIABLES = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     model: Model
     files: ModelFiles  # that gateways may ask for
     revision: str
@@ -62,8 +62,8 @@ def main() -> Never:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code. Whatever is not expected leaves as an exception, with its traceback."""
-    end_when_asked()  # until the node has its own way to stop
-    return exit_code(PROGRAM, lambda: _serve(parse(arguments)), flag=_flag)
+    exit_on_signals()  # until the node has its own way to stop
+    return run_with_exit_code(PROGRAM, lambda: _serve(parse(arguments)), name_flag=_flag_name)
 
 
 def _serve(settings: Settings) -> int:
@@ -73,32 +73,32 @@ def _serve(settings: Settings) -> int:
         stream=sys.stderr,
     )
     if settings.parent_fd is not None:
-        end_with_parent(settings.parent_fd)
-    health = Health(time.monotonic)
-    page = open_page(settings, health)
-    for name in _BARS:
+        exit_with_parent(settings.parent_fd)
+    liveness = Liveness(time.monotonic)
+    probe_server = open_probe_server(settings, liveness)
+    for name in _PROGRESS_BAR_VARIABLES:
         os.environ.setdefault(name, "1")  # what libraries draw would run into our last words
     loaded = load(settings)
     # What was loaded stays: a full collection over it would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
-    node = Node(settings, loaded.model, loaded.files, loaded.revision, health, page)
+    node = Node(settings, loaded.model, loaded.files, loaded.revision, liveness, probe_server)
     asyncio.run(node.run())
     return 0
 
 
-def open_page(settings: Settings, health: Health) -> Page | None:
+def open_probe_server(settings: Settings, health: Liveness) -> ProbeServer | None:
     if settings.metrics is None:
         return None
     try:
-        return Page(settings.metrics, health)
+        return ProbeServer(settings.metrics, health)
     except OSError as error:
         raise UserError(
-            "--metrics", f"cannot listen on {settings.metrics}: {why(error)}"
+            "--metrics", f"cannot listen on {settings.metrics}: {error_text(error)}"
         ) from error
 
 
-def load(settings: Settings) -> Loaded:
+def load(settings: Settings) -> LoadedModel:
     """The model these settings ask for; UserError when there is none."""
     if settings.hash_model:
         return _load_hash(settings)
@@ -106,19 +106,19 @@ def load(settings: Settings) -> Loaded:
     checkpoint = resolve(settings.model, (settings.first, settings.last))
     outline = read_outline(checkpoint.folder)
     outline.part(settings.first, settings.last)
-    files = files_of(checkpoint.folder, settings.tokenizer, settings.chat_template)
-    check_tokenizer(files.words or checkpoint.folder, outline.vocab)
+    files = open_model_files(checkpoint.folder, settings.tokenizer, settings.chat_template)
+    check_tokenizer(files.tokenizer_folder or checkpoint.folder, outline.vocab)
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
     # After what can be refused without torch, which takes seconds to import.
     from modelswarm_serving.model.transformer.startup import load_span
 
-    options = options_of(settings, files.words)
+    options = span_options(settings, files.tokenizer_folder)
     span = load_span(checkpoint.folder, settings.first, settings.last, options)
-    return Loaded(span, files, checkpoint.revision + files.mark)
+    return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
 
 
-def options_of(settings: Settings, words: Path | None) -> SpanOptions:
+def span_options(settings: Settings, words: Path | None) -> SpanOptions:
     """What the span is to be told; `words`: folder of another tokenizer than the model's."""
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
@@ -134,7 +134,7 @@ def options_of(settings: Settings, words: Path | None) -> SpanOptions:
     )
 
 
-def _load_hash(settings: Settings) -> Loaded:
+def _load_hash(settings: Settings) -> LoadedModel:
     n_blocks, vocab, length = settings.hash_blocks, settings.hash_vocab, _HASH_LENGTH
     folder = None
     if settings.model is not None:
@@ -155,9 +155,9 @@ def _load_hash(settings: Settings) -> Loaded:
         max_length=settings.max_length or length,
         vocab_size=vocab,
     )
-    files = files_of(folder, settings.tokenizer, settings.chat_template)
-    return Loaded(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.mark}")
+    files = open_model_files(folder, settings.tokenizer, settings.chat_template)
+    return LoadedModel(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.revision_suffix}")
 
 
-def _flag(field: str) -> str:
+def _flag_name(field: str) -> str:
     return field if field.startswith("--") else f"--{field.replace('_', '-')}"

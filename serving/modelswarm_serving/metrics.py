@@ -20,13 +20,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from modelswarm import __version__
-from modelswarm.protocol.messages import Trouble
+from modelswarm.protocol.messages import FaultKind
 from modelswarm_serving.core.stats import ServerStats
 from modelswarm_serving.model.base import ModelShape
 
 PREFIX = "modelswarm_server_"
-STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Metrics:
@@ -43,28 +43,28 @@ class Metrics:
         def count(name: str, said: str) -> Counter:
             return Counter(PREFIX + name, said, names, registry=own).labels(*values)
 
-        self._seconds = spread("step_seconds", "Time of one step of the model.", STEP)
-        self._batch = spread("step_rows", "Rows of one step.", ROWS)
+        self._step_seconds = spread("step_seconds", "Time of one step of the model.", STEP_BUCKETS)
+        self._step_rows = spread("step_rows", "Rows of one step.", ROW_BUCKETS)
         self._rows = count("rows", "Rows run through the blocks.")
-        self._failed = count("failed_steps", "Steps that raised.")
-        self._now = _Now(labels, shape)
-        own.register(self._now)
+        self._failed_steps = count("failed_steps", "Steps that raised.")
+        self._stats_collector = _StatsCollector(labels, shape)
+        own.register(self._stats_collector)
         ProcessCollector(registry=own)
 
-    def step(self, rows: int, seconds: float, failed: bool) -> None:
+    def observe_step(self, rows: int, seconds: float, failed: bool) -> None:
         if rows:  # a step of copies is none that a token waits for
             self._rows.inc(rows)
-            self._seconds.observe(seconds)
-            self._batch.observe(rows)
+            self._step_seconds.observe(seconds)
+            self._step_rows.observe(rows)
         if failed:
-            self._failed.inc()
+            self._failed_steps.inc()
 
-    def show(self, stats: ServerStats) -> None:
+    def set_stats(self, stats: ServerStats) -> None:
         """What is true now."""
-        self._now.stats = stats
+        self._stats_collector.stats = stats
 
 
-class _Now(Collector):
+class _StatsCollector(Collector):
     """The core's last word on itself."""
 
     def __init__(self, labels: Mapping[str, str], shape: ModelShape) -> None:
@@ -75,9 +75,9 @@ class _Now(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        yield self._by("build_info", "The version that runs.", "version", {__version__: 1})
+        yield self._gauges_by("build_info", "The version that runs.", "version", {__version__: 1})
         page = self._shape.page_size
-        yield self._one("kv_page_tokens", "Positions of KV in one page.", page)
+        yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
         stats = self.stats
         if stats is not None:
             yield from self._memory(stats)
@@ -88,42 +88,42 @@ class _Now(Collector):
         empty = stats.total_pages - stats.free_pages - stats.filled_pages
         pages = {"used": stats.filled_pages, "reserved": empty, "free": stats.free_pages}
         said = "KV pages by state; reserved: given to a session, still empty."
-        yield self._by("kv_pages", said, "state", pages)
+        yield self._gauges_by("kv_pages", said, "state", pages)
         said = "KV pages that only repairs may take."
-        yield self._one("kv_repair_pages", said, stats.repair_pages)
-        yield self._one("replay_bytes", "Memory of kept rows.", stats.replay_bytes)
-        yield self._one("replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit)
+        yield self._gauge("kv_repair_pages", said, stats.recovery_pages)
+        yield self._gauge("replay_bytes", "Memory of kept rows.", stats.replay_bytes)
+        yield self._gauge("replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit)
         said = "Sessions whose kept rows went because memory was short."
         family = CounterMetricFamily(PREFIX + "replay_dropped", said, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), stats.replay_dropped)
+        family.add_metric(list(self._labels.values()), stats.replay_evictions)
         yield family
 
     def _sessions(self, stats: ServerStats) -> Iterable[Metric]:
         sessions = {"running": stats.running, "idle": stats.sessions - stats.running}
-        yield self._by("sessions", "Sessions with state here.", "state", sessions)
-        yield self._one("waiting_sessions", "Sessions whose rows wait for a step.", stats.ready)
-        oldest = stats.oldest_seconds
-        yield self._one("oldest_wait_seconds", "Age of the rows that wait longest.", oldest)
+        yield self._gauges_by("sessions", "Sessions with state here.", "state", sessions)
+        yield self._gauge("waiting_sessions", "Sessions whose rows wait for a step.", stats.ready)
+        oldest = stats.oldest_ready_seconds
+        yield self._gauge("oldest_wait_seconds", "Age of the rows that wait longest.", oldest)
         links = {"gateway": stats.gateways, "server": stats.servers}
-        yield self._by("links", "Linked processes.", "role", links)
-        yield self._one("draining", "1 when it is about to leave.", stats.draining)
+        yield self._gauges_by("links", "Linked processes.", "role", links)
+        yield self._gauge("draining", "1 when it is about to leave.", stats.draining)
 
     def _reports(self, stats: ServerStats) -> Metric:
         names = [*self._labels, "trouble"]
         family = CounterMetricFamily(
             PREFIX + "reports", "Troubles reported to gateways.", labels=names
         )
-        for trouble in Trouble:
+        for trouble in FaultKind:
             values = [*self._labels.values(), trouble.value]
             family.add_metric(values, stats.reports.get(trouble, 0))
         return family
 
-    def _one(self, name: str, said: str, value: float) -> Metric:
+    def _gauge(self, name: str, said: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, said, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), float(value))
         return family
 
-    def _by(self, name: str, said: str, label: str, values: Mapping[str, float]) -> Metric:
+    def _gauges_by(self, name: str, said: str, label: str, values: Mapping[str, float]) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, said, labels=[*self._labels, label])
         for found, value in values.items():
             family.add_metric([*self._labels.values(), found], float(value))

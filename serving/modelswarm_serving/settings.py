@@ -31,7 +31,7 @@ class Settings:
     last: int
     listen: str
     advertise: str  # where others reach it; "": where it listens
-    members: Path | None
+    discovery_dir: Path | None
     name: str
     incarnation: int
     metrics: str | None
@@ -45,9 +45,9 @@ class Settings:
     token_budget: int  # rows
     replay_memory: int | None  # bytes for kept rows; None: a row for every position of the pages
     lease_seconds: float
-    drain_seconds: float
-    beat_seconds: float
-    hold_seconds: float | None  # told to gateways; None: they decide
+    drain_timeout_seconds: float
+    heartbeat_seconds: float
+    hold_limit_seconds: float | None  # told to gateways; None: they decide
     zone: str  # failure domain; "": not known
     hash_model: bool
     hash_blocks: int
@@ -70,7 +70,7 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),
     click.Option(["--advertise"], help="HOST:PORT at which others reach this server, if it is not "
                  "where it listens."),
-    click.Option(["--members"], type=click.Path(path_type=Path), help="Folder in which a server "
+    click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which a server "
                  "that is ready writes NAME.json; none: it is found by other means."),
     click.Option(["--name"], required=True, help="Of this server, unique among the members."),
     click.Option(["--incarnation"], type=click.IntRange(min=0), default=1, show_default=True),
@@ -95,13 +95,13 @@ _OPTIONS: list[click.Parameter] = [
                  default=30.0, show_default=True,
                  help="Seconds a session outlives its gateway's link; the same as the gateways' "
                  "--lease: of two that differ the longer one counts."),
-    click.Option(["--hold", "hold_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
+    click.Option(["--hold-limit", "hold_limit_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
-    click.Option(["--drain", "drain_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
+    click.Option(["--drain-timeout", "drain_timeout_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
                  show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
-    click.Option(["--beat", "beat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
+    click.Option(["--heartbeat", "heartbeat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
                  show_default=True, help="Seconds between signs of life to gateways whose sessions run here; "
-                 "theirs is when silence is suspicious (--silence): if that is less than two of these, three count."),
+                 "theirs is when silence is suspicious (--suspect-after): if that is less than two of these, three count."),
     click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
                  "repair a session in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
@@ -138,7 +138,7 @@ def _settings(
         raise UserError("--pages", "give either --pages or --memory, not both")
     for name in ("listen", "metrics"):
         if values[name] is not None:
-            split_target(f"--{name}", values[name], like="127.0.0.1:8100")
+            split_target(f"--{name}", values[name], example="127.0.0.1:8100")
     return Settings(
         first=first,
         last=last,
@@ -168,7 +168,7 @@ def _advertised(listen: str, advertise: str | None) -> str:
         if listen.rpartition(":")[0] in _ANY_HOST:
             raise UserError("--advertise", f"is needed: nobody can dial {listen}")
         return ""
-    _, port = split_target("--advertise", advertise, like="10.0.0.7:7000")
+    _, port = split_target("--advertise", advertise, example="10.0.0.7:7000")
     host = advertise.rpartition(":")[0]  # with its brackets
     if not _HOST.fullmatch(host) or host in _ANY_HOST or port == 0:
         raise UserError("--advertise", f"nobody can dial {advertise!r}; like 10.0.0.7:7000")

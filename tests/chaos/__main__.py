@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaos.run import Options, chaos
 from chaos.schedule import Fault
-from support.models.toy import make_toy
+from support.models.tiny_models import make_toy
 
 MODELS = ("hash", "torch")
 

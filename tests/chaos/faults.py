@@ -18,10 +18,9 @@ from chaos.schedule import FRAMES, Event, Fault
 from support.chaos.oracle import Outage
 from support.chaos.proxy import Weather
 from support.chaos.swarm import World
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_LENGTH
+from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.swarm import Ask, Stream
+from support.processes.streams import Ask, Stream
 
 from modelswarm.errors import ModelSwarmError
 
@@ -171,7 +170,7 @@ class Injector:
     def _drain(self, name: str, *, undo: bool = False) -> bool:
         """It goes on when we no longer listen. Refusals are right: the server, or the gateway, may be dead now."""
         try:
-            next(self.world.running.view.drain(name, undo=undo), None)
+            next(self.world.running.view.drain_server(name, undo=undo), None)
         except ModelSwarmError as refused:
             self.note(f"drain of {name} (undo: {undo}) is refused: {refused}")
             return False

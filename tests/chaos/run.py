@@ -23,8 +23,9 @@ from support.chaos.requests import scripts_of
 from support.chaos.snapshot import held, look, loops
 from support.chaos.swarm import Plan, World, world
 from support.chaos.waiting_bounds import forks, longest_wait
-from support.processes.pids import gone_within, group_alive
-from support.processes.swarm import Answer, Ask, wait_until
+from support.processes.server import gone_within, group_alive
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import wait_until
 
 LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0

@@ -12,7 +12,7 @@ import pytest
 from chaos.__main__ import options_of
 from chaos.run import Options, Outcome, chaos
 from chaos.schedule import Fault
-from support.models.toy import make_toy
+from support.models.tiny_models import make_toy
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = Options(

@@ -14,8 +14,8 @@ from support.chaos.clients import Heard
 from support.chaos.oracle import ANOTHER, PATIENCE, Judge, Outage
 from support.chaos.reference import check_text
 from support.models.tiny_models import write_tokenizer
-from support.processes.pids import gone_within, group_alive
-from support.processes.swarm import Answer, Ask
+from support.processes.server import gone_within, group_alive
+from support.processes.streams import Answer, Ask
 from tokenizers import Tokenizer
 
 TWIN = Answer(Ask((1, 2, 3), 4), (7, 8, 9, 7), (3, 4, 5, 6), "abca", "length")

@@ -1,10 +1,11 @@
-"""Clusters that tests of this folder share.
+"""Clusters, releases and operators that the tests of this folder share.
 
-`api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes' kubelet; `cluster`:
-two real nodes with the project's images. Each is started once per run, when the first test asks for it. `namespace`:
-one of its own for each test, on whichever of them the test uses. `stage`: an operator at work on `api`. With
-`CLUSTER=existing` and `KUBECONFIG`, `any_cluster` is that cluster; tests that need more of it than objects and pods ask
-for `cluster`, and are skipped.
+`api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes; `cluster`: two real
+nodes with the project's images. Each is started once per run, by the first test that asks for it. `release`: the chart
+and the counting swarm, installed on `cluster` once, as the quickstart says. `namespace`: one for each test, on whichever
+cluster the test uses. `stage`: an operator at work on `api`, shared by a module; every test finds its namespace empty.
+`fresh_stage`: the same with an operator of the test's own. With `CLUSTER=existing` and `KUBECONFIG`, `any_cluster` is
+that cluster; tests that need more of it than objects and pods ask for `cluster`, and are skipped.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from support.kubernetes.operator_scene import Scene, scene
+from support.kubernetes.operator_scene import Scene, SharedScene, scene
+from support.kubernetes.quickstart import Quickstart, remove
+from support.kubernetes.release import Release, open_release
+from support.kubernetes.requirements import require
 
-from tools.devcluster.build.packages import NO_GO, can_build, obstacles
+from tools.devcluster.build.packages import api_obstacles, obstacles
 from tools.devcluster.build.project_images import project_archives
 from tools.devcluster.chosen import existing_kubeconfig
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
@@ -33,7 +37,7 @@ CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whoever comes first waits for the cluster, and for images that were not built yet."""
+    """Give the first test of a real cluster time for its start, and for images that were not built yet."""
     for item in items:
         wanted = getattr(item, "fixturenames", ())
         if "cluster" in wanted or "any_cluster" in wanted:
@@ -48,9 +52,13 @@ class HasKubectl(Protocol):
     def kubectl(self) -> Kubectl: ...
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs() -> None:
+    """Every test of this folder needs at least one of the cluster's programs: kubectl, helm, an API server."""
+    require(api_obstacles())
+
+
 def _running(folder: Path, settings: ApiSettings) -> Iterator[ApiLevel]:
-    if not can_build():
-        pytest.skip(NO_GO)
     level = ApiLevel(Layout(folder), settings)
     try:
         yield level.start()
@@ -60,7 +68,7 @@ def _running(folder: Path, settings: ApiSettings) -> Iterator[ApiLevel]:
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """etcd and kube-apiserver; pods stay Pending, nothing is collected. Requests are in `audit_events`."""
+    """etcd and kube-apiserver; pods stay Pending, nothing is garbage-collected. `audit_events` has the requests."""
     yield from _running(tmp_path_factory.mktemp("api"), ApiSettings(audit=True))
 
 
@@ -72,19 +80,17 @@ def kwok_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
         scheduler=True,
         kwok=True,
         audit=True,
-        node_grace_seconds=50,  # kwok's nodes tell every ten seconds that they live; no test waits for their death
+        node_grace_seconds=50,  # kwok renews its nodes every ten seconds; no test waits for their failure
     )
     yield from _running(tmp_path_factory.mktemp("kwok"), settings)
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RealCluster]:
-    """Two real nodes n1 and n2, cluster DNS, the project's images. Whoever kills a node revives it."""
+    """Two real nodes n1 and n2, cluster DNS, the project's images. A test that kills a node revives it."""
     if existing_kubeconfig() is not None:
-        pytest.skip("CLUSTER=existing: its nodes are not ours to kill")
-    problems = obstacles()
-    if problems:
-        pytest.skip(f"no real nodes here: {'; '.join(problems)}")
+        pytest.skip("CLUSTER=existing: tests must not kill the nodes of a foreign cluster")
+    require(obstacles())
     archives = project_archives()
     layout = Layout(Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT)))
     running = RealCluster(layout, RealSettings(archives=archives, audit=True))
@@ -96,7 +102,7 @@ def cluster() -> Iterator[RealCluster]:
 
 @pytest.fixture(scope="session")
 def any_cluster(request: pytest.FixtureRequest) -> RealCluster | ExistingCluster:
-    """`cluster`, or the one that the person chose."""
+    """`cluster`, or with CLUSTER=existing the one behind KUBECONFIG."""
     chosen = existing_kubeconfig()
     if chosen is not None:
         return ExistingCluster(chosen)
@@ -106,16 +112,48 @@ def any_cluster(request: pytest.FixtureRequest) -> RealCluster | ExistingCluster
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace for this test alone; it enforces Pod Security `restricted`."""
+    """A namespace of this test's own that enforces Pod Security `restricted`."""
     name = next((each for each in CLUSTERS if each in request.fixturenames), "api")
     running: HasKubectl = request.getfixturevalue(name)
     with own_namespace(running.kubectl) as made:
         yield made
 
 
+@pytest.fixture(scope="session")
+def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
+    """The commands of docs/kubernetes.md; those that install the chart and the swarm have run."""
+    remove(cluster)
+    started = Quickstart(cluster)
+    try:
+        assert "condition met" in started.run("install")
+        yield started
+    finally:
+        remove(cluster)
+
+
+@pytest.fixture(scope="session")
+def release(quickstart: Quickstart) -> Iterator[Release]:
+    """The installed chart with its counting swarm. A test leaves it whole, or waits for it with `wait_whole`."""
+    with open_release(quickstart.cluster) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_scene(api: ApiLevel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedScene]:
+    with SharedScene(api, tmp_path_factory.mktemp("shared")) as shared:
+        yield shared
+
+
 @pytest.fixture
-def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """A running operator, and pods that the test drives as a kubelet would. Its log must hold no surprise."""
+def stage(shared_scene: SharedScene) -> Iterator[Scene]:
+    """The module's operator, and pods that the test drives as a kubelet would. The log must hold no surprise."""
+    with shared_scene.use() as scene:
+        yield scene
+
+
+@pytest.fixture
+def fresh_stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
+    """An operator of this test's own, which the test may kill, and whose metrics start at zero."""
     with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
         made.operator.wait_ready()
         yield made

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.models.toy import JUDGED, make_toy
+from support.models.tiny_models import JUDGED, make_toy
 from support.processes.kill_scenarios import KEPT_SECONDS
 from support.processes.swarm import Running, local_settings, running_swarm
 
-from modelswarm.local.commands import GATEWAY
+from modelswarm.local.commands import GATEWAY_JOB
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KEPT = {GATEWAY: ("--session-idle", f"{KEPT_SECONDS}")}
+KEPT = {GATEWAY_JOB: ("--session-idle", f"{KEPT_SECONDS}")}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

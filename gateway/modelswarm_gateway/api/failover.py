@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from modelswarm_gateway.api.forwarding import Gone
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.session_locator import PATIENCE
+from modelswarm_gateway.generation.session_locator import WAIT_SECONDS
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between two tries
 MOVED = (Code.SESSION_ELSEWHERE, Code.STOPPING)  # said in the middle: the answer goes on elsewhere
@@ -43,7 +43,7 @@ class Course:
             raise error
         now = self._clock()
         if self._until is None:
-            self._until = now + PATIENCE
+            self._until = now + WAIT_SECONDS
         elif now >= self._until:
             if isinstance(error, ApiError) and not self.begun:
                 raise error

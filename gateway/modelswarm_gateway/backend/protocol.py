@@ -13,13 +13,9 @@ from typing import ClassVar, Protocol
 
 from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.core.explain import Reasons
-from modelswarm_gateway.core.interface.effects import (
-    KeptTurn,
-    ServerView,
-    SessionView,
-    TurnRequest,
-    Whereabouts,
-)
+from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
+from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.models.tokenizer import ModelText
 

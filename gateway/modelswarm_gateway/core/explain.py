@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.effects import HopView
+from modelswarm_gateway.core.interface.views import HopView
 from modelswarm_gateway.core.recovery.route_planner import needs_of
-from modelswarm_gateway.core.routing.cost_model import Price
-from modelswarm_gateway.core.routing.path_search import Leg
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.cost_model import HopCost
+from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.sessions.session import Session
 
@@ -41,7 +41,7 @@ class HopReason:
     peer: PeerId
     first: int
     last: int
-    chosen: Leg | None  # with what was known then; None: taken over
+    chosen: RouteHop | None  # with what was known then; None: taken over
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,20 @@ class Reasons:
     sessions: tuple[RouteReason, ...]
 
 
-def reasons(fleet: Fleet, sessions: Iterable[Session], model: str, now: float) -> Reasons:
+def reasons(registry: ServerRegistry, sessions: Iterable[Session], model: str, now: float) -> Reasons:
     """About one model; "" for all."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
 
     return Reasons(
-        tuple(_server(fleet, each, now) for each in fleet if wanted(each.hello.model)),
-        tuple(_route(fleet, each, now) for each in sessions if wanted(each.model)),
+        tuple(_server(registry, each, now) for each in registry if wanted(each.hello.model)),
+        tuple(_route(registry, each, now) for each in sessions if wanted(each.model)),
     )
 
 
-def _server(fleet: Fleet, server: Server, now: float) -> ServerCost:
-    hello, price = server.hello, fleet.price(server, now)
+def _server(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
+    hello, price = server.hello, registry.price(server, now)
     return ServerCost(
         peer=hello.peer,
         model=hello.model,
@@ -83,36 +83,36 @@ def _server(fleet: Fleet, server: Server, now: float) -> ServerCost:
         zone=hello.zone,
         block_ms=price.block_ms,
         hop_ms=price.hop_ms,
-        wait_ms=price.queue_ms + server.wait_ms(1, repair=False),
+        wait_ms=price.queue_ms + server.predicted_wait_ms(1, for_recovery=False),
         rtt_ms=server.rtt_ms,
         load=price.load,
-        score=price.standing.score,
+        score=price.status.score,
         state=_state(server, price),
     )
 
 
-def _state(server: Server, price: Price) -> str:
+def _state(server: Server, price: HopCost) -> str:
     if server.draining:
         return "draining"
-    if price.standing.ejected:
+    if price.status.ejected:
         return "ejected"
     if price.last_resort:
         return "failing"
-    return "canary" if price.standing.canary else ""
+    return "canary" if price.status.canary else ""
 
 
-def _route(fleet: Fleet, session: Session, now: float) -> RouteReason:
+def _route(registry: ServerRegistry, session: Session, now: float) -> RouteReason:
     cost: float | None = None
     best: list[tuple[PeerId, int, int]] = []
     best_ms: float | None = None
-    if session.kind is not None and session.hops:
+    if session.variant is not None and session.hops:
         route = [(hop.peer, hop.first, hop.last) for hop in session.hops]
-        if all(fleet.linked(hop.peer) for hop in session.hops):
-            cost = fleet.cost(session.model, session.kind, route, now)
-        legs = fleet.cover(
+        if all(registry.is_connected(hop.peer) for hop in session.hops):
+            cost = registry.cost(session.model, session.variant, route, now)
+        legs = registry.cover(
             session.model,
-            session.kind,
-            (0, session.kind.n_blocks),
+            session.variant,
+            (0, session.variant.n_blocks),
             now,
             between=(None, None),
             needs=needs_of(session, frozenset()),
@@ -120,7 +120,7 @@ def _route(fleet: Fleet, session: Session, now: float) -> RouteReason:
         )
         if legs:
             best = [(leg.peer, leg.first, leg.last) for leg in legs]
-            best_ms = fleet.cost(session.model, session.kind, best, now)  # added up alike
+            best_ms = registry.cost(session.model, session.variant, best, now)  # added up alike
     return RouteReason(
         session=session.name,
         model=session.model,

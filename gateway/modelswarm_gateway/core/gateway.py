@@ -10,52 +10,44 @@ from collections.abc import Callable, Collection
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
-    Beat,
-    Fenced,
+    FaultKind,
+    FaultReport,
+    FenceAck,
     Finish,
-    Found,
+    Heartbeat,
     Hello,
     Item,
     Lane,
-    Live,
-    LiveSession,
     LogChunk,
-    Report,
+    OwnedSession,
+    OwnedSessions,
     Send,
+    SessionInfo,
     Token,
-    Trouble,
     Turn,
     Window,
     reply_address,
 )
-from modelswarm_gateway.core.detection.monitor import Detection
+from modelswarm_gateway.core.detection.monitor import HealthMonitor
 from modelswarm_gateway.core.explain import Reasons, reasons
-from modelswarm_gateway.core.interface.effects import (
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, Resumed
+from modelswarm_gateway.core.interface.errors import (
     CoreError,
-    Effect,
-    Emitted,
-    Fetched,
-    GatewaySettings,
-    Holder,
-    KeptTurn,
     PromptTooLong,
-    Refused,
-    Resumed,
-    ServerView,
     SessionBusy,
-    SessionView,
-    TurnRequest,
     UnknownSession,
-    Whereabouts,
-    Why,
 )
-from modelswarm_gateway.core.migration.drain_requests import Wishes
-from modelswarm_gateway.core.migration.migrations import Moves
-from modelswarm_gateway.core.migration.rebalancer import Balancer
+from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest, Why
+from modelswarm_gateway.core.interface.views import ServerView, SessionView
+from modelswarm_gateway.core.migration.drain_requests import DrainRequests
+from modelswarm_gateway.core.migration.migrations import Migrations
+from modelswarm_gateway.core.migration.rebalancer import Rebalancer
 from modelswarm_gateway.core.recovery.hold_limit import Holds
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.refusals import detail
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session, State
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.ownership_check import Absence
@@ -73,21 +65,21 @@ class GatewayCore:
         self._now = 0.0  # of the last tick, for views
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
-        self._fleet = Fleet(settings.pair_seconds, draw, self._effects.append)
+        self._registry = ServerRegistry(settings.pair_seconds, draw, self._effects.append)
         self._holds = Holds(settings)
         self._recovery = Recovery(
-            settings, self._fleet, self._holds, draw, self._effects.append, self._forget
+            settings, self._registry, self._holds, draw, self._effects.append, self._forget
         )
-        self.moves = Moves(
-            settings, self._fleet, self._recovery, self._sessions, self._effects.append
+        self.moves = Migrations(
+            settings, self._registry, self._recovery, self._sessions, self._effects.append
         )
-        self.wishes = Wishes(self.moves, self._effects.append)
-        self._absence = Absence(peer, self._fleet, self._effects.append)
-        self._balancer = Balancer(
-            settings.rebalance_seconds, self._fleet, self._sessions, self.moves
+        self.wishes = DrainRequests(self.moves, self._effects.append)
+        self._absence = Absence(peer, self._registry, self._effects.append)
+        self._balancer = Rebalancer(
+            settings.rebalance_seconds, self._registry, self._sessions, self.moves
         )
-        self._detection = Detection(
-            settings, peer, self._fleet, self._holds, self._recovery, self.moves, self._absence
+        self._detection = HealthMonitor(
+            settings, peer, self._registry, self._holds, self._recovery, self.moves, self._absence
         )
         self._searches = Searches(settings, peer, self._effects.append)
         self._counter = 0  # highest epoch of a named session that ended here
@@ -103,18 +95,18 @@ class GatewayCore:
     def connected(self, hello: Hello, now: float) -> None:
         """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
         self._wake(now)
-        if not self._fleet.join(hello, now):
+        if not self._registry.register(hello, now):
             return
         self._holds.learn(hello)
-        self.wishes.linked(hello.peer)
-        self._detection.joined(hello.peer, hello.beat_ms / 1000, now)
+        self.wishes.on_peer_connected(hello.peer)
+        self._detection.on_peer_connected(hello.peer, hello.heartbeat_ms / 1000, now)
         owned = tuple(
-            LiveSession(session.name, hop.own, session.epoch)
+            OwnedSession(session.name, hop.own, session.epoch)
             for session in self._sessions.values()
             for hop in session.hops
             if hop.peer == hello.peer and hop.own != NO_HANDLE
         )
-        self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, Live(owned)))
+        self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, OwnedSessions(owned)))
         for session in list(self._sessions.values()):
             if session.model == hello.model:
                 self._absence.linked(session, hello.peer)
@@ -123,34 +115,34 @@ class GatewayCore:
 
     def disconnected(self, peer: PeerId, now: float) -> None:
         self._wake(now)
-        self._fleet.leave(peer)
+        self._registry.deregister(peer)
         self._recovery.hops.lost_link(peer)
         self._searches.lost_link(peer, now)
         for session in list(self._sessions.values()):
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._absence.cut_off(session)
                 self._recovery.fault(session, "link_down", peer, now)
-        self._detection.left(peer, now)
+        self._detection.on_peer_lost(peer, now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """A server said something; whatever it was, it is alive."""
         self._wake(now)
-        self._detection.heard(peer, now)
+        self._detection.on_message(peer, now)
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
         self.heard(peer, now)
         if isinstance(item, Token):
             self._token(peer, item, now)
-        elif isinstance(item, Fenced):
+        elif isinstance(item, FenceAck):
             self._fenced(peer, item, now)
-        elif isinstance(item, Report):
+        elif isinstance(item, FaultReport):
             self._report(peer, item, now)
-        elif isinstance(item, Beat):
-            self._fleet.beat(peer, item, now)
-            self.wishes.heard(peer, item.wish, now)
+        elif isinstance(item, Heartbeat):
+            self._registry.on_heartbeat(peer, item, now)
+            self.wishes.on_heartbeat(peer, item.drain, now)
         elif isinstance(item, Window):
-            self.moves.window(peer, item, now)
-        elif isinstance(item, Found):
+            self.moves.on_window(peer, item, now)
+        elif isinstance(item, SessionInfo):
             self._found(peer, item, now)
         elif isinstance(item, LogChunk):
             self._searches.chunk(peer, item)
@@ -184,7 +176,7 @@ class GatewayCore:
         `cut_off`: servers that are known to be there, and cannot be asked for want of a link. `opens`: it is opened or
         adopted here next, unless they say that another gateway has it or is before us.
         """
-        servers = [s.hello.peer for s in self._fleet if s.hello.model == model]
+        servers = [s.hello.peer for s in self._registry if s.hello.model == model]
         self._searches.find(session, servers, cut_off, opens, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
@@ -196,7 +188,7 @@ class GatewayCore:
         if log.turn is None or not log.tokens:
             raise CoreError(f"there is no log of {where.session}")
         self.open(where.session, model, now, above=where.epoch.counter)
-        take_over(self._sessions[where.session], where, log, self._fleet, self._recovery)
+        take_over(self._sessions[where.session], where, log, self._registry, self._recovery)
 
     def turn(self, session: str, request: TurnRequest, now: float) -> int:
         """Continue from the longest common prefix of the log and `request.tokens`; the first new position."""
@@ -205,9 +197,9 @@ class GatewayCore:
             raise SessionBusy(f"session {session} is still answering")
         if not request.tokens:
             raise CoreError("the prompt is empty: at least one token is needed")
-        limit = self._fleet.max_length(s.model)
+        limit = self._registry.max_length(s.model)
         length = len(request.tokens)
-        if limit == 0 and request.begun and s.kind is not None:
+        if limit == 0 and request.begun and s.variant is not None:
             limit = s.turn.end  # held: what it ran on may come back
         if limit == 0:
             detail = f"no server of {s.model} is linked"
@@ -222,16 +214,16 @@ class GatewayCore:
 
     def _begin(self, s: Session, request: TurnRequest, limit: int) -> None:
         length = len(request.tokens)
-        kind = self._fleet.leading(s.model)
+        kind = self._registry.active_variant(s.model)
         if (
-            kind is not None and s.kind != kind
+            kind is not None and s.variant != kind
         ):  # the model was replaced: what the servers hold is of the old one
             self._recovery.release(s)
-            s.kind = kind
+            s.variant = kind
         s.replace_log(request.tokens)
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
-        s.turn = Turn(reserve=max(1, end - 1), end=end, sampling=request.sampling)
+        s.turn = Turn(reserved_positions=max(1, end - 1), end=end, sampling=request.sampling)
         s.turn_number += 1
         s.reused = s.replayed = 0
         s.credit_ahead, s.read = max(1, request.credit_ahead), length
@@ -284,8 +276,8 @@ class GatewayCore:
                 self.leave(session.name, now)
             else:
                 self.close(session.name, now)
-        for server in self._fleet:
-            farewell = Beat(draining=True)
+        for server in self._registry:
+            farewell = Heartbeat(draining=True)
             self._effects.append(Send(reply_address(server.hello.peer), Lane.LIVE, farewell))
 
     def tick(self, now: float) -> None:
@@ -294,20 +286,20 @@ class GatewayCore:
         self._now = now
         self._searches.tick(now)
         sessions = list(self._sessions.values())
-        self._detection.look(sessions, now)
+        self._detection.tick(sessions, now)
         for session in sessions:
             if session.state is State.HELD and now >= session.retry_at:
                 self._recovery.enter(session, now)
-        self.moves.tick(now)
-        self._balancer.tick(now)
+        self.moves.advance(now)
+        self._balancer.rebalance(now)
 
     def _wake(self, now: float) -> None:
-        self._detection.wake(self._sessions.values(), now)
+        self._detection.after_stall(self._sessions.values(), now)
 
     @property
     def live(self) -> Collection[PeerId]:
         """Servers that carry routes which run: they are to hear of us often (R21)."""
-        return self._detection.live
+        return self._detection.serving
 
     # ---- what servers say
 
@@ -333,40 +325,40 @@ class GatewayCore:
         since = s.progressed()
         if since is not None:
             self._effects.append(Resumed(s.name, now - since))
-        self._fleet.served((hop.peer for hop in s.hops), now)
+        self._registry.on_token((hop.peer for hop in s.hops), now)
         if token.finish is not Finish.NONE:
             s.state = State.PARKED
         self._effects.append(
             Emitted(s.name, token.position, token.token, token.logprob, token.finish)
         )
-        self.moves.token(s, now)
+        self.moves.on_token(s, now)
 
-    def _fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+    def _fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         found = self._recovery.replies.get(answer.handle)
         if found is not None and answer.unknown:
             self._absence.unknown(found[0])
         self._recovery.fenced(peer, answer, now)
-        self.moves.fenced(peer, answer, now)
+        self.moves.on_fence_ack(peer, answer, now)
 
-    def _report(self, peer: PeerId, report: Report, now: float) -> None:
+    def _report(self, peer: PeerId, report: FaultReport, now: float) -> None:
         found = self._recovery.replies.get(report.handle)
-        if found is None or found[1].peer != peer or self.moves.concerns(peer, report, now):
+        if found is None or found[1].peer != peer or self.moves.handle_report(peer, report, now):
             return
         session, _hop = found
         if report.epoch != session.epoch or session.state not in (State.RUNNING, State.FENCING):
             return
-        if report.trouble is Trouble.FAILED:
+        if report.kind is FaultKind.FAILED:
             session.failures += 1
             if session.failures > 1:
                 self._recovery.give_up(session, f"the model failed at {peer}: {report.detail}")
                 return
-            self._fleet.failed(peer, now)
+            self._registry.on_step_failed(peer, now)
             session.shunned.add(peer)  # if another server holds these blocks, it may do better
         elif report.peer:
-            self._fleet.pair_failed(peer, report.peer, report.generation, now)
-        self._recovery.fault(session, report.trouble.value, report.peer or peer, now)
+            self._registry.on_link_failed(peer, report.peer, report.generation, now)
+        self._recovery.fault(session, report.kind.value, report.peer or peer, now)
 
-    def _found(self, peer: PeerId, found: Found, now: float) -> None:
+    def _found(self, peer: PeerId, found: SessionInfo, now: float) -> None:
         session = self._sessions.get(found.session)
         if session is not None and self._absence.ended(session, found):
             self._recovery.let_go(session)
@@ -390,14 +382,14 @@ class GatewayCore:
             self._counter = max(self._counter, session.epoch.counter)
 
     def servers(self) -> list[ServerView]:
-        return [server_view(server, self._fleet, self._now) for server in self._fleet]
+        return [server_view(server, self._registry, self._now) for server in self._registry]
 
     def sessions(self) -> list[SessionView]:
         return [self._view(session) for session in self._sessions.values()]
 
     def reasons(self, model: str, now: float) -> Reasons:
         """What servers of `model` cost and why sessions have their routes; "": of all models."""
-        return reasons(self._fleet, self._sessions.values(), model, now)
+        return reasons(self._registry, self._sessions.values(), model, now)
 
     def session(self, name: str) -> SessionView | None:
         found = self._sessions.get(name)
@@ -405,16 +397,16 @@ class GatewayCore:
 
     def _view(self, session: Session) -> SessionView:
         held = session.state is State.HELD
-        waits = detail(self._fleet, session, session.refusal) if held else ""
-        return session_view(session, self._fleet, waits)
+        waits = detail(self._registry, session, session.refusal) if held else ""
+        return session_view(session, self._registry, waits)
 
     def uncovered(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""
-        return self._fleet.uncovered(model)
+        return self._registry.uncovered_blocks(model)
 
     def max_length(self, model: str) -> int:
         """Most positions a session of `model` may have; 0 when no server of it is linked."""
-        return self._fleet.max_length(model)
+        return self._registry.max_length(model)
 
     def hold_seconds(self, model: str) -> float:
         """How long its sessions may be held; 0: not at all."""
@@ -422,5 +414,5 @@ class GatewayCore:
 
     def revision(self, model: str) -> str | None:
         """The revision that turns of `model` run on; None when no server of it is linked."""
-        kind = self._fleet.leading(model)
+        kind = self._registry.active_variant(model)
         return None if kind is None else kind.revision

@@ -5,15 +5,15 @@ Used by `gateway.py`. Pure.
 
 from __future__ import annotations
 
-from modelswarm_gateway.core.interface.effects import HopView, ServerView, SessionView
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.interface.views import HopView, ServerView, SessionView
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.sessions.session import Session
 
 
-def server_view(server: Server, fleet: Fleet, now: float) -> ServerView:
+def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerView:
     peer = server.hello.peer
-    standing = fleet.standing(peer, now)
+    standing = registry.health_status(peer, now)
     return ServerView(
         peer=peer,
         target=server.hello.target,
@@ -22,16 +22,16 @@ def server_view(server: Server, fleet: Fleet, now: float) -> ServerView:
         first=server.hello.first,
         last=server.hello.last,
         n_blocks=server.hello.n_blocks,
-        own_sessions=fleet.hops[peer],
-        leaving=fleet.why_left(peer),
-        beat=server.beat,
-        suspected=peer in fleet.suspected,
+        own_sessions=registry.hops[peer],
+        leaving=registry.why_left(peer),
+        beat=server.heartbeat,
+        suspected=peer in registry.suspected,
         ejected=standing.ejected,
         score=standing.score,
     )
 
 
-def session_view(s: Session, fleet: Fleet, waits: str) -> SessionView:
+def session_view(s: Session, registry: ServerRegistry, waits: str) -> SessionView:
     """`waits`: what it is held for."""
     return SessionView(
         session=s.name,
@@ -43,5 +43,5 @@ def session_view(s: Session, fleet: Fleet, waits: str) -> SessionView:
         reused=s.reused,
         replayed=s.replayed,
         waits=waits,
-        seen=any(fleet.linked(hop.peer) for hop in s.hops),
+        seen=any(registry.is_connected(hop.peer) for hop in s.hops),
     )

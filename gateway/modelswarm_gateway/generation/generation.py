@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.backend.protocol import Engine, TokenEvent, TokenStream
-from modelswarm_gateway.core.interface.effects import CoreError, TurnRequest, UnknownSession
+from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code, from_core
-from modelswarm_gateway.generation.named_sessions import Key, SessionBook
-from modelswarm_gateway.generation.request import Ask
-from modelswarm_gateway.generation.resumption import LogMark, Resumed
+from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions
+from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
 from modelswarm_gateway.generation.stop_strings import StopMatcher
 from modelswarm_gateway.metrics.counters import Metrics, Outcome
 from modelswarm_gateway.models.tokenizer import ModelText
@@ -23,7 +24,7 @@ _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutputChunk:
     """What came: some text (perhaps none), the tokens it came with, and how the turn ended if it did."""
 
     text: str
@@ -35,179 +36,179 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GenerationContext:
     """Where generations run: what all of them share."""
 
-    engine: Engine
-    book: SessionBook
+    backend: Engine
+    named_sessions: NamedSessions
     metrics: Metrics
     clock: Callable[[], float]
-    ended: Callable[[Generation], None]
+    on_closed: Callable[[Generation], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class TurnStart:
     """With what one turn begins."""
 
     request: TurnRequest
-    text: ModelText
-    asked_at: float
-    above: int = 0  # epochs of the session's name that others have used
-    resumed: Resumed | None = None  # the turn had begun before
+    tokenizer: ModelText
+    requested_at: float
+    epoch_floor: int = 0  # epochs of the session's name that others have used
+    resumed: ResumedTurn | None = None  # the turn had begun before
 
 
 class Generation:
     """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
 
-    def __init__(self, place: Place, ask: Ask, begin: Begin) -> None:
-        request = begin.request
-        self._place, self._ask, self._request, self._above = place, ask, request, begin.above
-        self._detokeniser = begin.text.detokeniser(request.tokens)
+    def __init__(self, context: GenerationContext, ask: GenerationRequest, start: TurnStart) -> None:
+        request = start.request
+        self._context, self._request, self._turn, self._epoch_floor = context, ask, request, start.epoch_floor
+        self._detokenizer = start.tokenizer.detokeniser(request.tokens)
         self._stops = StopMatcher(ask.stop)
-        self._meter = place.metrics.turn(ask.model, len(request.tokens), begin.asked_at)
+        self._meter = context.metrics.turn(ask.model, len(request.tokens), start.requested_at)
         self._finish: str | None = None  # how it ended, once it has ended well
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
         self.prompt = request.tokens
-        self.completion_tokens = self._before = 0
-        self.key: Key | None = (ask.model, ask.session_id) if ask.session_id else None
-        self._mark = LogMark(request.tokens) if self.key else None
-        self._said: Piece | None = None  # what was generated before, and the client has not seen
-        if begin.resumed is None:
-            self._session, self._stream = self._begin()
+        self.completion_tokens = self._resumed_tokens = 0
+        self.session_key: SessionKey | None = (ask.model, ask.session_id) if ask.session_id else None
+        self._log_mark = LogMark(request.tokens) if self.session_key else None
+        self._unseen_chunk: OutputChunk | None = None  # what was generated before, and the client has not seen
+        if start.resumed is None:
+            self._session, self._stream = self._start_turn()
         else:
-            self._session, self._stream = self._resume(begin.resumed)
-        self._meter.began(place.clock())
+            self._session, self._stream = self._resume_turn(start.resumed)
+        self._meter.began(context.clock())
 
-    def _begin(self) -> tuple[str, TokenStream]:
+    def _start_turn(self) -> tuple[str, TokenStream]:
         """A session with its turn started; opened anew when the core has lost a kept one."""
-        engine, book = self._place.engine, self._place.book
+        engine, book = self._context.backend, self._context.named_sessions
         for _ in range(2):
             session = (
-                book.acquire(self.key, self._above) if self.key else engine.open(self._ask.model)
+                book.acquire(self.session_key, self._epoch_floor) if self.session_key else engine.open(self._request.model)
             )
             try:
-                return session, engine.turn(session, self._request)
+                return session, engine.turn(session, self._turn)
             except UnknownSession:
-                self._discard(session)
+                self._drop_session(session)
             except CoreError as error:
-                self._leave(session, keep=True)
-                raise from_core(error, self._ask.field) from error
+                self._release_session(session, keep=True)
+                raise from_core(error, self._request.prompt_field) from error
         raise ApiError(Code.INTERNAL, "the session was lost twice")
 
-    def _resume(self, resumed: Resumed) -> tuple[str, TokenStream]:
+    def _resume_turn(self, resumed: ResumedTurn) -> tuple[str, TokenStream]:
         """Shows again what was generated, as far as the client has not seen it, and goes on if that was not all."""
-        assert self.key is not None
-        engine, first = self._place.engine, len(self.prompt)
-        session = self._place.book.acquire(self.key)
+        assert self.session_key is not None
+        engine, first = self._context.backend, len(self.prompt)
+        session = self._context.named_sessions.acquire(self.session_key)
         self._stream = TokenStream(first, lambda _: None, lambda length: None)
         shown: list[str] = []
         end = first
-        for event in resumed.events(first):
-            text, self._finish = self._show(event)
+        for event in resumed.token_events(first):
+            text, self._finish = self._detokenize(event)
             end = event.position + 1
-            if event.position > resumed.after:
+            if event.position > resumed.last_read:
                 shown.append(text)
             if self._finish is not None:
                 break
-        self.completion_tokens = self._before = end - first
-        new = resumed.generated[max(0, resumed.after + 1 - first) : end - first]
-        self._said = self._made_of(shown, new, end - len(new))
+        self.completion_tokens = self._resumed_tokens = end - first
+        new = resumed.generated[max(0, resumed.last_read + 1 - first) : end - first]
+        self._unseen_chunk = self._finish_chunk(shown, new, end - len(new))
         try:
             if self._finish is not None:
                 engine.keep(session, end)
                 return session, self._stream
-            self._request = TurnRequest(
+            self._turn = TurnRequest(
                 tokens=(*self.prompt, *resumed.generated),
                 max_tokens=resumed.turn.end - end,
                 sampling=resumed.turn.sampling,
-                credit_ahead=self._request.credit_ahead,
+                credit_ahead=self._turn.credit_ahead,
                 begun=True,
             )
-            return session, engine.turn(session, self._request)
+            return session, engine.turn(session, self._turn)
         except CoreError as error:
-            self._leave(session, keep=True)
-            raise from_core(error, self._ask.field) from error
+            self._release_session(session, keep=True)
+            raise from_core(error, self._request.prompt_field) from error
 
-    def _leave(self, session: str, *, keep: bool) -> None:
+    def _release_session(self, session: str, *, keep: bool) -> None:
         """A session the client named may be kept; all others end with their turn."""
-        if self.key and keep:
-            self._place.book.release(self.key)
+        if self.session_key and keep:
+            self._context.named_sessions.release(self.session_key)
         else:
-            self._discard(session)
+            self._drop_session(session)
 
-    def _discard(self, session: str) -> None:
-        if self.key:
-            self._place.book.drop(self.key)
+    def _drop_session(self, session: str) -> None:
+        if self.session_key:
+            self._context.named_sessions.drop_session(self.session_key)
         else:
-            self._place.engine.close(session)
+            self._context.backend.close(session)
 
-    async def take(self, timeout: float) -> Piece | None:
+    async def next_chunk(self, timeout: float) -> OutputChunk | None:
         """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
-        if self._said is not None and not self._aborted:
-            said, self._said = self._said, None
+        if self._unseen_chunk is not None and not self._aborted:
+            said, self._unseen_chunk = self._unseen_chunk, None
             if said.tokens or said.finish is not None:
                 return said
         while True:
             try:
                 events = await self._stream.take(timeout)
             except ApiError as error:
-                if not self._make_room(error):
-                    self._refused = error.code in _NOT_STARTED and not self._made
+                if not self._evict_and_retry(error):
+                    self._refused = error.code in _NOT_STARTED and not self._generated_now
                     self._failure = error.code
                     raise
             else:
-                return self._piece(events) if events else None
+                return self._build_chunk(events) if events else None
 
-    def _make_room(self, error: ApiError) -> bool:
+    def _evict_and_retry(self, error: ApiError) -> bool:
         """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
-        if error.code is not Code.NO_CAPACITY or self._made or self._closed:
+        if error.code is not Code.NO_CAPACITY or self._generated_now or self._closed:
             return False
-        if not self._place.book.evict(self._ask.model):  # those of others hold no page that helps
+        if not self._context.named_sessions.evict_idle(self._request.model):  # those of others hold no page that helps
             return False
         try:
-            self._stream = self._place.engine.turn(self._session, self._request)
+            self._stream = self._context.backend.turn(self._session, self._turn)
         except CoreError as broken:
-            raise from_core(broken, self._ask.field) from error
+            raise from_core(broken, self._request.prompt_field) from error
         return True
 
     @property
-    def _made(self) -> int:
+    def _generated_now(self) -> int:
         """Tokens that this turn has generated, without those that it had before."""
-        return self.completion_tokens - self._before
+        return self.completion_tokens - self._resumed_tokens
 
-    def _piece(self, events: Sequence[TokenEvent]) -> Piece:
+    def _build_chunk(self, events: Sequence[TokenEvent]) -> OutputChunk:
         texts: list[str] = []
         tokens: list[int] = []
         finish: str | None = None
         for event in events:
             if event.token >= 0:
                 tokens.append(event.token)
-            text, finish = self._show(event)
+            text, finish = self._detokenize(event)
             texts.append(text)
             if finish is not None:
                 break
         self._finish = finish
         if tokens:
-            self._meter.tokens(len(tokens), self._place.clock())
+            self._meter.tokens(len(tokens), self._context.clock())
             self.completion_tokens += len(tokens)
-        return self._made_of(texts, tokens, events[0].position)
+        return self._finish_chunk(texts, tokens, events[0].position)
 
-    def _made_of(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> Piece:
+    def _finish_chunk(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> OutputChunk:
         """The piece that ends with all that was shown."""
-        mark = "" if self._mark is None else str(self._mark)
+        mark = "" if self._log_mark is None else str(self._log_mark)
         end = first + len(tokens)
-        return Piece("".join(texts), tuple(tokens), first, end, self._finish, mark)
+        return OutputChunk("".join(texts), tuple(tokens), first, end, self._finish, mark)
 
-    def _show(self, event: TokenEvent) -> tuple[str, str | None]:
+    def _detokenize(self, event: TokenEvent) -> tuple[str, str | None]:
         """The text that one token makes visible, and how the turn ends with it, if it does."""
         piece = ""
-        if event.token >= 0 and self._mark is not None:
-            self._mark.add((event.token,))
+        if event.token >= 0 and self._log_mark is not None:
+            self._log_mark.extend((event.token,))
         if event.token >= 0 and event.finish is not Finish.STOP:  # the token that stops is no text
-            piece = self._detokeniser.feed(event.token)
+            piece = self._detokenizer.feed(event.token)
         if event.finish is not Finish.NONE:
-            piece += self._detokeniser.flush()
+            piece += self._detokenizer.flush()
         found = self._stops.feed(piece)
         if found.matched:
             if event.finish is Finish.NONE:
@@ -218,15 +219,15 @@ class Generation:
         return found.text, None
 
     @property
-    def waits(self) -> str:
+    def hold_reason(self) -> str:
         """What the session is held for; empty while it is not."""
-        view = self._place.engine.session(self._session)
+        view = self._context.backend.session(self._session)
         return "" if view is None else view.waits
 
-    def taken(self, piece: Piece) -> None:
+    def acknowledge(self, chunk: OutputChunk) -> None:
         """The client has it: the swarm may go on (R7)."""
         if self._finish is None and not self._closed:
-            self._stream.read_to(piece.end)
+            self._stream.read_to(chunk.end)
 
     def abort(self, error: ApiError) -> None:
         """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
@@ -240,31 +241,31 @@ class Generation:
         if self._closed:
             return
         self._closed = True
-        self._place.ended(self)
-        self._account()
+        self._context.on_closed(self)
+        self._record_metrics()
         keep = self._finish is not None or (self._refused and self._has_hops())
-        if self.key and not keep and self._failure in (None, Code.CANCELLED, Code.STOPPING):
-            keep = self._park()
-        self._leave(self._session, keep=keep)
+        if self.session_key and not keep and self._failure in (None, Code.CANCELLED, Code.STOPPING):
+            keep = self._park_session()
+        self._release_session(self._session, keep=keep)
 
     def _has_hops(self) -> bool:
         """Of a first turn that was refused nothing is anywhere: kept, it would hide a session of that name that another
         gateway has, and whose servers were out of sight when it was looked for."""
-        view = self._place.engine.session(self._session)
+        view = self._context.backend.session(self._session)
         return view is not None and bool(view.route)
 
-    def _park(self) -> bool:
+    def _park_session(self) -> bool:
         """The client left before the end: it may come back for the rest."""
         try:
-            self._place.engine.leave(self._session)
+            self._context.backend.leave(self._session)
         except UnknownSession:
             return False
         return True
 
-    def _account(self) -> None:
-        place, outcome = self._place, self._outcome()
-        self._meter.ended(outcome, place.engine.session(self._session), place.clock())
-        place.metrics.stream(self._ask.model, outcome, self._finish)
+    def _record_metrics(self) -> None:
+        place, outcome = self._context, self._outcome()
+        self._meter.ended(outcome, place.backend.session(self._session), place.clock())
+        place.metrics.stream(self._request.model, outcome, self._finish)
 
     def _outcome(self) -> Outcome:
         if self._finish is not None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from modelswarm_gateway.errors import ApiError, Code
 
-Key = tuple[str, str]
+SessionKey = tuple[str, str]
 """(model, session_id as the client wrote it)"""
 
 
-def wire_name(key: Key) -> str:
+def wire_name(key: SessionKey) -> str:
     """The name of the session among gateways and servers: the same at every gateway, whatever the client wrote."""
     return "named:" + hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
 
@@ -29,10 +29,10 @@ class _Kept:
     idle_since: float
 
 
-class SessionBook:
+class NamedSessions:
     def __init__(
         self,
-        open_session: Callable[[Key, int], str],
+        open_session: Callable[[SessionKey, int], str],
         close_session: Callable[[str], None],
         clock: Callable[[], float],
         *,
@@ -41,52 +41,52 @@ class SessionBook:
     ) -> None:
         self._open, self._close, self._clock = open_session, close_session, clock
         self._limit, self._idle_seconds = limit, idle_seconds
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()  # least recently used first
+        self._kept: OrderedDict[SessionKey, _Kept] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def has(self, key: Key) -> bool:
+    def has_session(self, key: SessionKey) -> bool:
         return key in self._kept
 
-    def busy(self, key: Key) -> bool:
+    def is_busy(self, key: SessionKey) -> bool:
         kept = self._kept.get(key)
         return kept is not None and kept.busy
 
-    def name(self, key: Key) -> str:
+    def session_name(self, key: SessionKey) -> str:
         """The core's name of one that is here."""
         return self._kept[key].session
 
-    def adopted(self, key: Key, session: str) -> None:
+    def add_idle(self, key: SessionKey, session: str) -> None:
         """One that is open already, and idle."""
         if len(self._kept) >= self._limit:
-            self.evict()
+            self.evict_idle()
         self._kept[key] = _Kept(session, False, self._clock())
 
-    def acquire(self, key: Key, above: int = 0) -> str:
+    def acquire(self, key: SessionKey, epoch_floor: int = 0) -> str:
         """The session of that name, new or kept, busy from now on until `release` or `drop`.
 
         `above`: how far its epochs have come elsewhere.
         """
         kept = self._kept.get(key)
         if kept is None:
-            if len(self._kept) >= self._limit and not self.evict():
+            if len(self._kept) >= self._limit and not self.evict_idle():
                 raise ApiError(
                     Code.NO_CAPACITY,
                     f"all {self._limit} sessions are in use",
                     param="session_id",
                     retry_after=1.0,
                 )
-            kept = self._kept[key] = _Kept(self._open(key, above), True, 0.0)
+            kept = self._kept[key] = _Kept(self._open(key, epoch_floor), True, 0.0)
             return kept.session
         if kept.busy:
-            raise self.is_busy(key)
+            raise self.busy_error(key)
         kept.busy = True
         self._kept.move_to_end(key)
         return kept.session
 
     @staticmethod
-    def is_busy(key: Key) -> ApiError:
+    def busy_error(key: SessionKey) -> ApiError:
         return ApiError(
             Code.SESSION_BUSY,
             f"the session {key[1]!r} is still answering its last request",
@@ -94,29 +94,29 @@ class SessionBook:
             retry_after=1.0,
         )
 
-    def release(self, key: Key) -> None:
+    def release(self, key: SessionKey) -> None:
         """Its turn is over; it is kept."""
         kept = self._kept[key]
         kept.busy, kept.idle_since = False, self._clock()
         self._kept.move_to_end(key)
 
-    def drop(self, key: Key) -> None:
+    def drop_session(self, key: SessionKey) -> None:
         """It is gone, and its pages with it."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._close(kept.session)
 
-    def evict(self, model: str | None = None) -> bool:
+    def evict_idle(self, model: str | None = None) -> bool:
         """Drops the session (of `model`) that has been idle for longest; False if none is idle."""
         for key, kept in self._kept.items():
             if not kept.busy and model in (None, key[0]):
-                self.drop(key)
+                self.drop_session(key)
                 return True
         return False
 
-    def sweep(self) -> None:
+    def evict_expired(self) -> None:
         """Drops what has been idle for too long. Call it now and then."""
         oldest = self._clock() - self._idle_seconds
         for key in [k for k, kept in self._kept.items() if not kept.busy]:
             if self._kept[key].idle_since <= oldest:
-                self.drop(key)
+                self.drop_session(key)

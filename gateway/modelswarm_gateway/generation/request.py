@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from modelswarm_gateway.core.interface.effects import PromptTooLong
-from modelswarm_gateway.errors import ApiError, Code, from_core, invalid
+from modelswarm_gateway.core.interface.errors import PromptTooLong
+from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.sampling_defaults import Options
 from modelswarm_gateway.models.tokenizer import ModelText, TextTooLong
 
-MOST_STOPS, LONGEST_STOP = 16, 1000  # stop strings of a request, characters of one
-LONGEST_SESSION_ID = 256  # characters; the gateway keeps them
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
+MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +39,41 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One request, whichever door it came through."""
 
     model: str
     prompt: Prompt
-    field: str  # that carried the prompt, for errors
+    prompt_field: str  # that carried the prompt, for errors
     options: Options
     stop: tuple[str, ...] = ()
     session_id: str | None = None
-    usual_tokens: int | None = None  # when neither the request nor the model limits the answer
-    after: int | None = None  # goes on behind this position of the log: the client has the rest
-    mark: str = ""  # of the log up to there, as it was sent; "": not told
+    default_max_tokens: int | None = None  # when neither the request nor the model limits the answer
+    resume_after: int | None = None  # goes on behind this position of the log: the client has the rest
+    resume_mark: str = ""  # of the log up to there, as it was sent; "": not told
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 
-async def prompt_tokens(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
+async def encode_prompt(request: GenerationRequest, text: ModelText, limit: int) -> tuple[int, ...]:
     """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
     try:
-        tokens = await _encoded(ask, text, limit)
+        tokens = await _encode(request, text, limit)
     except TextTooLong as error:
-        raise ApiError(Code.CONTEXT_LENGTH, str(error), param=ask.field) from error
+        raise ApiError(Code.CONTEXT_LENGTH, str(error), param=request.prompt_field) from error
     if not tokens:
-        raise invalid(ask.field, f"{ask.field}: the prompt is empty; at least one token is needed")
+        raise invalid_request(request.prompt_field, f"{request.prompt_field}: the prompt is empty; at least one token is needed")
     return tokens
 
 
-async def _encoded(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
-    match ask.prompt:
+async def _encode(request: GenerationRequest, text: ModelText, limit: int) -> tuple[int, ...]:
+    match request.prompt:
         case TokenPrompt(ids):
             if 0 < limit < len(ids):  # before a long look at each of them
-                raise from_core(PromptTooLong(len(ids), limit), ask.field)
+                raise from_core(PromptTooLong(len(ids), limit), request.prompt_field)
             for place, token in enumerate(ids):
                 if not 0 <= token < text.vocabulary:
                     detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
-                    raise invalid(ask.field, f"{ask.field}[{place}]: {detail}")
+                    raise invalid_request(request.prompt_field, f"{request.prompt_field}[{place}]: {detail}")
             return ids
         case TextPrompt(words):
             return tuple(await text.encode(words, special=True, limit=limit))
@@ -81,12 +81,12 @@ async def _encoded(ask: Ask, text: ModelText, limit: int) -> tuple[int, ...]:
             try:
                 return tuple(await text.encode_chat(messages, variables, limit))
             except TemplateError as error:
-                raise invalid(ask.field, f"{ask.field}: {error}") from error
+                raise invalid_request(request.prompt_field, f"{request.prompt_field}: {error}") from error
 
 
-def max_tokens(ask: Ask, text: ModelText) -> int | None:
+def token_limit(request: GenerationRequest, text: ModelText) -> int | None:
     """None: up to the context's end."""
-    for limit in (ask.options.max_tokens, text.defaults.max_tokens):
+    for limit in (request.options.max_tokens, text.defaults.max_tokens):
         if limit is not None:
             return limit
-    return ask.usual_tokens
+    return request.default_max_tokens

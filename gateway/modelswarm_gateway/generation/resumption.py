@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from modelswarm.protocol.messages import Finish, Turn
 from modelswarm_gateway.backend.protocol import TokenEvent
-from modelswarm_gateway.core.interface.effects import KeptTurn
-from modelswarm_gateway.errors import ApiError, Code, invalid
+from modelswarm_gateway.core.interface.turn import KeptTurn
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
-HEADER = "Last-Event-ID"
+LAST_EVENT_ID = "Last-Event-ID"
 _ID = re.compile(r"(?:0:)?([0-9]{1,15})(?:-([0-9a-f]{8}))?")
 _MARK_BYTES = 4  # one log in 2^32 that is another one passes for it
 
@@ -27,9 +27,9 @@ class LogMark:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._hash = hashlib.blake2s(digest_size=_MARK_BYTES)
-        self.add(tokens)
+        self.extend(tokens)
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         self._hash.update(struct.pack(f"<{len(tokens)}I", *tokens))
 
     def __str__(self) -> str:
@@ -37,12 +37,12 @@ class LogMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
-    after: int  # position of the last token whose text the client has
+class ResumedTurn:
+    last_read: int  # position of the last token whose text the client has
     generated: tuple[int, ...]  # all that the turn had made
     turn: Turn
 
-    def events(self, first: int) -> list[TokenEvent]:
+    def token_events(self, first: int) -> list[TokenEvent]:
         """What was generated, `first` being the position of its first token; the last one may be the end."""
         made = []
         for position, token in enumerate(self.generated, first):
@@ -55,49 +55,49 @@ class Resumed:
         return made
 
 
-def event_id(position: int, mark: str) -> str:
+def format_event_id(position: int, mark: str) -> str:
     """Of the event that covers the log up to and with `position`."""
     return f"{position}-{mark}" if mark else str(position)
 
 
-def parse_id(said: str) -> tuple[int, str]:
+def parse_event_id(said: str) -> tuple[int, str]:
     """The position that an event's id names, and the mark of the log up to there; "" without one. Raises ApiError."""
     found = _ID.fullmatch(said.strip())
     if found is None:
-        raise invalid(HEADER, f"{HEADER}: {said[:40]!r} is no id of an event of a stream")
+        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {said[:40]!r} is no id of an event of a stream")
     return int(found[1]), found[2] or ""
 
 
 def check_mark(log: Sequence[int], after: int, mark: str) -> None:
     """Raises ApiError if this is not the log, or not all of it, that the client has read of up to `after`."""
     if after >= len(log):
-        raise _too_short(log, after)
+        raise _log_too_short(log, after)
     if str(LogMark(log[: after + 1])) != mark:
         detail = "what is left of this session is not what was sent: it has answered something else"
         raise ApiError(Code.SESSION_LOST, detail, param="session_id")
 
 
-def _too_short(log: Sequence[int], after: int) -> ApiError:
+def _log_too_short(log: Sequence[int], after: int) -> ApiError:
     detail = f"of this session {len(log)} tokens are left, fewer than were sent ({after + 1})"
     return ApiError(Code.SESSION_LOST, detail, param="session_id")
 
 
-def resumed(
+def resume_turn(
     prompt: Sequence[int], kept: KeptTurn | None, after: int, mark: str = ""
-) -> Resumed | None:
+) -> ResumedTurn | None:
     """None: nothing was generated yet, and the client was told nothing. Raises ApiError."""
     first = len(prompt)
     log = () if kept is None else kept.tokens
     common = min(first, len(log))
     if after < first - 1:
         detail = f"{after} lies in the prompt, which has {first} tokens"
-        raise invalid(HEADER, f"{HEADER}: {detail}")
+        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {detail}")
     if mark:
         check_mark(log, after, mark)
     if log[:common] != tuple(prompt[:common]):
-        raise invalid(HEADER, f"{HEADER}: this session has answered another prompt")
+        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: this session has answered another prompt")
     if after >= max(first, len(log)):
-        raise _too_short(log, after)
+        raise _log_too_short(log, after)
     if kept is None or len(log) <= first:
         return None
-    return Resumed(after, log[first:], kept.turn)
+    return ResumedTurn(after, log[first:], kept.turn)

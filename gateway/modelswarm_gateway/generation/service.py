@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelswarm_gateway.backend.protocol import Engine, ModelCard
-from modelswarm_gateway.core.interface.effects import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, model_not_found, stopping
-from modelswarm_gateway.generation.generation import Begin, Generation, Place
-from modelswarm_gateway.generation.named_sessions import Key, SessionBook, wire_name
-from modelswarm_gateway.generation.request import Ask, max_tokens, prompt_tokens
-from modelswarm_gateway.generation.resumption import Resumed, resumed
-from modelswarm_gateway.generation.session_locator import Finder
+from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.errors import ApiError, Code, model_not_found, gateway_stopping
+from modelswarm_gateway.generation.generation import TurnStart, Generation, GenerationContext
+from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions, wire_name
+from modelswarm_gateway.generation.request import GenerationRequest, token_limit, encode_prompt
+from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
+from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.tokenizer import ModelText
 from modelswarm_gateway.timeouts import keepalive_within
@@ -28,119 +28,119 @@ RELEASE_SECONDS = 2.0
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
     credit_ahead: int = 32
-    sessions: int = 1000  # explicit ones, at most
+    max_named_sessions: int = 1000  # explicit ones, at most
     idle_seconds: float = 600.0
     keepalive_seconds: float = 5.0  # silence after which a client gets a sign of life
-    generations: int = 4096  # turns at a time, at most
+    max_generations: int = 4096  # turns at a time, at most
 
 
-class Service:
+class GenerationService:
     def __init__(
         self,
-        engine: Engine,
+        backend: Engine,
         metrics: Metrics,
         clock: Callable[[], float],
         settings: ServiceSettings | None = None,
     ) -> None:
-        self.engine, self.metrics, self.clock = engine, metrics, clock
+        self.backend, self.metrics, self.clock = backend, metrics, clock
         self.settings = settings or ServiceSettings()
-        self.book = SessionBook(
-            lambda key, above: engine.open(key[0], wire_name(key), above),
-            engine.close,
+        self.named_sessions = NamedSessions(
+            lambda key, above: backend.open(key[0], wire_name(key), above),
+            backend.close,
             clock,
-            limit=self.settings.sessions,
+            limit=self.settings.max_named_sessions,
             idle_seconds=self.settings.idle_seconds,
         )
-        self._finder = Finder(engine, self.book, clock)
-        self._place = Place(engine, self.book, metrics, clock, self._retire)
+        self._locator = SessionLocator(backend, self.named_sessions, clock)
+        self._context = GenerationContext(backend, self.named_sessions, metrics, clock, self._on_closed)
         self.accepting = True
-        self.leaving = False  # clients are to go elsewhere; those that still come are served
-        self._asked_at = clock()
+        self.shutting_down = False  # clients are to go elsewhere; those that still come are served
+        self._last_request_at = clock()
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()
 
     def keepalive_seconds(self, model: str) -> float:
         """Silence after which a client of that model gets a sign of life."""
-        hold = self.engine.hold_seconds(model)
+        hold = self.backend.hold_seconds(model)
         return keepalive_within(self.settings.keepalive_seconds, hold)
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         return len(self._running)
 
     def abort_all(self) -> None:
         """Every turn that still runs ends with an error that says so."""
         for generation in tuple(self._running):
-            generation.abort(stopping())
+            generation.abort(gateway_stopping())
 
-    async def start(self, ask: Ask) -> Generation:
+    async def start_generation(self, request: GenerationRequest) -> Generation:
         """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
-        self._asked_at = asked_at = self.clock()
-        here = ask.forwarded and ask.session_id and self.book.has((ask.model, ask.session_id))
+        self._last_request_at = asked_at = self.clock()
+        here = request.forwarded and request.session_id and self.named_sessions.has_session((request.model, request.session_id))
         if not self.accepting and not here:  # nobody else can answer for a session that is here
-            raise stopping()
-        if len(self._running) >= self.settings.generations:
-            detail = f"{self.settings.generations} requests are running already"
+            raise gateway_stopping()
+        if len(self._running) >= self.settings.max_generations:
+            detail = f"{self.settings.max_generations} requests are running already"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
-        card, text = self._model(ask.model)
-        tokens = await prompt_tokens(ask, text, card.max_length)
+        card, text = self._find_model(request.model)
+        tokens = await encode_prompt(request, text, card.max_length)
         request = TurnRequest(
             tokens=tokens,
-            max_tokens=max_tokens(ask, text),
-            sampling=text.defaults.sampling(ask.options, secrets.randbits(64)),
+            max_tokens=token_limit(request, text),
+            sampling=text.defaults.sampling(request.options, secrets.randbits(64)),
             credit_ahead=self.settings.credit_ahead,
         )
         above, resume = 0, None
-        if ask.session_id is not None:
-            key = (ask.model, ask.session_id)
-            if ask.after is not None:
-                await self._release(key)
-            above = await self._finder.bring(ask, key)
-            resume = self._resumed(ask, key, tokens)
-        begin = Begin(request, text, asked_at, above, resume)
-        generation = Generation(self._place, ask, begin)
+        if request.session_id is not None:
+            key = (request.model, request.session_id)
+            if request.resume_after is not None:
+                await self._abort_running(key)
+            above = await self._locator.acquire(request, key)
+            resume = self._find_resumed_turn(request, key, tokens)
+        begin = TurnStart(request, text, asked_at, above, resume)
+        generation = Generation(self._context, request, begin)
         self._running.add(generation)
         return generation
 
-    async def lives_elsewhere(self, ask: Ask, door: str) -> bool | None:
+    async def is_owned_by(self, ask: GenerationRequest, door: str) -> bool | None:
         """Whether the gateway with that door still has the session of a named request; None: the servers know of no
         gateway that has it and lives."""
         assert ask.session_id is not None
-        where = await self.engine.find(wire_name((ask.model, ask.session_id)), ask.model)
+        where = await self.backend.find(wire_name((ask.model, ask.session_id)), ask.model)
         return door in where.target.split(",") if where.living else None
 
-    def _resumed(self, ask: Ask, key: Key, prompt: tuple[int, ...]) -> Resumed | None:
-        if ask.after is None:
+    def _find_resumed_turn(self, ask: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]) -> ResumedTurn | None:
+        if ask.resume_after is None:
             return None
-        if self.book.busy(key):
-            raise self.book.is_busy(key)
-        kept = self.engine.kept(self.book.name(key)) if self.book.has(key) else None
-        return resumed(prompt, kept, ask.after, ask.mark)
+        if self.named_sessions.is_busy(key):
+            raise self.named_sessions.busy_error(key)
+        kept = self.backend.kept(self.named_sessions.session_name(key)) if self.named_sessions.has_session(key) else None
+        return resume_turn(prompt, kept, ask.resume_after, ask.resume_mark)
 
-    async def _release(self, key: Key) -> None:
+    async def _abort_running(self, key: SessionKey) -> None:
         """Who goes on with a stream has lost it: if it still runs here, nobody reads it any more."""
         for generation in tuple(self._running):
-            if generation.key == key:
+            if generation.session_key == key:
                 generation.abort(ApiError(Code.CANCELLED, "the client goes on elsewhere"))
         until = self.clock() + RELEASE_SECONDS
-        while self.book.busy(key) and self.clock() < until:  # noqa: ASYNC110
+        while self.named_sessions.is_busy(key) and self.clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-    def _retire(self, generation: Generation) -> None:
+    def _on_closed(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._ended.set()
 
-    async def unasked(self, seconds: float, until: float) -> bool:
+    async def wait_for_no_requests(self, seconds: float, until: float) -> bool:
         """True once no request has come for so long since now; False if they still come at `until`."""
         since = self.clock()
         while (now := self.clock()) < until:
-            quiet_at = max(since, self._asked_at) + seconds
+            quiet_at = max(since, self._last_request_at) + seconds
             if quiet_at <= now:
                 return True
             await asyncio.sleep(min(until, quiet_at) - now)
         return False
 
-    async def quiet(self, seconds: float) -> bool:
+    async def wait_until_idle(self, seconds: float) -> bool:
         """True once nothing runs any more; False if something still does after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
@@ -151,9 +151,9 @@ class Service:
             return False
         return True
 
-    def _model(self, name: str) -> tuple[ModelCard, ModelText]:
-        card = self.engine.card(name)
-        if card is None and not self.engine.knows():
+    def _find_model(self, name: str) -> tuple[ModelCard, ModelText]:
+        card = self.backend.card(name)
+        if card is None and not self.backend.knows():
             detail = "this gateway has just started, and finds out what is served"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         if card is None:

@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from modelswarm_gateway.backend.protocol import Engine
-from modelswarm_gateway.core.interface.effects import SessionView, Whereabouts
+from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.named_sessions import Key, SessionBook, wire_name
-from modelswarm_gateway.generation.request import Ask
+from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions, wire_name
+from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import check_mark
 
-PATIENCE = 60.0  # seconds that a request waits for a lease to end: two of the usual ones
-LOOK_AGAIN = 1.0
-ASK_AGAIN = 3.0  # seconds for which servers that are silent or cut off are asked again
+WAIT_SECONDS = 60.0  # seconds that a request waits for a lease to end: two of the usual ones
+POLL_SECONDS = 1.0
+UNREACHED_SECONDS = 3.0  # seconds for which servers that are silent or cut off are asked again
 
 
-class Elsewhere(Exception):
+class OwnedElsewhere(Exception):
     """A gateway that lives has the session; `http` and `grpc` are its doors."""
 
     def __init__(self, target: str) -> None:
@@ -32,84 +33,84 @@ class Elsewhere(Exception):
         self.http, _, self.grpc = target.partition(",")
 
 
-class Finder:
-    def __init__(self, engine: Engine, book: SessionBook, clock: Callable[[], float]) -> None:
-        self._engine, self._book, self._clock = engine, book, clock
-        self._coming: set[Key] = set()
+class SessionLocator:
+    def __init__(self, backend: Engine, named_sessions: NamedSessions, clock: Callable[[], float]) -> None:
+        self._backend, self._named_sessions, self._clock = backend, named_sessions, clock
+        self._in_progress: set[SessionKey] = set()
 
-    async def bring(self, ask: Ask, key: Key) -> int:
+    async def acquire(self, ask: GenerationRequest, key: SessionKey) -> int:
         """Returns when a turn may begin here, with the epoch that a session of that name has reached.
 
         Raises Elsewhere, or ApiError when it cannot be had now.
         """
-        if self._book.busy(key):
+        if self._named_sessions.is_busy(key):
             return 0
         kept = self._kept(key)
         if kept is not None and kept.seen:
             return 0
-        if key in self._coming:
-            raise self._book.is_busy(key)
-        self._coming.add(key)
+        if key in self._in_progress:
+            raise self._named_sessions.busy_error(key)
+        self._in_progress.add(key)
         try:
-            return await self._find(ask, key) if kept is None else await self._unseen(ask, key)
+            return await self._search(ask, key) if kept is None else await self._recheck_kept(ask, key)
         finally:
-            self._coming.discard(key)
+            self._in_progress.discard(key)
 
-    def _kept(self, key: Key) -> SessionView | None:
+    def _kept(self, key: SessionKey) -> SessionView | None:
         """What is kept of it here. One that only the book has was taken by another gateway, or could not be saved."""
-        if not self._book.has(key):
+        if not self._named_sessions.has_session(key):
             return None
-        kept = self._engine.session(self._book.name(key))
+        kept = self._backend.session(self._named_sessions.session_name(key))
         if kept is None:
-            self._book.drop(key)
+            self._named_sessions.drop_session(key)
         return kept
 
-    async def _unseen(self, ask: Ask, key: Key) -> int:
+    async def _recheck_kept(self, ask: GenerationRequest, key: SessionKey) -> int:
         """It is kept here, and on no server: another gateway that was asked for it meanwhile found it nowhere."""
         try:
-            where = await self._heard(ask, key, self._clock())
-        except Elsewhere:
-            self._book.drop(key)
+            where = await self._query_servers(ask, key, self._clock())
+        except OwnedElsewhere:
+            self._named_sessions.drop_session(key)
             raise
         return where.epoch.counter if self._kept(key) is None else 0
 
-    async def _find(self, ask: Ask, key: Key) -> int:
+    async def _search(self, ask: GenerationRequest, key: SessionKey) -> int:
         begun = self._clock()
-        deadline = begun + PATIENCE
+        deadline = begun + WAIT_SECONDS
         while True:
-            where = await self._heard(ask, key, begun)
+            where = await self._query_servers(ask, key, begun)
             if not where.holders:
-                if where.unheard and ask.after is not None:
-                    raise _unknown()
+                if where.unheard and ask.resume_after is not None:
+                    raise _servers_unreached()
                 return where.epoch.counter
             if where.wait <= 0:
-                if await self._engine.adopt(where, key[0], partial(_check, where, ask)):
-                    self._book.adopted(key, where.session)
+                if await self._backend.adopt(where, key[0], partial(_check_log, where, ask)):
+                    self._named_sessions.add_idle(key, where.session)
                     return where.epoch.counter
-                where = await self._alone(ask, key, deadline)
+                where = await self._await_no_owner(ask, key, deadline)
                 if self._clock() >= deadline:
                     return where.epoch.counter
-                await asyncio.sleep(LOOK_AGAIN / 10)
+                await asyncio.sleep(POLL_SECONDS / 10)
             else:
-                await self._wait(where, deadline)
+                await self._await_lease_end(where, deadline)
 
-    async def _heard(self, ask: Ask, key: Key, begun: float) -> Whereabouts:
+    async def _query_servers(self, ask: GenerationRequest, key: SessionKey, begun: float) -> Whereabouts:
         """What all servers know that may know it; for a while those that are silent or cut off are asked again."""
         while True:
-            where = await self._alone(ask, key, begun + PATIENCE)
-            if not where.unheard or self._clock() >= begun + ASK_AGAIN:
+            where = await self._await_no_owner(ask, key, begun + WAIT_SECONDS)
+            if not where.unheard or self._clock() >= begun + UNREACHED_SECONDS:
                 return where
-            await asyncio.sleep(LOOK_AGAIN / 10)
+            await asyncio.sleep(POLL_SECONDS / 10)
 
-    async def _alone(self, ask: Ask, key: Key, deadline: float) -> Whereabouts:
+    async def _await_no_owner(self, ask: GenerationRequest, key: SessionKey, deadline: float) -> Whereabouts:
         """What the servers know, when no gateway that lives has it, and no other one is about to open it."""
         opens = True
         while True:
             asked = self._clock()
-            where = await self._engine.find(wire_name(key), key[0], opens)
+            where = await self._backend.find(wire_name(key), key[0], opens)
             if where.living:
-                raise _at(where, ask)
-            if opens and not where.opener and self._clock() - asked <= LOOK_AGAIN:
+                raise _owned_elsewhere(where, ask)
+            if opens and not where.opener and self._clock() - asked <= POLL_SECONDS:
                 return where
             if self._clock() >= deadline:
                 detail = "another gateway is about to open this session"
@@ -118,34 +119,34 @@ class Finder:
                 not where.opener
             )  # if another one is before us, it has it in a moment, or comes to nothing
             if where.opener:
-                await asyncio.sleep(random.uniform(0.5, 1.5) * LOOK_AGAIN / 10)
+                await asyncio.sleep(random.uniform(0.5, 1.5) * POLL_SECONDS / 10)
 
-    async def _wait(self, where: Whereabouts, deadline: float) -> None:
+    async def _await_lease_end(self, where: Whereabouts, deadline: float) -> None:
         """The gateway that had it may come back until its lease is over."""
         if self._clock() + where.wait > deadline:
             detail = "the gateway that held this session is gone; it can be taken over later"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=where.wait)
-        await asyncio.sleep(min(where.wait + 0.01, LOOK_AGAIN))
+        await asyncio.sleep(min(where.wait + 0.01, POLL_SECONDS))
 
 
-def _check(where: Whereabouts, ask: Ask, log: Sequence[int]) -> None:
+def _check_log(where: Whereabouts, ask: GenerationRequest, log: Sequence[int]) -> None:
     """Raises ApiError if who resumes has read another log than this one, or more of it."""
-    if ask.after is None or not ask.mark:
+    if ask.resume_after is None or not ask.resume_mark:
         return
     try:
-        check_mark(log, ask.after, ask.mark)
+        check_mark(log, ask.resume_after, ask.resume_mark)
     except ApiError as error:
-        raise (_unknown() if where.unheard else error) from error
+        raise (_servers_unreached() if where.unheard else error) from error
 
 
-def _unknown() -> ApiError:
+def _servers_unreached() -> ApiError:
     detail = "not all servers that may know this session can be reached; go on with Last-Event-ID"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
-def _at(where: Whereabouts, ask: Ask) -> Exception:
+def _owned_elsewhere(where: Whereabouts, ask: GenerationRequest) -> Exception:
     if where.target and not ask.forwarded:
-        return Elsewhere(where.target)
+        return OwnedElsewhere(where.target)
     detail = "another gateway holds this session"
     if not where.target:
         detail += ", and does not say where it can be reached (--advertise)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StopMatch:
     text: str  # may be shown
     matched: bool  # the text ends here; nothing more is to be fed
 
@@ -22,17 +22,17 @@ class StopMatcher:
         self._stops = tuple(stops)
         self._held = ""
 
-    def feed(self, piece: str) -> Found:
+    def feed(self, piece: str) -> StopMatch:
         if not self._stops:
-            return Found(piece, False)
+            return StopMatch(piece, False)
         text = self._held + piece
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
             self._held = ""
-            return Found(text[: min(ends)[1]], True)
-        keep = max(_open_end(text, stop) for stop in self._stops)
+            return StopMatch(text[: min(ends)[1]], True)
+        keep = max(_partial_match_length(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
-        return Found(text[: len(text) - keep], False)
+        return StopMatch(text[: len(text) - keep], False)
 
     def flush(self) -> str:
         """What was held back, when the text ended without completing a match."""
@@ -40,7 +40,7 @@ class StopMatcher:
         return held
 
 
-def _open_end(text: str, stop: str) -> int:
+def _partial_match_length(text: str, stop: str) -> int:
     """Length of the longest end of `text` with which `stop` begins (all of `stop` excluded)."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):

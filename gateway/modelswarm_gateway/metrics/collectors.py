@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from modelswarm import __version__
 from modelswarm_gateway.backend.protocol import Engine, ModelCard
-from modelswarm_gateway.core.interface.effects import ServerView
+from modelswarm_gateway.core.interface.views import ServerView
 from modelswarm_gateway.core.sessions.session import State
 
 PREFIX = "modelswarm_gateway_"

@@ -18,10 +18,10 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from modelswarm.protocol.messages import Finish, Trouble
+from modelswarm.protocol.messages import FaultKind, Finish
 from modelswarm_gateway.backend.protocol import Engine, Recovery
-from modelswarm_gateway.core.interface.effects import SessionView
-from modelswarm_gateway.core.migration.migration import Ended
+from modelswarm_gateway.core.interface.views import SessionView
+from modelswarm_gateway.core.migration.migration import MigrationOutcome
 from modelswarm_gateway.errors import TABLE, Code
 from modelswarm_gateway.metrics.collectors import PREFIX, Gauges
 from modelswarm_gateway.metrics.vllm import VllmNames
@@ -33,7 +33,7 @@ WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER = "other"
-CAUSES = (*(trouble.value for trouble in Trouble), "silent", "slow", "late")
+CAUSES = (*(trouble.value for trouble in FaultKind), "silent", "slow", "late")
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
 MOVE_CAUSES = ("drain", "stopping", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
@@ -266,6 +266,6 @@ class Metrics:
         for cause in EJECTION_CAUSES:
             self._ejections.labels(label, cause)
         for cause in MOVE_CAUSES:
-            for how in Ended:
+            for how in MigrationOutcome:
                 self._moves.labels(label, cause, how.value)
         self._recovery.labels(label)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import PeerId, name_of
-from modelswarm.protocol.messages import Wish
+from modelswarm.protocol.messages import DrainState
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import ServerView
-from modelswarm_gateway.core.migration.migration import MovesView
+from modelswarm_gateway.core.interface.views import ServerView
+from modelswarm_gateway.core.migration.migration import DrainProgress
 from modelswarm_gateway.errors import ApiError, Code
 
 
@@ -37,26 +37,26 @@ class Drains:
         return found[-1]  # of two lives of one server, the later one
 
     def begin(self, peer: PeerId) -> None:
-        self._core.wishes.tell(peer, Wish.LEAVE, self._clock())
+        self._core.wishes.request(peer, DrainState.DRAIN, self._clock())
         self._flush()
 
     def undo(self, peer: PeerId) -> None:
-        self._core.wishes.tell(peer, Wish.STAY, self._clock())
+        self._core.wishes.request(peer, DrainState.SERVE, self._clock())
         self._flush()
 
     def taken_back(self, peer: PeerId) -> bool:
-        return not self._core.wishes.leaves(peer)
+        return not self._core.wishes.is_requested(peer)
 
     def is_empty(self, peer: PeerId) -> bool:
         """Nobody is there any more, and all gateways have heard that nobody is to come."""
         view = self.look(peer)
-        if view is None or not view.leaving or not self._core.wishes.known(peer):
+        if view is None or not view.draining or not self._core.wishes.is_acknowledged(peer):
             return False
-        return view.empty and not view.hops
+        return view.is_empty and not view.hops
 
-    def look(self, peer: PeerId) -> MovesView | None:
+    def look(self, peer: PeerId) -> DrainProgress | None:
         """None: the server has no link."""
-        return self._core.moves.view(peer)
+        return self._core.moves.drain_progress(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
         """Others may have sessions on a server that only this gateway has lost."""

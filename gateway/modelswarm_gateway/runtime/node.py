@@ -17,7 +17,7 @@ from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.link.links import Links
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Beat,
+    Heartbeat,
     Hello,
     Item,
     Lane,
@@ -36,23 +36,20 @@ from modelswarm_gateway.core.interface.effects import (
     Effect,
     Ejected,
     Emitted,
-    Fetched,
-    GatewaySettings,
-    KeptTurn,
     Moved,
     Outranked,
     Refused,
     Rerouted,
     Resumed,
-    ServerView,
-    SessionView,
-    TurnRequest,
     Unlink,
-    Whereabouts,
 )
-from modelswarm_gateway.core.servers.variant import makes_sense
+from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
+from modelswarm_gateway.core.interface.views import ServerView, SessionView
+from modelswarm_gateway.core.servers.variant import is_valid
 from modelswarm_gateway.discovery.dialer import Directory, Source
-from modelswarm_gateway.errors import ApiError, Code, from_refusal, taken_over
+from modelswarm_gateway.errors import ApiError, Code, from_refusal, session_taken_over
 from modelswarm_gateway.models.registry import Entry, Library
 from modelswarm_gateway.runtime.drains import Drains
 from modelswarm_gateway.runtime.session_queries import Questions
@@ -114,7 +111,7 @@ class Node:
         self._flush()
         due = self._beats.due(now, self._core.live)
         if due:
-            beat = Beat(sessions=len(self._streams))
+            beat = Heartbeat(sessions=len(self._streams))
             self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
 
     def look_around(self) -> None:
@@ -140,7 +137,7 @@ class Node:
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is not Role.SERVER:
             return
-        if not makes_sense(hello):
+        if not is_valid(hello):
             log.error("%s cannot serve what it says of itself: %s", peer, hello)
             return
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
@@ -276,7 +273,7 @@ class Node:
                     self._end(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Outranked(session=session):
                     log.warning("%s is let go: another gateway has it", session)
-                    self._end(session, taken_over())
+                    self._end(session, session_taken_over())
                     self.faults.closed(session)
                 case Whereabouts() | Fetched():
                     self._questions.answered(effect)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
 
 
 class Questions:

@@ -7,35 +7,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from modelswarm.client.inference import Arrival
+from modelswarm.client.inference import ReceivedChunk
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A stream that came to its end."""
 
-    arrivals: tuple[Arrival, ...]
+    chunks: tuple[ReceivedChunk, ...]
 
     @classmethod
-    def of(cls, arrivals: Iterable[Arrival]) -> Recording:
-        return cls(tuple(arrivals))
+    def record(cls, chunks: Iterable[ReceivedChunk]) -> Recording:
+        return cls(tuple(chunks))
 
     @property
     def text(self) -> str:
-        return "".join(arrival.text for arrival in self.arrivals)
+        return "".join(arrival.text for arrival in self.chunks)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(token for arrival in self.arrivals for token in arrival.tokens)
+        return tuple(token for arrival in self.chunks for token in arrival.tokens)
 
     @property
     def seconds(self) -> float:
-        return self.arrivals[-1].at - self.arrivals[0].at if self.arrivals else 0.0
+        return self.chunks[-1].at - self.chunks[0].at if self.chunks else 0.0
 
     @property
     def gaps(self) -> tuple[float, ...]:
         """Seconds between one arrival of tokens and the next."""
-        times = [arrival.at for arrival in self.arrivals if arrival.tokens]
+        times = [arrival.at for arrival in self.chunks if arrival.tokens]
         return tuple(later - earlier for earlier, later in pairwise(times))
 
     @property
@@ -47,9 +47,9 @@ class Recording:
         return statistics.median(self.gaps) if self.gaps else 0.0
 
     @property
-    def in_order(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Every token stands where the one before it ended: none lost, none doubled."""
-        parts = [arrival for arrival in self.arrivals if arrival.tokens]
+        parts = [arrival for arrival in self.chunks if arrival.tokens]
         return all(
             later.position == earlier.position + len(earlier.tokens)
             for earlier, later in pairwise(parts)
@@ -57,22 +57,22 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    calm: Recording
-    disturbed: Recording
-    killed: str  # peer
+class Comparison:
+    reference: Recording
+    interrupted: Recording
+    killed_peer: str  # peer
     route_after: tuple[str, ...]  # peers
 
     @property
-    def identical(self) -> bool:
-        same = self.calm.tokens == self.disturbed.tokens and self.calm.text == self.disturbed.text
-        return same and self.disturbed.in_order
+    def is_identical(self) -> bool:
+        same = self.reference.tokens == self.interrupted.tokens and self.reference.text == self.interrupted.text
+        return same and self.interrupted.is_contiguous
 
     @property
-    def moved(self) -> bool:
+    def has_migrated(self) -> bool:
         """The session ran on another route after the kill."""
-        return bool(self.route_after) and self.killed not in self.route_after
+        return bool(self.route_after) and self.killed_peer not in self.route_after
 
     @property
-    def good(self) -> bool:
-        return self.identical and self.moved
+    def is_success(self) -> bool:
+        return self.is_identical and self.has_migrated

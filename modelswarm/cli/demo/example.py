@@ -8,8 +8,8 @@ import modelswarm
 from modelswarm.resources.loading import load_document, parse_document
 from modelswarm.resources.spec import ModelSwarm
 
-FILE = Path(modelswarm.__file__).parent.parent / "examples" / "counting.yaml"
-TEXT = """
+EXAMPLE_FILE = Path(modelswarm.__file__).parent.parent / "examples" / "counting.yaml"
+EXAMPLE_TEXT = """
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
 metadata:
@@ -25,6 +25,6 @@ spec:
 """
 
 
-def example() -> ModelSwarm:
+def load_example() -> ModelSwarm:
     """The file where there is one, so that a change to it is seen; the same text otherwise."""
-    return load_document(FILE) if FILE.is_file() else parse_document(TEXT, "the example")
+    return load_document(EXAMPLE_FILE) if EXAMPLE_FILE.is_file() else parse_document(EXAMPLE_TEXT, "the example")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 
-def _finite(
+def _require_finite(
     context: click.Context, parameter: click.Parameter, value: float | None
 ) -> float | None:
     """JSON has no word for nan and inf, so the gateway could not refuse them; the rest it checks itself."""
@@ -26,7 +26,7 @@ _OPTIONS = (
     click.option(
         "--temperature",
         type=float,
-        callback=_finite,
+        callback=_require_finite,
         metavar="T",
         help="Spread of the choice; 0 is greedy.",
     ),
@@ -34,7 +34,7 @@ _OPTIONS = (
     click.option(
         "--top-p",
         type=float,
-        callback=_finite,
+        callback=_require_finite,
         metavar="P",
         help="Choose among the likeliest tokens that make up P.",
     ),

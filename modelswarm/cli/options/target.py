@@ -18,7 +18,7 @@ _NAME = click.option(
 )
 
 
-def swarm_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def http_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--name` and `--url`, the same for every command that talks to a swarm over HTTP."""
     url = click.option(
         "--url", metavar="URL", help="A gateway's HTTP address instead, e.g. http://127.0.0.1:8000."
@@ -26,7 +26,7 @@ def swarm_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _NAME(url(command))
 
 
-def grpc_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def grpc_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--name` and `--url` (as `target`), the same for every command that talks to a swarm over gRPC."""
     target = click.option(
         "--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead."

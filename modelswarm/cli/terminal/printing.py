@@ -9,17 +9,17 @@ import sys
 
 import click
 
-SHOWN_AS = "·"
+REPLACEMENT = "·"
 
 
-def harmless(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """The text with its control characters replaced, line ends and tabs apart."""
     return "".join(
-        character if character.isprintable() or character in "\n\t" else SHOWN_AS
+        character if character.isprintable() or character in "\n\t" else REPLACEMENT
         for character in text
     )
 
 
-def say(text: str) -> None:
+def print_piece(text: str) -> None:
     """Print a piece of an answer at once, without a line end."""
-    click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
+    click.echo(replace_control_characters(text) if sys.stdout.isatty() else text, nl=False)

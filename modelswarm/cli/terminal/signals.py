@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def stopping_on_signals() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Inside, each of them raises KeyboardInterrupt. Main thread only."""
-    before = {number: signal.signal(number, _interrupt) for number in _STOPPING}
+    before = {number: signal.signal(number, _raise_interrupt) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
@@ -23,9 +23,9 @@ def stopping_on_signals() -> Iterator[None]:
 
 def ignore_signals() -> None:
     """While everything is being stopped, which takes bounded time, an impatient Ctrl-C must not leave half of it."""
-    for number in _STOPPING:
+    for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -8,18 +8,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-PLAIN_WIDTH = 120  # columns where nobody says how wide the paper is
+FILE_WIDTH = 120  # columns where nobody says how wide the paper is
 
 
-def console(stderr: bool = False) -> Console:
+def make_console(stderr: bool = False) -> Console:
     """No colours, no cursor movements and a fixed width unless it is a terminal."""
     out = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
     if not out.is_terminal:
-        out.width = PLAIN_WIDTH
+        out.width = FILE_WIDTH
     return out
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     for column in columns:
         drawn.add_column(column, no_wrap=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import IO
 
-from modelswarm.cli.terminal.printing import harmless
+from modelswarm.cli.terminal.printing import replace_control_characters
 
 INDENT = "   "
 
 
-class Wrapping:
+class WrappingWriter:
     def __init__(self, file: IO[str], width: int = 96) -> None:
         self._file, self._width = file, width
         self._column = 0
@@ -17,27 +17,27 @@ class Wrapping:
     def write(self, text: str) -> None:
         for character in text:
             if character == "\n" or (character == " " and self._column >= self._width):
-                self._break()
+                self._break_line()
             else:
-                self._put(character)
+                self._write_character(character)
         self._file.flush()
 
-    def line(self, text: str) -> None:
+    def write_remark(self, text: str) -> None:
         """A remark on a line of its own; the text goes on below it."""
-        self.end()
+        self.end_line()
         self._file.write(f"\n{text}\n\n")
         self._file.flush()
 
-    def end(self) -> None:
+    def end_line(self) -> None:
         if self._column:
-            self._break()
+            self._break_line()
         self._file.flush()
 
-    def _put(self, character: str) -> None:
-        character = harmless(character)
+    def _write_character(self, character: str) -> None:
+        character = replace_control_characters(character)
         self._file.write(character if self._column else INDENT + character)
         self._column += 1
 
-    def _break(self) -> None:
+    def _break_line(self) -> None:
         self._file.write("\n")
         self._column = 0

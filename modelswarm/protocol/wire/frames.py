@@ -94,7 +94,7 @@ def _item(kind: int, body: memoryview) -> Item:
 def _body(item: Item) -> tuple[bytes | memoryview, ...]:
     """Item header and body, unpadded; rows are not copied here."""
     if type(item) is Rows:
-        flags = _SAMPLE * item.sample | _STORE_ONLY * item.store_only
+        flags = _SAMPLE * item.sample | _STORE_ONLY * item.kv_copy
         length = _ROWS_HEAD.size + len(item.payload)
         fields = (item.handle, *item.epoch, item.first, item.count, flags)
         return _ITEM.pack(_ROWS, length) + _ROWS_HEAD.pack(*fields), item.payload
@@ -170,5 +170,5 @@ def _split_rows(rows: Rows) -> Iterator[Rows]:
             count,
             view[at * row_bytes : (at + count) * row_bytes],
             rows.sample and at + count == rows.count,
-            rows.store_only,
+            rows.kv_copy,
         )

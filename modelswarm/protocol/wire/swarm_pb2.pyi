@@ -71,7 +71,7 @@ class _RefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal.Value
     REFUSAL_TOO_LONG: _Refusal.ValueType  # 2
     REFUSAL_WRONG_BLOCKS: _Refusal.ValueType  # 3
     REFUSAL_DRAINING: _Refusal.ValueType  # 4
-    REFUSAL_OUTRANKED: _Refusal.ValueType  # 5
+    REFUSAL_STALE_EPOCH: _Refusal.ValueType  # 5
 
 class Refusal(_Refusal, metaclass=_RefusalEnumTypeWrapper): ...
 
@@ -80,50 +80,50 @@ REFUSAL_NO_PAGES: Refusal.ValueType  # 1
 REFUSAL_TOO_LONG: Refusal.ValueType  # 2
 REFUSAL_WRONG_BLOCKS: Refusal.ValueType  # 3
 REFUSAL_DRAINING: Refusal.ValueType  # 4
-REFUSAL_OUTRANKED: Refusal.ValueType  # 5
+REFUSAL_STALE_EPOCH: Refusal.ValueType  # 5
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
-class _Trouble:
+class _FaultKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _TroubleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Trouble.ValueType], _builtins.type):
+class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    TROUBLE_UNSPECIFIED: _Trouble.ValueType  # 0
-    TROUBLE_GAP: _Trouble.ValueType  # 1
-    TROUBLE_LINK_DOWN: _Trouble.ValueType  # 2
-    TROUBLE_DRAINING: _Trouble.ValueType  # 3
-    TROUBLE_OVERDUE: _Trouble.ValueType  # 4
-    TROUBLE_UNKNOWN_HANDLE: _Trouble.ValueType  # 5
-    TROUBLE_FAILED: _Trouble.ValueType  # 6
+    FAULT_KIND_UNSPECIFIED: _FaultKind.ValueType  # 0
+    FAULT_KIND_GAP: _FaultKind.ValueType  # 1
+    FAULT_KIND_LINK_DOWN: _FaultKind.ValueType  # 2
+    FAULT_KIND_DRAINING: _FaultKind.ValueType  # 3
+    FAULT_KIND_OVERDUE: _FaultKind.ValueType  # 4
+    FAULT_KIND_UNKNOWN_HANDLE: _FaultKind.ValueType  # 5
+    FAULT_KIND_FAILED: _FaultKind.ValueType  # 6
 
-class Trouble(_Trouble, metaclass=_TroubleEnumTypeWrapper): ...
+class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper): ...
 
-TROUBLE_UNSPECIFIED: Trouble.ValueType  # 0
-TROUBLE_GAP: Trouble.ValueType  # 1
-TROUBLE_LINK_DOWN: Trouble.ValueType  # 2
-TROUBLE_DRAINING: Trouble.ValueType  # 3
-TROUBLE_OVERDUE: Trouble.ValueType  # 4
-TROUBLE_UNKNOWN_HANDLE: Trouble.ValueType  # 5
-TROUBLE_FAILED: Trouble.ValueType  # 6
-Global___Trouble: _TypeAlias = Trouble  # noqa: Y015
+FAULT_KIND_UNSPECIFIED: FaultKind.ValueType  # 0
+FAULT_KIND_GAP: FaultKind.ValueType  # 1
+FAULT_KIND_LINK_DOWN: FaultKind.ValueType  # 2
+FAULT_KIND_DRAINING: FaultKind.ValueType  # 3
+FAULT_KIND_OVERDUE: FaultKind.ValueType  # 4
+FAULT_KIND_UNKNOWN_HANDLE: FaultKind.ValueType  # 5
+FAULT_KIND_FAILED: FaultKind.ValueType  # 6
+Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
-class _Wish:
+class _DrainState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _WishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Wish.ValueType], _builtins.type):
+class _DrainStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    WISH_UNSPECIFIED: _Wish.ValueType  # 0
-    WISH_LEAVE: _Wish.ValueType  # 1
-    WISH_STAY: _Wish.ValueType  # 2
+    DRAIN_STATE_UNSPECIFIED: _DrainState.ValueType  # 0
+    DRAIN_STATE_DRAIN: _DrainState.ValueType  # 1
+    DRAIN_STATE_SERVE: _DrainState.ValueType  # 2
 
-class Wish(_Wish, metaclass=_WishEnumTypeWrapper): ...
+class DrainState(_DrainState, metaclass=_DrainStateEnumTypeWrapper): ...
 
-WISH_UNSPECIFIED: Wish.ValueType  # 0
-WISH_LEAVE: Wish.ValueType  # 1
-WISH_STAY: Wish.ValueType  # 2
-Global___Wish: _TypeAlias = Wish  # noqa: Y015
+DRAIN_STATE_UNSPECIFIED: DrainState.ValueType  # 0
+DRAIN_STATE_DRAIN: DrainState.ValueType  # 1
+DRAIN_STATE_SERVE: DrainState.ValueType  # 2
+Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
 
 @_typing.final
 class Envelope(_message.Message):
@@ -140,19 +140,19 @@ class Envelope(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
-    FENCED_FIELD_NUMBER: _builtins.int
-    GO_FIELD_NUMBER: _builtins.int
+    FENCE_ACK_FIELD_NUMBER: _builtins.int
+    START_EPOCH_FIELD_NUMBER: _builtins.int
     INPUT_FIELD_NUMBER: _builtins.int
     WINDOW_FIELD_NUMBER: _builtins.int
-    REPORT_FIELD_NUMBER: _builtins.int
-    LIVE_FIELD_NUMBER: _builtins.int
+    FAULT_REPORT_FIELD_NUMBER: _builtins.int
+    OWNED_SESSIONS_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
-    BEAT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     MODEL_FILE_REQUEST_FIELD_NUMBER: _builtins.int
     MODEL_FILE_CHUNK_FIELD_NUMBER: _builtins.int
-    COPY_FIELD_NUMBER: _builtins.int
-    FIND_FIELD_NUMBER: _builtins.int
-    FOUND_FIELD_NUMBER: _builtins.int
+    COPY_KV_FIELD_NUMBER: _builtins.int
+    FIND_SESSION_FIELD_NUMBER: _builtins.int
+    SESSION_INFO_FIELD_NUMBER: _builtins.int
     LOG_REQUEST_FIELD_NUMBER: _builtins.int
     LOG_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -160,31 +160,31 @@ class Envelope(_message.Message):
     @_builtins.property
     def fence(self) -> Global___Fence: ...
     @_builtins.property
-    def fenced(self) -> Global___Fenced: ...
+    def fence_ack(self) -> Global___FenceAck: ...
     @_builtins.property
-    def go(self) -> Global___Go: ...
+    def start_epoch(self) -> Global___StartEpoch: ...
     @_builtins.property
     def input(self) -> Global___Input: ...
     @_builtins.property
     def window(self) -> Global___Window: ...
     @_builtins.property
-    def report(self) -> Global___Report: ...
+    def fault_report(self) -> Global___FaultReport: ...
     @_builtins.property
-    def live(self) -> Global___Live: ...
+    def owned_sessions(self) -> Global___OwnedSessions: ...
     @_builtins.property
     def close(self) -> Global___Close: ...
     @_builtins.property
-    def beat(self) -> Global___Beat: ...
+    def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
     def model_file_request(self) -> Global___ModelFileRequest: ...
     @_builtins.property
     def model_file_chunk(self) -> Global___ModelFileChunk: ...
     @_builtins.property
-    def copy(self) -> Global___Copy: ...
+    def copy_kv(self) -> Global___CopyKv: ...
     @_builtins.property
-    def find(self) -> Global___Find: ...
+    def find_session(self) -> Global___FindSession: ...
     @_builtins.property
-    def found(self) -> Global___Found: ...
+    def session_info(self) -> Global___SessionInfo: ...
     @_builtins.property
     def log_request(self) -> Global___LogRequest: ...
     @_builtins.property
@@ -194,27 +194,27 @@ class Envelope(_message.Message):
         *,
         hello: Global___Hello | None = ...,
         fence: Global___Fence | None = ...,
-        fenced: Global___Fenced | None = ...,
-        go: Global___Go | None = ...,
+        fence_ack: Global___FenceAck | None = ...,
+        start_epoch: Global___StartEpoch | None = ...,
         input: Global___Input | None = ...,
         window: Global___Window | None = ...,
-        report: Global___Report | None = ...,
-        live: Global___Live | None = ...,
+        fault_report: Global___FaultReport | None = ...,
+        owned_sessions: Global___OwnedSessions | None = ...,
         close: Global___Close | None = ...,
-        beat: Global___Beat | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
         model_file_request: Global___ModelFileRequest | None = ...,
         model_file_chunk: Global___ModelFileChunk | None = ...,
-        copy: Global___Copy | None = ...,
-        find: Global___Find | None = ...,
-        found: Global___Found | None = ...,
+        copy_kv: Global___CopyKv | None = ...,
+        find_session: Global___FindSession | None = ...,
+        session_info: Global___SessionInfo | None = ...,
         log_request: Global___LogRequest | None = ...,
         log_chunk: Global___LogChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "copy", b"copy", "fence", b"fence", "fenced", b"fenced", "find", b"find", "found", b"found", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "close", b"close", "copy_kv", b"copy_kv", "fault_report", b"fault_report", "fence", b"fence", "fence_ack", b"fence_ack", "find_session", b"find_session", "heartbeat", b"heartbeat", "hello", b"hello", "input", b"input", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "owned_sessions", b"owned_sessions", "session_info", b"session_info", "start_epoch", b"start_epoch", "window", b"window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "body", b"body", "close", b"close", "copy", b"copy", "fence", b"fence", "fenced", b"fenced", "find", b"find", "found", b"found", "go", b"go", "hello", b"hello", "input", b"input", "live", b"live", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "report", b"report", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "close", b"close", "copy_kv", b"copy_kv", "fault_report", b"fault_report", "fence", b"fence", "fence_ack", b"fence_ack", "find_session", b"find_session", "heartbeat", b"heartbeat", "hello", b"hello", "input", b"input", "log_chunk", b"log_chunk", "log_request", b"log_request", "model_file_chunk", b"model_file_chunk", "model_file_request", b"model_file_request", "owned_sessions", b"owned_sessions", "session_info", b"session_info", "start_epoch", b"start_epoch", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "fence", "fenced", "go", "input", "window", "report", "live", "close", "beat", "model_file_request", "model_file_chunk", "copy", "find", "found", "log_request", "log_chunk"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "fence", "fence_ack", "start_epoch", "input", "window", "fault_report", "owned_sessions", "close", "heartbeat", "model_file_request", "model_file_chunk", "copy_kv", "find_session", "session_info", "log_request", "log_chunk"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -310,7 +310,7 @@ class Hello(_message.Message):
     HOLD_MS_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
-    BEAT_MS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
     link: _builtins.str
@@ -329,7 +329,7 @@ class Hello(_message.Message):
     hold_ms: _builtins.int
     zone: _builtins.str
     lease_ms: _builtins.int
-    beat_ms: _builtins.int
+    heartbeat_ms: _builtins.int
     @_builtins.property
     def version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """major, minor"""
@@ -356,11 +356,11 @@ class Hello(_message.Message):
         hold_ms: _builtins.int = ...,
         zone: _builtins.str = ...,
         lease_ms: _builtins.int = ...,
-        beat_ms: _builtins.int = ...,
+        heartbeat_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_ms", b"beat_ms", "dtype", b"dtype", "first", b"first", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "heartbeat_ms", b"heartbeat_ms", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -414,23 +414,23 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 class Turn(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    RESERVE_FIELD_NUMBER: _builtins.int
+    RESERVED_POSITIONS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
-    reserve: _builtins.int
+    reserved_positions: _builtins.int
     end: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
         self,
         *,
-        reserve: _builtins.int = ...,
+        reserved_positions: _builtins.int = ...,
         end: _builtins.int = ...,
         sampling: Global___Sampling | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "reserve", b"reserve", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,12 +443,12 @@ class Create(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
-    REPAIR_FIELD_NUMBER: _builtins.int
+    FOR_RECOVERY_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     first: _builtins.int
     last: _builtins.int
-    repair: _builtins.bool
+    for_recovery: _builtins.bool
     @_builtins.property
     def page_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -457,12 +457,12 @@ class Create(_message.Message):
         session: _builtins.str = ...,
         first: _builtins.int = ...,
         last: _builtins.int = ...,
-        repair: _builtins.bool = ...,
+        for_recovery: _builtins.bool = ...,
         page_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "page_hashes", b"page_hashes", "repair", b"repair", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "for_recovery", b"for_recovery", "last", b"last", "page_hashes", b"page_hashes", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -473,16 +473,16 @@ class Fence(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
-    REPLY_FIELD_NUMBER: _builtins.int
+    GATEWAY_HANDLE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KV_CUT_FIELD_NUMBER: _builtins.int
     LOG_CUT_FIELD_NUMBER: _builtins.int
     CREATE_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
-    RAN_FIELD_NUMBER: _builtins.int
+    LAST_STARTED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    reply: _builtins.int
+    gateway_handle: _builtins.int
     kv_cut: _builtins.int
     log_cut: _builtins.int
     branch: _builtins.int
@@ -493,23 +493,23 @@ class Fence(_message.Message):
     @_builtins.property
     def turn(self) -> Global___Turn: ...
     @_builtins.property
-    def ran(self) -> Global___Epoch: ...
+    def last_started(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
-        reply: _builtins.int = ...,
+        gateway_handle: _builtins.int = ...,
         epoch: Global___Epoch | None = ...,
         kv_cut: _builtins.int = ...,
         log_cut: _builtins.int = ...,
         create: Global___Create | None = ...,
         turn: Global___Turn | None = ...,
         branch: _builtins.int = ...,
-        ran: Global___Epoch | None = ...,
+        last_started: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "epoch", b"epoch", "ran", b"ran", "turn", b"turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "epoch", b"epoch", "last_started", b"last_started", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "create", b"create", "epoch", b"epoch", "handle", b"handle", "kv_cut", b"kv_cut", "log_cut", b"log_cut", "ran", b"ran", "reply", b"reply", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "create", b"create", "epoch", b"epoch", "gateway_handle", b"gateway_handle", "handle", b"handle", "kv_cut", b"kv_cut", "last_started", b"last_started", "log_cut", b"log_cut", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -554,7 +554,7 @@ class Counters(_message.Message):
 Global___Counters: _TypeAlias = Counters  # noqa: Y015
 
 @_typing.final
-class KeptRows(_message.Message):
+class RetainedRows(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BOUNDARY_FIELD_NUMBER: _builtins.int
@@ -576,30 +576,30 @@ class KeptRows(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___KeptRows: _TypeAlias = KeptRows  # noqa: Y015
+Global___RetainedRows: _TypeAlias = RetainedRows  # noqa: Y015
 
 @_typing.final
-class Fenced(_message.Message):
+class FenceAck(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
-    OWN_FIELD_NUMBER: _builtins.int
+    SERVER_HANDLE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
-    KEPT_FIELD_NUMBER: _builtins.int
+    RETAINED_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
-    REFUSED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     FREE_PAGES_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
+    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    own: _builtins.int
+    server_handle: _builtins.int
     kv: _builtins.int
     log: _builtins.int
     steps: _builtins.int
-    refused: Global___Refusal.ValueType
+    refusal: Global___Refusal.ValueType
     free_pages: _builtins.int
     unknown: _builtins.bool
     @_builtins.property
@@ -607,35 +607,35 @@ class Fenced(_message.Message):
     @_builtins.property
     def counters(self) -> Global___Counters: ...
     @_builtins.property
-    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptRows]: ...
+    def retained(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetainedRows]: ...
     @_builtins.property
-    def held(self) -> Global___Epoch: ...
+    def owner_epoch(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
-        own: _builtins.int = ...,
+        server_handle: _builtins.int = ...,
         epoch: Global___Epoch | None = ...,
         kv: _builtins.int = ...,
         log: _builtins.int = ...,
         counters: Global___Counters | None = ...,
-        kept: _abc.Iterable[Global___KeptRows] | None = ...,
+        retained: _abc.Iterable[Global___RetainedRows] | None = ...,
         steps: _builtins.int = ...,
-        refused: Global___Refusal.ValueType = ...,
+        refusal: Global___Refusal.ValueType = ...,
         free_pages: _builtins.int = ...,
         unknown: _builtins.bool = ...,
-        held: Global___Epoch | None = ...,
+        owner_epoch: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "held", b"held"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "owner_epoch", b"owner_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "held", b"held", "kept", b"kept", "kv", b"kv", "log", b"log", "own", b"own", "refused", b"refused", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kv", b"kv", "log", b"log", "owner_epoch", b"owner_epoch", "refusal", b"refusal", "retained", b"retained", "server_handle", b"server_handle", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Fenced: _TypeAlias = Fenced  # noqa: Y015
+Global___FenceAck: _TypeAlias = FenceAck  # noqa: Y015
 
 @_typing.final
-class Go(_message.Message):
+class StartEpoch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
@@ -649,7 +649,7 @@ class Go(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     SAMPLE_FIELD_NUMBER: _builtins.int
-    WARM_FIELD_NUMBER: _builtins.int
+    STANDBY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     length: _builtins.int
     start: _builtins.int
@@ -657,7 +657,7 @@ class Go(_message.Message):
     credit: _builtins.int
     hops: _builtins.int
     sample: _builtins.bool
-    warm: _builtins.bool
+    standby: _builtins.bool
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -680,15 +680,15 @@ class Go(_message.Message):
         credit: _builtins.int = ...,
         hops: _builtins.int = ...,
         sample: _builtins.bool = ...,
-        warm: _builtins.bool = ...,
+        standby: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "predecessor", b"predecessor", "ring", b"ring", "successor", b"successor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "epoch", b"epoch", "handle", b"handle", "hops", b"hops", "length", b"length", "predecessor", b"predecessor", "ring", b"ring", "sample", b"sample", "send_from", b"send_from", "start", b"start", "successor", b"successor", "warm", b"warm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "epoch", b"epoch", "handle", b"handle", "hops", b"hops", "length", b"length", "predecessor", b"predecessor", "ring", b"ring", "sample", b"sample", "send_from", b"send_from", "standby", b"standby", "start", b"start", "successor", b"successor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Go: _TypeAlias = Go  # noqa: Y015
+Global___StartEpoch: _TypeAlias = StartEpoch  # noqa: Y015
 
 @_typing.final
 class Input(_message.Message):
@@ -730,12 +730,12 @@ class Window(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
-    COPY_FIELD_NUMBER: _builtins.int
+    KV_COPY_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     received: _builtins.int
     limit: _builtins.int
     committed: _builtins.int
-    copy: _builtins.bool
+    kv_copy: _builtins.bool
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -749,28 +749,28 @@ class Window(_message.Message):
         limit: _builtins.int = ...,
         committed: _builtins.int = ...,
         page_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
-        copy: _builtins.bool = ...,
+        kv_copy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "copy", b"copy", "epoch", b"epoch", "handle", b"handle", "limit", b"limit", "page_hashes", b"page_hashes", "received", b"received"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "epoch", b"epoch", "handle", b"handle", "kv_copy", b"kv_copy", "limit", b"limit", "page_hashes", b"page_hashes", "received", b"received"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Window: _TypeAlias = Window  # noqa: Y015
 
 @_typing.final
-class Report(_message.Message):
+class FaultReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
-    TROUBLE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    trouble: Global___Trouble.ValueType
+    kind: Global___FaultKind.ValueType
     peer: _builtins.str
     generation: _builtins.int
     detail: _builtins.str
@@ -781,21 +781,21 @@ class Report(_message.Message):
         *,
         handle: _builtins.int = ...,
         epoch: Global___Epoch | None = ...,
-        trouble: Global___Trouble.ValueType = ...,
+        kind: Global___FaultKind.ValueType = ...,
         peer: _builtins.str = ...,
         generation: _builtins.int = ...,
         detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "epoch", b"epoch", "generation", b"generation", "handle", b"handle", "peer", b"peer", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "epoch", b"epoch", "generation", b"generation", "handle", b"handle", "kind", b"kind", "peer", b"peer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Report: _TypeAlias = Report  # noqa: Y015
+Global___FaultReport: _TypeAlias = FaultReport  # noqa: Y015
 
 @_typing.final
-class LiveSession(_message.Message):
+class OwnedSession(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
@@ -818,19 +818,19 @@ class LiveSession(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LiveSession: _TypeAlias = LiveSession  # noqa: Y015
+Global___OwnedSession: _TypeAlias = OwnedSession  # noqa: Y015
 
 @_typing.final
-class Live(_message.Message):
+class OwnedSessions(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveSession]: ...
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___OwnedSession]: ...
     def __init__(
         self,
         *,
-        sessions: _abc.Iterable[Global___LiveSession] | None = ...,
+        sessions: _abc.Iterable[Global___OwnedSession] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -838,7 +838,7 @@ class Live(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Live: _TypeAlias = Live  # noqa: Y015
+Global___OwnedSessions: _TypeAlias = OwnedSessions  # noqa: Y015
 
 @_typing.final
 class Close(_message.Message):
@@ -860,7 +860,7 @@ class Close(_message.Message):
 Global___Close: _TypeAlias = Close  # noqa: Y015
 
 @_typing.final
-class Beat(_message.Message):
+class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
@@ -875,7 +875,7 @@ class Beat(_message.Message):
     STEP_P99_MS_FIELD_NUMBER: _builtins.int
     BUSY_MS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
-    WISH_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     oldest_ready_ms: _builtins.float
     step_ms: _builtins.float
@@ -888,7 +888,7 @@ class Beat(_message.Message):
     step_p99_ms: _builtins.float
     busy_ms: _builtins.float
     running: _builtins.int
-    wish: Global___Wish.ValueType
+    drain: Global___DrainState.ValueType
     def __init__(
         self,
         *,
@@ -904,15 +904,15 @@ class Beat(_message.Message):
         step_p99_ms: _builtins.float = ...,
         busy_ms: _builtins.float = ...,
         running: _builtins.int = ...,
-        wish: Global___Wish.ValueType = ...,
+        drain: Global___DrainState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "drain", b"drain", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Beat: _TypeAlias = Beat  # noqa: Y015
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class ModelFileRequest(_message.Message):
@@ -965,7 +965,7 @@ class ModelFileChunk(_message.Message):
 Global___ModelFileChunk: _TypeAlias = ModelFileChunk  # noqa: Y015
 
 @_typing.final
-class Copy(_message.Message):
+class CopyKv(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
@@ -998,35 +998,35 @@ class Copy(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Copy: _TypeAlias = Copy  # noqa: Y015
+Global___CopyKv: _TypeAlias = CopyKv  # noqa: Y015
 
 @_typing.final
-class Find(_message.Message):
+class FindSession(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
-    OPENS_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    SEARCH_ID_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    opens: _builtins.bool
-    number: _builtins.int
+    claims: _builtins.bool
+    search_id: _builtins.int
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
-        opens: _builtins.bool = ...,
-        number: _builtins.int = ...,
+        claims: _builtins.bool = ...,
+        search_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "opens", b"opens", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "search_id", b"search_id", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Find: _TypeAlias = Find  # noqa: Y015
+Global___FindSession: _TypeAlias = FindSession  # noqa: Y015
 
 @_typing.final
-class FoundHop(_message.Message):
+class HopInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_FIELD_NUMBER: _builtins.int
@@ -1055,40 +1055,40 @@ class FoundHop(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FoundHop: _TypeAlias = FoundHop  # noqa: Y015
+Global___HopInfo: _TypeAlias = HopInfo  # noqa: Y015
 
 @_typing.final
-class Found(_message.Message):
+class SessionInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
-    LINKED_FIELD_NUMBER: _builtins.int
-    GONE_MS_FIELD_NUMBER: _builtins.int
+    OWNER_LINKED_FIELD_NUMBER: _builtins.int
+    OWNER_SILENT_MS_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
-    OLDER_FIELD_NUMBER: _builtins.int
-    RAN_FIELD_NUMBER: _builtins.int
-    OPENER_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
+    OLDER_HOPS_FIELD_NUMBER: _builtins.int
+    LAST_STARTED_FIELD_NUMBER: _builtins.int
+    CLAIMANT_FIELD_NUMBER: _builtins.int
+    SEARCH_ID_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     owner: _builtins.str
     target: _builtins.str
-    linked: _builtins.bool
-    gone_ms: _builtins.float
+    owner_linked: _builtins.bool
+    owner_silent_ms: _builtins.float
     lease_ms: _builtins.float
-    opener: _builtins.str
-    number: _builtins.int
+    claimant: _builtins.str
+    search_id: _builtins.int
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
-    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundHop]: ...
+    def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopInfo]: ...
     @_builtins.property
-    def older(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundHop]: ...
+    def older_hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopInfo]: ...
     @_builtins.property
-    def ran(self) -> Global___Epoch: ...
+    def last_started(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -1096,22 +1096,22 @@ class Found(_message.Message):
         epoch: Global___Epoch | None = ...,
         owner: _builtins.str = ...,
         target: _builtins.str = ...,
-        linked: _builtins.bool = ...,
-        gone_ms: _builtins.float = ...,
-        hops: _abc.Iterable[Global___FoundHop] | None = ...,
+        owner_linked: _builtins.bool = ...,
+        owner_silent_ms: _builtins.float = ...,
+        hops: _abc.Iterable[Global___HopInfo] | None = ...,
         lease_ms: _builtins.float = ...,
-        older: _abc.Iterable[Global___FoundHop] | None = ...,
-        ran: Global___Epoch | None = ...,
-        opener: _builtins.str = ...,
-        number: _builtins.int = ...,
+        older_hops: _abc.Iterable[Global___HopInfo] | None = ...,
+        last_started: Global___Epoch | None = ...,
+        claimant: _builtins.str = ...,
+        search_id: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "ran", b"ran"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "last_started", b"last_started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "gone_ms", b"gone_ms", "hops", b"hops", "lease_ms", b"lease_ms", "linked", b"linked", "number", b"number", "older", b"older", "opener", b"opener", "owner", b"owner", "ran", b"ran", "session", b"session", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "epoch", b"epoch", "hops", b"hops", "last_started", b"last_started", "lease_ms", b"lease_ms", "older_hops", b"older_hops", "owner", b"owner", "owner_linked", b"owner_linked", "owner_silent_ms", b"owner_silent_ms", "search_id", b"search_id", "session", b"session", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Found: _TypeAlias = Found  # noqa: Y015
+Global___SessionInfo: _TypeAlias = SessionInfo  # noqa: Y015
 
 @_typing.final
 class LogRequest(_message.Message):

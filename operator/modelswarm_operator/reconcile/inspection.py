@@ -17,10 +17,10 @@ from modelswarm_operator.reconcile.manifests.manifests import Maker, inspection_
 from modelswarm_operator.reconcile.manifests.pod_template import patched, patches_of
 from modelswarm_operator.reconcile.model.facts import told_model
 from modelswarm_operator.reconcile.model.span_plan import DEFAULT_POOL
-from modelswarm_operator.reconcile.pods.inventory import Fleet, incarnation_of
+from modelswarm_operator.reconcile.pods.inventory import PodInventory, incarnation_of_pod
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json, Observed, PodView
-from modelswarm_operator.reconcile.state.turn import REFUSED, Ledger
+from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 from modelswarm_operator.reconcile.status.pod_diagnosis import Doctor
 from modelswarm_operator.reconcile.status.problems import Problem, cut, refusal
 
@@ -33,23 +33,23 @@ class Finding:
     problems: tuple[Problem, ...]
 
 
-def dismiss(fleet: Fleet, ledger: Ledger, but: str = "") -> None:
+def dismiss(fleet: PodInventory, ledger: Turn, but: str = "") -> None:
     """Ends inspections and forgets their failures, except of slot `but`."""
     for pod in fleet.inspections:
         if not but or _slot_of(pod) != but:
-            ledger.delete(pod, "its inspection is not needed any more")
+            ledger.delete_pod(pod, "its inspection is not needed any more")
     for slot in [slot for slot in ledger.slots if slot.startswith(names.INSPECT_SLOT)]:
         if slot != but:
             ledger.slots.pop(slot)
 
 
-def find_out(observed: Observed, maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger) -> Finding:
+def find_out(observed: Observed, maker: Maker, spec: Spec, fleet: PodInventory, ledger: Turn) -> Finding:
     return _Inspection(observed, maker, spec, fleet, ledger).find_out()
 
 
 class _Inspection:
     def __init__(
-        self, observed: Observed, maker: Maker, spec: Spec, fleet: Fleet, ledger: Ledger
+        self, observed: Observed, maker: Maker, spec: Spec, fleet: PodInventory, ledger: Turn
     ) -> None:
         self._maker, self._spec, self._fleet, self._ledger = maker, spec, fleet, ledger
         self._pool = (spec.pools or (DEFAULT_POOL,))[0]
@@ -57,7 +57,7 @@ class _Inspection:
         self._refused = observed.rejected.get(self._slot, "")
         self._doctor = Doctor(ledger, observed.nodes, {})
         mine = (pod for pod in fleet.inspections if _slot_of(pod) == self._slot)
-        self._pods = sorted(mine, key=incarnation_of)
+        self._pods = sorted(mine, key=incarnation_of_pod)
 
     def _slot_for(self) -> str:
         """By everything the pod is made from: a corrected document starts afresh."""
@@ -72,7 +72,7 @@ class _Inspection:
             if known is not None:
                 dismiss(self._fleet, self._ledger)
                 said = f"{known.source}: {known.family}, {known.blocks} blocks"
-                self._ledger.tell("Normal", "ModelFound", said)
+                self._ledger.record_event("Normal", "ModelFound", said)
                 return Finding(known, ())
         self._start()
         return Finding(None, tuple(self._problems()))
@@ -81,24 +81,24 @@ class _Inspection:
         try:
             return _answer_of(self._spec, pod)
         except UserError as error:
-            self._ledger.delete(pod, "its inspection failed")
-            self._ledger.fail(self._slot, error.message)
-            self._ledger.promise(self._slot)
+            self._ledger.delete_pod(pod, "its inspection failed")
+            self._ledger.record_failure(self._slot, error.message)
+            self._ledger.allocate(self._slot)
             return None
 
     def _start(self) -> None:
         ledger, slot = self._ledger, self._slot
         for pod in self._pods:
-            if pod.name in self._fleet.out_of_reach:
-                ledger.delete(pod, "its node is not ready")
+            if pod.name in self._fleet.unreachable:
+                ledger.delete_pod(pod, "its node is not ready")
         working = [pod for pod in self._pods if _works(pod) and pod.name not in ledger.deletes]
         for pod in working[:-1]:
-            ledger.delete(pod, "a later inspection runs")
+            ledger.delete_pod(pod, "a later inspection runs")
         if working:
             return
-        if not ledger.outstanding(slot):
-            ledger.promise(slot)
-        ledger.fulfil(slot, self._refused, self._make)
+        if not ledger.is_in_flight(slot):
+            ledger.allocate(slot)
+        ledger.create_due(slot, self._refused, self._make)
 
     def _make(self, incarnation: int) -> Json:
         address = self._spec.model.address
@@ -115,12 +115,12 @@ class _Inspection:
         ]
         if self._refused:
             found.append(refusal("The pod that inspects the model", self._refused))
-        failure = self._ledger.memory(self._slot).last_failure
+        failure = self._ledger.history_of(self._slot).last_failure
         if failure.startswith(_UNFIT):
             words = cut(failure.removeprefix(_UNFIT))
             said = f"The model can't be served: {words}. It is looked at again later."
             found.append(Problem("ModelRefused", said))
-        elif failure and not failure.startswith(REFUSED):
+        elif failure and not failure.startswith(REJECTED_PREFIX):
             said = f"{address} can't be inspected: {cut(failure)}. It is tried again."
             found.append(Problem("InspectionFailed", said))
         return found

@@ -18,7 +18,7 @@ from modelswarm_operator.reconcile.manifests.manifests import Maker
 from modelswarm_operator.reconcile.manifests.pod_builder import reserved_fields
 from modelswarm_operator.reconcile.model.facts import known_model
 from modelswarm_operator.reconcile.model.span_plan import Layout, lay_out
-from modelswarm_operator.reconcile.pods.inventory import muster
+from modelswarm_operator.reconcile.pods.inventory import classify_pods
 from modelswarm_operator.reconcile.serving_swarm import Upkeep, keep_up
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
@@ -30,7 +30,7 @@ from modelswarm_operator.reconcile.state.observed import (
 )
 from modelswarm_operator.reconcile.state.policy import Policy
 from modelswarm_operator.reconcile.state.slot_history import read_status, slots_of
-from modelswarm_operator.reconcile.state.turn import Ledger
+from modelswarm_operator.reconcile.state.turn import Turn
 from modelswarm_operator.reconcile.status.condition_rules import Situation, verdicts_of
 from modelswarm_operator.reconcile.status.conditions import Verdict, conditions_of, transitions
 from modelswarm_operator.reconcile.status.problems import Problem
@@ -53,35 +53,35 @@ class _Outcome:
 
 
 def reconcile(observed: Observed, policy: Policy, now: float) -> Decision:
-    return _Turn(observed, policy, now).decide()
+    return _Reconciliation(observed, policy, now).decide()
 
 
-class _Turn:
+class _Reconciliation:
     def __init__(self, observed: Observed, policy: Policy, now: float) -> None:
         self.observed, self.policy, self.now = observed, policy, now
         self.swarm = observed.swarm
         self.stored: Status = read_status(self.swarm.status)
-        self.fleet = muster(observed.pods, observed.nodes, policy, now)
+        self.fleet = classify_pods(observed.pods, observed.nodes, policy, now)
         self.maker = Maker(self.swarm, policy)
         self.ledger = self._ledger()
 
-    def _ledger(self) -> Ledger:
+    def _ledger(self) -> Turn:
         asked = names.asked_at(self.swarm.annotations)
         slots = slots_of(self.stored)
         spans = len(self.stored.plan.spans) if self.stored.plan else 1
-        ledger = Ledger(
+        ledger = Turn(
             policy=self.policy,
             now=self.now,
             slots=slots,
             incarnation=max((self.stored.incarnation, *self.fleet.incarnations)),
-            seen=self.fleet.incarnations,
-            budget=max(
+            seen_incarnations=self.fleet.incarnations,
+            failure_budget=max(
                 self.policy.budget_least, self.policy.budget_per_slot * spans * self._replicas
             ),
         )
         if asked != self.stored.reconciled_at:  # a person asks: no waiting, and a fresh budget
-            ledger.forgive()
-        ledger.look_at(self.fleet.wake_at)
+            ledger.reset_failures()
+        ledger.requeue_at(self.fleet.next_change_at)
         return ledger
 
     @property
@@ -153,7 +153,7 @@ class _Turn:
     def _tell_plan(self, layout: Layout) -> None:
         if self.stored.plan is None or self.stored.plan.hash != layout.hash:
             spans = " ".join(layout.blocks[:16]) + (" …" if len(layout.blocks) > 16 else "")
-            self.ledger.tell("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
+            self.ledger.record_event("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
 
     def _let_go(self, outcome: _Outcome) -> Decision:
         may_go = deletion.end_pods(self.swarm, self.fleet, self.ledger)
@@ -208,6 +208,6 @@ class _Turn:
             actions.append(WriteStatus(status))
         # Creates first: a label or a Service that some webhook does not let through must not hold up a replacement.
         actions += [*first, *ledger.creates, *ledger.deletes.values(), *ledger.labels, *last]
-        actions += [*transitions(verdicts, before), *ledger.told()]
-        wake_at = ledger.wake_at
+        actions += [*transitions(verdicts, before), *ledger.events()]
+        wake_at = ledger.next_requeue
         return Decision(actions, wake_at if wake_at is not None and wake_at > self.now else None)

@@ -13,7 +13,7 @@ from modelswarm_operator.reconcile.manifests.manifests import Maker, drain_secon
 from modelswarm_operator.reconcile.manifests.owned_objects import child_actions
 from modelswarm_operator.reconcile.manifests.pod_builder import PodMaker
 from modelswarm_operator.reconcile.model.span_plan import Layout
-from modelswarm_operator.reconcile.pods.inventory import Fleet, Ground, Server
+from modelswarm_operator.reconcile.pods.inventory import PodInventory, NodeState, Server
 from modelswarm_operator.reconcile.pods.rollout import (
     Retirement,
     cover_of,
@@ -24,11 +24,11 @@ from modelswarm_operator.reconcile.pods.rollout import (
     startable,
     to_renew,
 )
-from modelswarm_operator.reconcile.pods.slot_filler import Keeper, Ranks, choose, rank, states_of
+from modelswarm_operator.reconcile.pods.slot_filler import SlotFiller, ServersBySlot, choose_slots, group_by_slot, slot_states
 from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, LabelPod, Observed
-from modelswarm_operator.reconcile.state.turn import REFUSED, Ledger
+from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 from modelswarm_operator.reconcile.status.pod_diagnosis import Doctor
 from modelswarm_operator.reconcile.status.problems import Problem, node_problems, refusal, stuck_at
 
@@ -47,50 +47,50 @@ class Upkeep:
 
 
 def keep_up(
-    observed: Observed, maker: Maker, spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger
+    observed: Observed, maker: Maker, spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn
 ) -> Upkeep:
     _clear(fleet, ledger)
-    ranks = rank(fleet.servers, layout)
+    ranks = group_by_slot(fleet.servers, layout)
     chosen = _chosen(spec, layout, ranks, ledger)
     make = PodMaker(maker, spec, layout, fleet)
-    keeper = Keeper(ledger, observed.rejected, make, len(layout.pools))
+    keeper = SlotFiller(ledger, observed.rejected, make, len(layout.pools))
     for states, renew in [(states, to_renew(states, spec, ledger)) for states in chosen]:
-        keeper.keep(states, renew)
+        keeper.fill_slots(states, renew)
     unwanted = _unwanted(ranks, chosen)
-    _retire(spec, layout, fleet, ledger, chosen, unwanted, ranks.foreign)
+    _retire(spec, layout, fleet, ledger, chosen, unwanted, ranks.from_older_plan)
     children = child_actions(
         maker, observed.children, observed.rejected, ledger, len(layout.spans), spec.replicas
     )
     return Upkeep(
         problems=tuple(_problems(observed, spec, layout, fleet, ledger, chosen)),
         children=tuple(children),
-        foreign=len(ranks.foreign),
+        foreign=len(ranks.from_older_plan),
         outdated=sum(len(state.outdated) for states in chosen for state in states),
-        surplus=sum(one.leaving for one in fleet.servers)
-        + sum(not one.leaving for one in unwanted),
+        surplus=sum(one.is_terminating for one in fleet.servers)
+        + sum(not one.is_terminating for one in unwanted),
     )
 
 
-def _clear(fleet: Fleet, ledger: Ledger) -> None:
+def _clear(fleet: PodInventory, ledger: Turn) -> None:
     """What needs no plan to be put right."""
     for server in fleet.servers:
-        if server.ground is Ground.GONE:
-            ledger.delete(server.pod, "its node is gone", 0)
-    for pod in fleet.strays:
-        ledger.delete(pod, "it fills no slot")
+        if server.node_state is NodeState.DELETED:
+            ledger.delete_pod(server.pod, "its node is gone", 0)
+    for pod in fleet.orphans:
+        ledger.delete_pod(pod, "it fills no slot")
     for pod, right in fleet.mislabelled:
         ledger.labels.append(LabelPod(pod.name, pod.uid, right))
         if right.get(names.ROLE) == names.KEPT:
-            ledger.tell(
+            ledger.record_event(
                 "Normal", "Kept", f"Pod {pod.name} is left alone; its slot gets another server"
             )
 
 
-def _chosen(spec: Spec, layout: Layout, ranks: Ranks, ledger: Ledger) -> list[list[SlotState]]:
+def _chosen(spec: Spec, layout: Layout, ranks: ServersBySlot, ledger: Turn) -> list[list[SlotState]]:
     """The wanted slots; what was remembered of others is forgotten."""
     wanted = startable(spec, ranks, len(layout.spans))
-    every = states_of(ranks, ledger.slots, layout, ledger.policy)
-    chosen = [choose(span, states, wanted, spec.replicas) for span, states in enumerate(every)]
+    every = slot_states(ranks, ledger.slots, layout, ledger.policy)
+    chosen = [choose_slots(span, states, wanted, spec.replicas) for span, states in enumerate(every)]
     keys = {str(state.key) for states in chosen for state in states}
     for slot in [one for one in ledger.slots if names.parse_slot(one) is not None]:
         if slot not in keys:
@@ -98,15 +98,15 @@ def _chosen(spec: Spec, layout: Layout, ranks: Ranks, ledger: Ledger) -> list[li
     return chosen
 
 
-def _unwanted(ranks: Ranks, chosen: Chosen) -> list[Server]:
+def _unwanted(ranks: ServersBySlot, chosen: Chosen) -> list[Server]:
     keys = {state.key for states in chosen for state in states}
     return [one for key, servers in ranks.slots.items() if key not in keys for one in servers]
 
 
-def _retire(spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger, chosen: Chosen,
+def _retire(spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn, chosen: Chosen,
             unwanted: Iterable[Server], foreign: Iterable[Server]) -> None:  # fmt: skip
     blocks = layout.spans[-1].last
-    today = [one for one in fleet.servers if one.generation == layout.generation]
+    today = [one for one in fleet.servers if one.model_hash == layout.generation]
     covered = spec.replicas == 0 or min(cover_of(today, blocks)) > 0
     retirement = Retirement(fleet.servers, blocks, ledger, drain_seconds(spec))
     for states in chosen:
@@ -116,7 +116,7 @@ def _retire(spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger, chosen: Ch
     retire_foreign(foreign, spec, retirement, layout.generation, covered, waiting)
 
 
-def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: Fleet, ledger: Ledger,
+def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn,
               chosen: Chosen) -> list[Problem]:  # fmt: skip
     limits = {
         pool.name: str(pool.resources.limits["memory"])
@@ -126,35 +126,35 @@ def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: Fleet, ledg
     drain = float(drain_seconds(spec))
     found = Doctor(ledger, observed.nodes, limits).servers(fleet.servers)
     found += node_problems(fleet, ledger.policy, ledger.now, drain)
-    ledger.look_at(stuck_at(fleet.servers, ledger.policy, ledger.now, drain))
+    ledger.requeue_at(stuck_at(fleet.servers, ledger.policy, ledger.now, drain))
     for states in chosen:
         found += _empty_slots(states, ledger, observed.rejected)
     for what, why in observed.rejected.items():
         if "/" in what and what in ledger.slots:  # else it is right by now, or not wanted
             found.append(refusal(what.replace("/", " "), why))
-    if ledger.budget_spent:
+    if ledger.is_budget_spent:
         found.append(_budget_problem(ledger))
     return found
 
 
 def _empty_slots(
-    states: Iterable[SlotState], ledger: Ledger, rejected: Mapping[str, str]
+    states: Iterable[SlotState], ledger: Turn, rejected: Mapping[str, str]
 ) -> list[Problem]:
     found = []
     for state in states:
         slot = str(state.key)
-        memory = ledger.memory(slot)
-        if state.settled is not None or state.hope is not None:
+        memory = ledger.history_of(slot)
+        if state.current is not None or state.candidate is not None:
             continue
         if refused := rejected.get(slot, ""):
             found.append(refusal(f"The pod of slot {slot}", refused))
-        elif memory.failures and not memory.last_failure.startswith(REFUSED):
+        elif memory.failures and not memory.last_failure.startswith(REJECTED_PREFIX):
             said = f"Slot {slot} failed {memory.failures} times; last: {memory.last_failure}"
             found.append(Problem("ServersFailing", said, slot))
     return found
 
 
-def _budget_problem(ledger: Ledger) -> Problem:
+def _budget_problem(ledger: Turn) -> Problem:
     last = max(ledger.slots.values(), key=lambda memory: memory.not_before).last_failure
     return Problem(
         "RestartBudgetUsedUp",

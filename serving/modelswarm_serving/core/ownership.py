@@ -13,14 +13,14 @@ from modelswarm.protocol.messages import Fence
 from modelswarm_serving.core.hops.hop import Hop
 
 
-class Claim(enum.Enum):
-    OWN = "own"  # it is its owner that fences
-    TAKEN = "taken"  # another one has it from now on, with all that it holds
+class Ownership(enum.Enum):
+    OWNER = "own"  # it is its owner that fences
+    TAKEN_OVER = "taken"  # another one has it from now on, with all that it holds
     REPLACED = "replaced"  # nobody has it any more: it makes room for what the Fence creates
-    OUTRANKED = "outranked"  # it stays where it is
+    STALE_EPOCH = "outranked"  # it stays where it is
 
 
-def claim(hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float) -> Claim:
+def decide_ownership(hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float) -> Ownership:
     """`silent`: for how many seconds the owner has not been heard.
 
     While its lease runs, the owner keeps every hop that it has run. One that it never ran is still being wanted, by it
@@ -29,10 +29,10 @@ def claim(hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float) -> 
     An owner whose lease is over holds nothing: neither may its epoch keep others out for ever.
     """
     if peer == hop.gateway:
-        return Claim.OWN
+        return Ownership.OWNER
     over = silent >= lease
-    if fence.epoch > hop.epoch and (over or not hop.led):
-        return Claim.TAKEN
+    if fence.epoch > hop.epoch and (over or not hop.started_by_owner):
+        return Ownership.TAKEN_OVER
     if over and fence.create is not None:
-        return Claim.REPLACED
-    return Claim.OUTRANKED
+        return Ownership.REPLACED
+    return Ownership.STALE_EPOCH

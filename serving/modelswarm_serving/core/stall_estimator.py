@@ -9,52 +9,52 @@ looks are not seen.
 
 from __future__ import annotations
 
-PULSE_SECONDS = 0.025  # between two looks while sessions run
-LEAST_STALL = 0.02  # seconds; shorter ones are the loop's, or of neighbours on a full machine
-LONGEST_STALL = 0.25  # seconds; more at a time is an outage, which shows as silence
+SAMPLE_SECONDS = 0.025  # between two looks while sessions run
+MIN_STALL = 0.02  # seconds; shorter ones are the loop's, or of neighbours on a full machine
+MAX_STALL = 0.25  # seconds; more at a time is an outage, which shows as silence
 HALF_LIFE = 1.0  # seconds, after which a stall counts half
-MOST_STRETCH = 100.0
+MAX_SLOWDOWN = 100.0
 
 
-class Stalls:
+class StallEstimator:
     def __init__(self) -> None:
-        self._looked: float | None = None
-        self._passed = 0.0  # seconds, each half forgotten after a while ...
+        self._last_sample: float | None = None
+        self._elapsed = 0.0  # seconds, each half forgotten after a while ...
         self._stalled = 0.0  # ... and those of them in which it stood still
-        self._inside = 0.0  # seconds for which it stood still in the step that runs
-        self._longest = 0.0  # seconds; of the steps that have ended since the last look
+        self._stalled_in_step = 0.0  # seconds for which it stood still in the step that runs
+        self._longest_step = 0.0  # seconds; of the steps that have ended since the last look
 
-    def look(self, now: float, running: float, slept: float) -> None:
+    def sample(self, now: float, running: float, slept: float) -> None:
         """After a sleep that should have taken `slept` seconds. `running`: so long has a step run; 0: none does."""
-        if self._looked is not None:
-            passed = min(max(0.0, now - self._looked), slept + LONGEST_STALL)
+        if self._last_sample is not None:
+            passed = min(max(0.0, now - self._last_sample), slept + MAX_STALL)
             late = passed - slept
             # on average it fell asleep in the middle of what it was to sleep
-            stalled = late + slept / 2 if late >= LEAST_STALL else 0.0
-            if self._longest >= late:
+            stalled = late + slept / 2 if late >= MIN_STALL else 0.0
+            if self._longest_step >= late:
                 stalled = 0.0  # it may have been that step that kept the loop from looking
             elif running >= late:
-                self._inside += stalled
+                self._stalled_in_step += stalled
             kept = 0.5 ** (passed / HALF_LIFE)
-            self._passed = kept * self._passed + passed
+            self._elapsed = kept * self._elapsed + passed
             self._stalled = kept * self._stalled + stalled
-        self._looked, self._longest = now, 0.0
+        self._last_sample, self._longest_step = now, 0.0
 
-    def stretched(self, took: float) -> float:
+    def scaled(self, took: float) -> float:
         """A step is over that took so many seconds. Those that it takes here with its share of all stalls: more, if it
         was spared."""
-        worked, self._inside = max(0.0, took - self._inside), 0.0
-        self._longest = max(self._longest, took)
-        return max(took, worked * self.stretch)
+        worked, self._stalled_in_step = max(0.0, took - self._stalled_in_step), 0.0
+        self._longest_step = max(self._longest_step, took)
+        return max(took, worked * self.slowdown)
 
-    def uncounted(self) -> None:
+    def discard_step(self) -> None:
         """A step is over that is not told, as those of copies are not: the stall that hit it shows nowhere else."""
-        self._inside = 0.0
+        self._stalled_in_step = 0.0
 
     @property
-    def stretch(self) -> float:
+    def slowdown(self) -> float:
         """How many times longer things take here than they would if it never stood still; at least 1."""
         if not self._stalled:
             return 1.0
-        alive = max(self._passed - self._stalled, self._passed / MOST_STRETCH)
-        return self._passed / alive
+        alive = max(self._elapsed - self._stalled, self._elapsed / MAX_SLOWDOWN)
+        return self._elapsed / alive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modelswarm.protocol.messages import Trouble
+from modelswarm.protocol.messages import FaultKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,12 @@ class ServerStats:
     rows: int
     step_seconds: float  # running mean
     filled_pages: int  # given to sessions, and KV lies in them
-    repair_pages: int  # that only repairs may take
-    oldest_seconds: float  # how long the rows that wait longest have waited
+    recovery_pages: int  # that only repairs may take
+    oldest_ready_seconds: float  # how long the rows that wait longest have waited
     servers: int  # linked
     gateways: int  # linked
-    reports: Mapping[Trouble, int]  # to gateways, of what was wrong with an epoch
+    reports: Mapping[FaultKind, int]  # to gateways, of what was wrong with an epoch
     draining: bool
     replay_bytes: int  # of kept rows ...
     replay_limit: int  # ... and how many there may be
-    replay_dropped: int  # sessions whose kept rows went because memory was short
+    replay_evictions: int  # sessions whose kept rows went because memory was short

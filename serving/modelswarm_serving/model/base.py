@@ -39,7 +39,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class SampleRequest:
     """Ask the tail to sample log entry `position` after the last row of a Work."""
 
     sampling: Sampling
@@ -48,7 +48,7 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BatchItem:
     """Contiguous positions [first, first + count) of one session in one step.
 
     KV of positions < first is already in `pages`; the step writes positions [first, first + count) there.
@@ -63,8 +63,8 @@ class Work:
     blocks: tuple[int, int]  # absolute; within the model's own span
     tokens: Sequence[int] | None
     rows: bytes | memoryview | None  # count x row_bytes
-    emit: int  # output rows are wanted for positions [emit, first + count); none when emit == first + count
-    pick: Pick | None  # tail only
+    emit_from: int  # output rows are wanted for positions [emit, first + count); none when emit == first + count
+    sample: SampleRequest | None  # tail only
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class KvWrite:
     kv: bytes | memoryview
 
 
-Task: TypeAlias = Work | KvRead | KvWrite
+Task: TypeAlias = BatchItem | KvRead | KvWrite
 """What a step is made of. A read sees what earlier steps wrote; nothing in its own step writes there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class SampledToken:
     token: int
     logprob: float  # natural log, of the unmodified distribution
 
@@ -107,7 +107,7 @@ class Result:
     """
 
     rows: bytes | memoryview | None = None
-    picked: Picked | None = None
+    sampled: SampledToken | None = None
     error: str | None = None  # this session only; a fault of the whole step is an exception
 
 

@@ -20,11 +20,11 @@ from modelswarm_serving.model.base import (
     KvRead,
     KvWrite,
     ModelShape,
-    Pick,
-    Picked,
+    SampleRequest,
+    SampledToken,
     Result,
     Task,
-    Work,
+    BatchItem,
 )
 
 MASK = (1 << 64) - 1
@@ -52,9 +52,9 @@ def output(stored: int, attention: int) -> int:
     return mix(stored ^ mix(attention))
 
 
-def pick(
+def sample_token(
     row: int, sampling: Sampling, position: int, log: Sequence[int], vocabulary: int
-) -> Picked:
+) -> SampledToken:
     """The next token, of the last block's row, what the request asked for, and the whole log copy."""
     digest = hashlib.blake2b(array("q", log).tobytes(), digest_size=8).digest()
     value = mix(row ^ mix(int.from_bytes(digest, "little") ^ mix(position)))
@@ -71,10 +71,10 @@ def pick(
         )
         digest = hashlib.blake2b(wanted, digest_size=8).digest()
         value = mix(value ^ int.from_bytes(digest, "little"))
-    return Picked(value % vocabulary, -((value >> 32) % 1000) / 100)
+    return SampledToken(value % vocabulary, -((value >> 32) % 1000) / 100)
 
 
-def reference(
+def reference_tokens(
     tokens: Sequence[int],
     sampling: Sampling,
     n_new: int,
@@ -100,7 +100,7 @@ def reference(
             continue
         if len(new) == n_new:
             break
-        new.append(pick(row, sampling, position + 1, log, vocabulary).token)
+        new.append(sample_token(row, sampling, position + 1, log, vocabulary).token)
         log.append(new[-1])
         if new[-1] in sampling.eos:
             break
@@ -125,20 +125,20 @@ class HashModel:
         return self._shape
 
     def step(self, batch: Sequence[Task]) -> list[Result]:
-        return [self._task(task) for task in batch]
+        return [self._run_task(task) for task in batch]
 
-    def _task(self, task: Task) -> Result:
+    def _run_task(self, task: Task) -> Result:
         match task:
             case KvRead():
-                return Result(rows=self._read(task))
+                return Result(rows=self._read_kv(task))
             case KvWrite():
-                self._write(task)
+                self._write_kv(task)
                 return Result()
-            case Work():
-                return self._run(task)
+            case BatchItem():
+                return self._run_item(task)
 
-    def _read(self, read: KvRead) -> bytes:
-        self._check_copy(read)
+    def _read_kv(self, read: KvRead) -> bytes:
+        self._check_kv_task(read)
         size = self._shape.page_size
         values = [
             self._kv[block][read.pages[position // size]][position % size]
@@ -147,8 +147,8 @@ class HashModel:
         ]
         return struct.pack(f"<{len(values)}Q", *values)
 
-    def _write(self, write: KvWrite) -> None:
-        self._check_copy(write)
+    def _write_kv(self, write: KvWrite) -> None:
+        self._check_kv_task(write)
         size = self._shape.page_size
         values = iter(struct.unpack(f"<{len(write.kv) // 8}Q", write.kv))
         for position in range(write.first, write.first + write.count):
@@ -156,61 +156,61 @@ class HashModel:
                 page = self._kv[block].setdefault(write.pages[position // size], [0] * size)
                 page[position % size] = next(values)
 
-    def _check_copy(self, copy: KvRead | KvWrite) -> None:
+    def _check_kv_task(self, task: KvRead | KvWrite) -> None:
         """What no core may ever ask of a model."""
-        shape, end = self._shape, copy.first + copy.count
-        if copy.count <= 0 or copy.first < 0 or len(copy.pages) * shape.page_size < end:
-            raise ValueError(f"KV of positions {copy.first} to {end} in {len(copy.pages)} pages")
-        if not shape.first <= copy.blocks[0] < copy.blocks[1] <= shape.last:
-            raise ValueError(f"blocks {copy.blocks} are not held here")
-        wanted = copy.count * (copy.blocks[1] - copy.blocks[0]) * shape.kv_bytes
-        if isinstance(copy, KvWrite) and len(copy.kv) != wanted:
-            raise ValueError(f"{len(copy.kv)} bytes of KV where {wanted} are wanted")
+        shape, end = self._shape, task.first + task.count
+        if task.count <= 0 or task.first < 0 or len(task.pages) * shape.page_size < end:
+            raise ValueError(f"KV of positions {task.first} to {end} in {len(task.pages)} pages")
+        if not shape.first <= task.blocks[0] < task.blocks[1] <= shape.last:
+            raise ValueError(f"blocks {task.blocks} are not held here")
+        wanted = task.count * (task.blocks[1] - task.blocks[0]) * shape.kv_bytes
+        if isinstance(task, KvWrite) and len(task.kv) != wanted:
+            raise ValueError(f"{len(task.kv)} bytes of KV where {wanted} are wanted")
 
-    def _run(self, work: Work) -> Result:
-        self._check(work)
-        rows = self._inputs(work)
-        for block in range(*work.blocks):
-            rows = self._block(block, work, rows)
-        emitted = rows[work.emit - work.first :]
+    def _run_item(self, item: BatchItem) -> Result:
+        self._check_item(item)
+        rows = self._input_rows(item)
+        for block in range(*item.blocks):
+            rows = self._run_block(block, item, rows)
+        emitted = rows[item.emit_from - item.first :]
         picked = None
-        if work.pick is not None:
-            picked = self._pick(work.pick, rows[-1])
-        return Result(rows=self._pack(emitted) if emitted else None, picked=picked)
+        if item.sample is not None:
+            picked = self._sample(item.sample, rows[-1])
+        return Result(rows=self._pack_rows(emitted) if emitted else None, sampled=picked)
 
-    def _check(self, work: Work) -> None:
+    def _check_item(self, item: BatchItem) -> None:
         """What no core may ever ask of a model."""
-        end = work.first + work.count
+        end = item.first + item.count
         shape = self._shape
-        if work.count <= 0 or work.first < 0 or not work.first <= work.emit <= end:
-            raise ValueError(f"work for rows {work.first} to {end}, emitted from {work.emit}")
-        if len(work.pages) * shape.page_size < end:
-            raise ValueError(f"{len(work.pages)} pages do not hold {end} positions")
-        if not shape.first <= work.blocks[0] < work.blocks[1] <= shape.last:
-            raise ValueError(f"blocks {work.blocks} are not held here")
-        if (work.tokens is not None) != (work.blocks[0] == 0):
+        if item.count <= 0 or item.first < 0 or not item.first <= item.emit_from <= end:
+            raise ValueError(f"work for rows {item.first} to {end}, emitted from {item.emit_from}")
+        if len(item.pages) * shape.page_size < end:
+            raise ValueError(f"{len(item.pages)} pages do not hold {end} positions")
+        if not shape.first <= item.blocks[0] < item.blocks[1] <= shape.last:
+            raise ValueError(f"blocks {item.blocks} are not held here")
+        if (item.tokens is not None) != (item.blocks[0] == 0):
             raise ValueError("tokens are for block 0 and only for it")
-        if work.pick is not None and not work.pick.position == end == len(work.pick.log):
+        if item.sample is not None and not item.sample.position == end == len(item.sample.log):
             raise ValueError(
-                f"entry {work.pick.position} is to be picked after row {end - 1} "
-                f"with a log of {len(work.pick.log)}"
+                f"entry {item.sample.position} is to be picked after row {end - 1} "
+                f"with a log of {len(item.sample.log)}"
             )
 
-    def _inputs(self, work: Work) -> list[int]:
-        if work.tokens is not None:
-            if work.rows is not None or len(work.tokens) != work.count:
-                raise ValueError(f"{len(work.tokens)} tokens for {work.count} rows")
-            return [embed(token) for token in work.tokens]
-        if work.rows is None or len(work.rows) != work.count * self._shape.row_bytes:
-            raise ValueError(f"no {work.count} rows of {self._shape.row_bytes} bytes")
-        words = struct.unpack(f"<{work.count * self._words}Q", work.rows)
+    def _input_rows(self, item: BatchItem) -> list[int]:
+        if item.tokens is not None:
+            if item.rows is not None or len(item.tokens) != item.count:
+                raise ValueError(f"{len(item.tokens)} tokens for {item.count} rows")
+            return [embed(token) for token in item.tokens]
+        if item.rows is None or len(item.rows) != item.count * self._shape.row_bytes:
+            raise ValueError(f"no {item.count} rows of {self._shape.row_bytes} bytes")
+        words = struct.unpack(f"<{item.count * self._words}Q", item.rows)
         if self._words == 1:
             return list(words)
         return [
-            self._fold(words[at : at + self._words]) for at in range(0, len(words), self._words)
+            self._fold_words(words[at : at + self._words]) for at in range(0, len(words), self._words)
         ]
 
-    def _fold(self, words: Sequence[int]) -> int:
+    def _fold_words(self, words: Sequence[int]) -> int:
         """The hash that was repeated; something else if any word of the row was damaged."""
         if all(word == words[0] for word in words):
             return words[0]
@@ -219,36 +219,36 @@ class HashModel:
             value = mix(value ^ word)
         return value
 
-    def _pack(self, rows: list[int]) -> bytes:
+    def _pack_rows(self, rows: list[int]) -> bytes:
         if self._words > 1:
             rows = [row for row in rows for _ in range(self._words)]
         return struct.pack(f"<{len(rows)}Q", *rows)
 
-    def _block(self, block: int, work: Work, rows: list[int]) -> list[int]:
+    def _run_block(self, block: int, item: BatchItem, rows: list[int]) -> list[int]:
         size = self._shape.page_size
         pages = self._kv[block]
-        attention = self._attention(pages, work)
+        attention = self._attention_sum(pages, item)
         out = []
-        for position, row in enumerate(rows, work.first):
+        for position, row in enumerate(rows, item.first):
             stored = key_value(block, position, row)
             out.append(output(stored, attention))
             attention = (attention + stored) & MASK
-            page = work.pages[position // size]
+            page = item.pages[position // size]
             slots = pages.get(page)
             if slots is None:
                 slots = pages[page] = [0] * size
             slots[position % size] = stored
         return out
 
-    def _attention(self, pages: dict[int, list[int]], work: Work) -> int:
+    def _attention_sum(self, pages: dict[int, list[int]], item: BatchItem) -> int:
         """The sum over the slots of positions < first. A page that nobody wrote counts as zeros."""
         size = self._shape.page_size
-        whole, rest = divmod(work.first, size)
+        whole, rest = divmod(item.first, size)
         empty = [0] * size
-        total = sum(sum(pages.get(page, empty)) for page in work.pages[:whole])
+        total = sum(sum(pages.get(page, empty)) for page in item.pages[:whole])
         if rest:
-            total += sum(pages.get(work.pages[whole], empty)[:rest])
+            total += sum(pages.get(item.pages[whole], empty)[:rest])
         return total & MASK
 
-    def _pick(self, wanted: Pick, row: int) -> Picked:
-        return pick(row, wanted.sampling, wanted.position, wanted.log, self._shape.vocab_size)
+    def _sample(self, request: SampleRequest, row: int) -> SampledToken:
+        return sample_token(row, request.sampling, request.position, request.log, self._shape.vocab_size)

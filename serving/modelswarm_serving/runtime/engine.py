@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_serving.model.base import Model, Result, Task, Work
+from modelswarm_serving.model.base import Model, Result, Task, BatchItem
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self._done, done)
 
     def _step(self, batch: Sequence[Task]) -> StepDone:
-        rows = sum(task.count for task in batch if isinstance(task, Work))
+        rows = sum(task.count for task in batch if isinstance(task, BatchItem))
         began = time.perf_counter()
         try:
             results = self._model.step(batch)

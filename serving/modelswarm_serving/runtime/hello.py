@@ -15,7 +15,7 @@ from modelswarm_serving.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class ServerIdentity:
     settings: Settings
     peer: PeerId
     shape: ModelShape
@@ -41,10 +41,10 @@ class Introduction:
             max_length=longest_session,
             total_pages=shape.total_pages,
             page_size=shape.page_size,
-            hold_ms=round(1000 * (settings.hold_seconds or 0)),
+            hold_ms=round(1000 * (settings.hold_limit_seconds or 0)),
             zone=settings.zone,
             lease_ms=round(1000 * settings.lease_seconds),
-            beat_ms=round(1000 * settings.beat_seconds),
+            heartbeat_ms=round(1000 * settings.heartbeat_seconds),
         )
 
     def member(self, target: str, metrics: str) -> Member:

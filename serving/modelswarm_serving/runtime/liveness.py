@@ -13,33 +13,33 @@ LOOP_SECONDS = 30.0  # it turns every 0.1 s
 STEP_SECONDS = 300.0  # the longest honest step, on the slowest machine
 
 
-class Health:
+class Liveness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._turned: float | None = None  # None: the event loop does not run yet
-        self._stepping: float | None = None  # since when a step is out
-        self._unready: str | None = "the model is being loaded"
+        self._last_loop: float | None = None  # None: the event loop does not run yet
+        self._step_started: float | None = None  # since when a step is out
+        self._not_serving: str | None = "the model is being loaded"
 
-    def turned(self) -> None:
+    def on_loop(self) -> None:
         """The event loop has come round."""
-        self._turned = self._clock()
+        self._last_loop = self._clock()
 
-    def step_began(self) -> None:
-        self._stepping = self._clock()
+    def on_step_started(self) -> None:
+        self._step_started = self._clock()
 
-    def step_ended(self) -> None:
-        self._stepping = None
+    def on_step_finished(self) -> None:
+        self._step_started = None
 
-    def serves(self) -> None:
-        self._unready = None
+    def mark_ready(self) -> None:
+        self._not_serving = None
 
-    def leaves(self) -> None:
-        self._unready = "the server is stopping"
+    def mark_stopping(self) -> None:
+        self._not_serving = "the server is stopping"
 
     @property
-    def stuck(self) -> str | None:
+    def stall_reason(self) -> str | None:
         """What stands still; None while all goes on."""
-        now, turned, stepping = self._clock(), self._turned, self._stepping
+        now, turned, stepping = self._clock(), self._last_loop, self._step_started
         if turned is not None and now - turned > LOOP_SECONDS:
             return f"the event loop has stood still for {now - turned:.0f} s"
         if stepping is not None and now - stepping > STEP_SECONDS:
@@ -47,6 +47,6 @@ class Health:
         return None
 
     @property
-    def unready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why nobody should count on it; None when it serves."""
-        return self._unready or self.stuck
+        return self._not_serving or self.stall_reason

@@ -17,15 +17,15 @@ from modelswarm.protocol.messages import ModelFileChunk
 
 ALLOWED = frozenset({*MODEL_FILES, "added_tokens.json"})
 TEMPLATE = "chat_template.jinja"
-OF_TOKENIZER = frozenset(
+TOKENIZER_FILES = frozenset(
     {
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         *("added_tokens.json", TEMPLATE),
     }
 )
-CHUNK = 256 << 10
-MAX_BYTES = 256 << 20  # of one file; the largest tokenizers have 40 MB
-MAX_TEMPLATE = 1 << 20
+CHUNK_BYTES = 256 << 10
+MAX_FILE_BYTES = 256 << 20  # of one file; the largest tokenizers have 40 MB
+MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class ModelFiles:
@@ -37,17 +37,17 @@ class ModelFiles:
         self._folder, self._tokenizer, self._template = folder, tokenizer, template
 
     @property
-    def words(self) -> Path | None:
+    def tokenizer_folder(self) -> Path | None:
         """The folder of the tokenizer."""
         return self._tokenizer or self._folder
 
     @property
-    def mark(self) -> str:
+    def revision_suffix(self) -> str:
         """What the revision must end with: servers that give out other files are servers of another model."""
         if self._tokenizer is None and self._template is None:
             return ""
         digest = hashlib.sha256()
-        for name in sorted(OF_TOKENIZER):
+        for name in sorted(TOKENIZER_FILES):
             content = self.read(name)
             digest.update(f"{name} {-1 if content is None else len(content)} ".encode())
             digest.update(content or b"")
@@ -57,19 +57,19 @@ class ModelFiles:
         """None when there is no such file, or not for gateways. Reads the disk: call it in a thread."""
         if name == TEMPLATE and self._template is not None:
             return self._template
-        folder = self.words if name in OF_TOKENIZER else self._folder
+        folder = self.tokenizer_folder if name in TOKENIZER_FILES else self._folder
         if folder is None or name not in ALLOWED:
             return None
         path = folder / name
         try:
-            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
                 return None
             return path.read_bytes()
         except OSError:
             return None
 
 
-def files_of(folder: Path | None, tokenizer: str | None, template: Path | None) -> ModelFiles:
+def open_model_files(folder: Path | None, tokenizer: str | None, template: Path | None) -> ModelFiles:
     """`tokenizer`: an address; `template`: a file. UserError when one of them cannot be had."""
     words = None
     if tokenizer is not None:
@@ -77,15 +77,15 @@ def files_of(folder: Path | None, tokenizer: str | None, template: Path | None) 
             words = resolve_outline(tokenizer)
         except ModelSourceError as error:
             raise UserError("--tokenizer", error.message) from error
-    return ModelFiles(folder, words, None if template is None else _template(template))
+    return ModelFiles(folder, words, None if template is None else _read_template(template))
 
 
-def _template(path: Path) -> bytes:
+def _read_template(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_TEMPLATE:
-            raise UserError("--chat-template", f"{path} is larger than {MAX_TEMPLATE} bytes")
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise UserError("--chat-template", f"{path} is larger than {MAX_TEMPLATE_BYTES} bytes")
         content = path.read_bytes()
-        _check(content.decode())
+        _check_template(content.decode())
     except OSError as error:
         raise UserError("--chat-template", f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -95,17 +95,17 @@ def _template(path: Path) -> bytes:
     return content
 
 
-def _check(template: str) -> None:
+def _check_template(template: str) -> None:
     if find_spec("jinja2"):  # it comes with torch; the hash model runs without
         from modelswarm.checkpoint.chat_template import check_template
 
         check_template(template)
 
 
-def chunks(name: str, content: bytes | None) -> Iterator[ModelFileChunk]:
+def file_chunks(name: str, content: bytes | None) -> Iterator[ModelFileChunk]:
     """At least one chunk; an empty file gives one without data."""
     if content is None:
         yield ModelFileChunk(name, 0, 0, b"", missing=True)
         return
-    for offset in range(0, max(len(content), 1), CHUNK):
-        yield ModelFileChunk(name, offset, len(content), content[offset : offset + CHUNK])
+    for offset in range(0, max(len(content), 1), CHUNK_BYTES):
+        yield ModelFileChunk(name, offset, len(content), content[offset : offset + CHUNK_BYTES])

@@ -35,23 +35,23 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore
-from modelswarm_serving.core.settings import COPY_RATE, ServerSettings, row_window
-from modelswarm_serving.core.stall_estimator import PULSE_SECONDS
+from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_window
+from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.runtime.engine import Engine, StepDone
-from modelswarm_serving.runtime.hello import Introduction
-from modelswarm_serving.runtime.liveness import Health
-from modelswarm_serving.runtime.model_files import ModelFiles, chunks
-from modelswarm_serving.runtime.probe_server import Page
+from modelswarm_serving.runtime.hello import ServerIdentity
+from modelswarm_serving.runtime.liveness import Liveness
+from modelswarm_serving.runtime.model_files import ModelFiles, file_chunks
+from modelswarm_serving.runtime.probe_server import ProbeServer
 from modelswarm_serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_FILE_REQUESTS = 256  # that may wait
-_PAUSE_SECONDS = 0.002  # when nothing but copies waits, which have had their share
-_LOOK_SECONDS = 0.05  # while it leaves: whether somebody still needs it
-_FILE_AHEAD = 4 << 20  # bytes of a file that may be queued for a gateway
+_MAX_FILE_REQUESTS = 256  # that may wait
+_TRANSFER_PAUSE_SECONDS = 0.002  # when nothing but copies waits, which have had their share
+_DRAIN_POLL_SECONDS = 0.05  # while it leaves: whether somebody still needs it
+_MAX_QUEUED_FILE_BYTES = 4 << 20  # bytes of a file that may be queued for a gateway
 
 
 class Node:
@@ -61,8 +61,8 @@ class Node:
         model: Model,
         files: ModelFiles,
         revision: str,
-        health: Health,
-        page: Page | None = None,
+        liveness: Liveness,
+        probe_server: ProbeServer | None = None,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -73,23 +73,23 @@ class Node:
             token_budget=settings.token_budget,
             row_window=row_window(model.shape.row_bytes),
             replay_bytes=replay_limit(settings, model.shape),
-            copy_rate=COPY_RATE,
+            transfer_rate=TRANSFER_RATE,
         )
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
-        self._introduction = Introduction(settings, self._peer, model.shape, revision)
+        self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
         self._files = files
         self._metrics = Metrics(settings.served_name, model.shape)
-        self._health, self._page = health, page
-        if page is not None:
-            page.registry = self._metrics.registry
-        self._beats = BeatTimer(random.random, settings.beat_seconds)
-        self._planned = False  # a plan is due in this pass of the loop
-        self._stepping = False
-        self._pausing = False  # nothing but copies waits, for their next turn
-        self._wanted: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_FILE_REQUESTS)
-        self._leaving = asyncio.Event()
+        self._liveness, self._probe_server = liveness, probe_server
+        if probe_server is not None:
+            probe_server.registry = self._metrics.registry
+        self._heartbeats = BeatTimer(random.random, settings.heartbeat_seconds)
+        self._plan_scheduled = False  # a plan is due in this pass of the loop
+        self._step_running = False
+        self._transfer_pause = False  # nothing but copies waits, for their next turn
+        self._file_requests: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_MAX_FILE_REQUESTS)
+        self._draining = asyncio.Event()
         self._stop = asyncio.Event()
-        self._fault: Exception | None = None  # of ours; the process ends with it
+        self._failure: Exception | None = None  # of ours; the process ends with it
 
     async def run(self) -> None:
         """Serve until a signal, and then until the sessions are elsewhere. UserError when it cannot start to."""
@@ -97,15 +97,15 @@ class Node:
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._engine = Engine(self._model, self._stepped)
-        self._links = Links(self._introduction.hello(self._core.longest_session), self)
+        self._engine = Engine(self._model, self._on_step_done)
+        self._links = Links(self._identity.hello(self._core.max_session_length), self)
         target = await self._listen(self._settings.listen)
         self._announce(target)
-        self._health.serves()
+        self._liveness.mark_ready()
         log.info("%s serves at %s", self._peer, target)
         work = (
             self._tick(),
-            self._pulse(),
+            self._sample_stalls(),
             self._send_files(),
             self._drain(),
             self._stop.wait(),
@@ -115,8 +115,8 @@ class Node:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()  # a helper ends only by a fault of ours, and then so does the process
-            if self._fault is not None:
-                raise self._fault
+            if self._failure is not None:
+                raise self._failure
         finally:
             self._withdraw()
             for task in tasks:
@@ -125,93 +125,93 @@ class Node:
 
     def _withdraw(self) -> None:
         """Nobody new is to come."""
-        self._health.leaves()
-        if self._settings.members is not None:
-            withdraw(self._settings.members / f"{self._settings.name}.json")
+        self._liveness.mark_stopping()
+        if self._settings.discovery_dir is not None:
+            withdraw(self._settings.discovery_dir / f"{self._settings.name}.json")
 
     async def _drain(self) -> None:
         """After the first signal: all gateways hear that this server leaves, and move their sessions away (R13).
 
         Returns when nobody needs it any more, or when the time is over.
         """
-        await self._leaving.wait()
+        await self._draining.wait()
         self._withdraw()
         began = self._clock()
-        self._core.leave(began)
-        self._settle()
-        beat = self._core.beat()
-        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._beats.peers])
-        while self._core.in_use(self._clock()):
-            if self._clock() - began >= self._settings.drain_seconds:
+        self._core.start_draining(began)
+        self._flush()
+        beat = self._core.heartbeat()
+        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._heartbeats.peers])
+        while self._core.is_in_use(self._clock()):
+            if self._clock() - began >= self._settings.drain_timeout_seconds:
                 log.warning("leaves with sessions that nobody has moved")
                 return
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
         log.info("leaves after %.1f s", self._clock() - began)
 
     # What links bring (LinkHandler)
 
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
-            self._beats.join(peer)
+            self._heartbeats.join(peer)
             if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
                 log.warning("%s", fault)
         lease = hello.lease_ms / 1000
-        self._core.connected(peer, hello.role, self._clock(), hello.target, lease)
-        self._settle()
+        self._core.on_peer_connected(peer, hello.role, self._clock(), hello.target, lease)
+        self._flush()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        self._beats.leave(peer)
-        self._core.disconnected(peer, self._clock())
-        self._settle()
+        self._heartbeats.leave(peer)
+        self._core.on_peer_lost(peer, self._clock())
+        self._flush()
 
     def received(self, peer: PeerId, items: list[Item]) -> None:
         now = self._clock()
         for item in items:
             if type(item) is ModelFileRequest:
-                self._want_file(peer, item.name)
+                self._request_file(peer, item.name)
             else:
                 self._core.receive(peer, item, now)
-        self._settle()
+        self._flush()
 
     # What the core wants
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         """Send what the core has to say, then see whether there is a step to run."""
-        sends = self._core.drain()
+        sends = self._core.take_sends()
         if sends:
             self._links.send(sends)
             now = self._clock()
             for send in sends:
-                self._beats.sent(send.to.peer, now)
-        if not self._planned and not self._stepping:
-            self._planned = True
-            asyncio.get_running_loop().call_soon(self._plan)
+                self._heartbeats.sent(send.to.peer, now)
+        if not self._plan_scheduled and not self._step_running:
+            self._plan_scheduled = True
+            asyncio.get_running_loop().call_soon(self._plan_step)
 
-    def _plan(self) -> None:
-        self._planned = False
-        if self._stepping or self._stop.is_set():
+    def _plan_step(self) -> None:
+        self._plan_scheduled = False
+        if self._step_running or self._stop.is_set():
             return
         try:
             batch = self._core.plan_step(self._clock())
         except Exception as fault:
-            self._end(fault)
+            self._fail(fault)
             return
         if batch:
-            self._stepping = True
-            self._health.step_began()
+            self._step_running = True
+            self._liveness.on_step_started()
             self._engine.submit(batch)
-        elif self._core.copies_wait and not self._pausing:
-            self._pausing = True
-            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._copy_on)
+        elif self._core.has_ready_transfers and not self._transfer_pause:
+            self._transfer_pause = True
+            asyncio.get_running_loop().call_later(_TRANSFER_PAUSE_SECONDS, self._resume_transfers)
 
-    def _copy_on(self) -> None:
-        self._pausing = False
-        if not self._planned:
-            self._plan()
+    def _resume_transfers(self) -> None:
+        self._transfer_pause = False
+        if not self._plan_scheduled:
+            self._plan_step()
 
-    def _stepped(self, done: StepDone) -> None:
-        self._stepping = False
-        self._health.step_ended()
+    def _on_step_done(self, done: StepDone) -> None:
+        self._step_running = False
+        self._liveness.on_step_finished()
         now = self._clock()
         try:
             if done.error is None:
@@ -219,14 +219,14 @@ class Node:
             else:
                 self._core.fail_step(done.error, now)
         except Exception as fault:
-            self._end(fault)
+            self._fail(fault)
             return
-        self._settle()
-        self._metrics.step(done.rows, done.seconds, done.error is not None)
+        self._flush()
+        self._metrics.observe_step(done.rows, done.seconds, done.error is not None)
 
-    def _end(self, fault: Exception) -> None:
+    def _fail(self, fault: Exception) -> None:
         """The loop would only log it, and the sessions of that step would stand still for ever."""
-        self._fault = fault
+        self._failure = fault
         self._stop.set()
 
     # Time, files, signals
@@ -235,41 +235,41 @@ class Node:
         while True:
             await asyncio.sleep(BUSY_SECONDS)
             now = self._clock()
-            self._health.turned()
+            self._liveness.on_loop()
             self._core.tick(now)
-            self._settle()
+            self._flush()
             stats = self._core.stats
-            self._metrics.show(stats)
-            due = self._beats.due(now, self._core.busy_gateways)
+            self._metrics.set_stats(stats)
+            due = self._heartbeats.due(now, self._core.busy_gateways)
             if due:
-                beat = self._core.beat()
+                beat = self._core.heartbeat()
                 self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
 
-    async def _pulse(self) -> None:
+    async def _sample_stalls(self) -> None:
         while True:
-            seconds = PULSE_SECONDS if self._core.runs else BUSY_SECONDS
+            seconds = SAMPLE_SECONDS if self._core.has_running_sessions else BUSY_SECONDS
             await asyncio.sleep(seconds)
-            self._core.pulse(self._clock(), seconds)
+            self._core.sample_stalls(self._clock(), seconds)
 
-    def _want_file(self, peer: PeerId, name: str) -> None:
+    def _request_file(self, peer: PeerId, name: str) -> None:
         try:
-            self._wanted.put_nowait((peer, name))
+            self._file_requests.put_nowait((peer, name))
         except asyncio.QueueFull:
             self._links.unlink(peer, "too many requests for model files")
 
     async def _send_files(self) -> None:
         while True:
-            peer, name = await self._wanted.get()
+            peer, name = await self._file_requests.get()
             content = await asyncio.to_thread(self._files.read, name)
-            for chunk in chunks(name, content):
-                while self._links.queued(peer, Lane.BULK) > _FILE_AHEAD:  # noqa: ASYNC110
+            for chunk in file_chunks(name, content):
+                while self._links.queued(peer, Lane.BULK) > _MAX_QUEUED_FILE_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 self._links.send([Send(reply_address(peer), Lane.BULK, chunk)])
 
     def _on_signal(self) -> None:
-        if self._leaving.is_set():
+        if self._draining.is_set():
             os._exit(1)  # asked twice: whatever hangs, hang no longer
-        self._leaving.set()
+        self._draining.set()
 
     # Start
 
@@ -277,18 +277,18 @@ class Node:
         try:
             return await self._links.listen(target)
         except OSError as error:
-            raise UserError("--listen", f"cannot listen on {target}: {why(error)}") from error
+            raise UserError("--listen", f"cannot listen on {target}: {error_text(error)}") from error
 
     def _announce(self, target: str) -> None:
-        folder = self._settings.members
+        folder = self._settings.discovery_dir
         if folder is None:
             return
-        page = "" if self._page is None else self._page.target
+        page = "" if self._probe_server is None else self._probe_server.target
         try:
-            member = self._introduction.member(target, page)
+            member = self._identity.member(target, page)
             announce(folder / f"{member.name}.json", asdict(member))
         except OSError as error:
-            raise UserError("--members", f"{folder} cannot be written: {why(error)}") from error
+            raise UserError("--discovery-dir", f"{folder} cannot be written: {error_text(error)}") from error
 
 
 def replay_limit(settings: Settings, shape: ModelShape) -> int:
@@ -298,5 +298,5 @@ def replay_limit(settings: Settings, shape: ModelShape) -> int:
     return replay_bytes(shape.row_bytes, shape.total_pages * shape.page_size)
 
 
-def why(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     return (error.strerror or str(error)).lower()

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from modelswarm_serving.runtime.liveness import Health
+from modelswarm_serving.runtime.liveness import Liveness
 
 IDLE_SECONDS = 5.0  # after that, a connection that says nothing is closed
 
@@ -24,7 +24,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, page: Page) -> None:
+    def __init__(self, host: str, port: int, page: ProbeServer) -> None:
         self.page = page
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
@@ -33,10 +33,10 @@ class _Server(ThreadingHTTPServer):
         """Whoever asked is gone: nothing to tell."""
 
 
-class Page:
-    def __init__(self, target: str, health: Health) -> None:
+class ProbeServer:
+    def __init__(self, target: str, health: Liveness) -> None:
         """Answers on "host:port" (0: any port) from now on. OSError if it cannot be had."""
-        self.health = health
+        self.liveness = health
         self.registry = CollectorRegistry()  # the node puts its own here, once there is one
         host, _, port = target.rpartition(":")
         self._server = _Server(host.strip("[]"), int(port), self)
@@ -52,13 +52,13 @@ class Page:
             encode, kind = choose_encoder(accept)
             return 200, kind, encode(self.registry)
         if path == "/live":
-            return _verdict("live", self.health.stuck)
+            return _probe_response("live", self.liveness.stall_reason)
         if path == "/ready":
-            return _verdict("ready", self.health.unready)
+            return _probe_response("ready", self.liveness.unready_reason)
         return 404, "text/plain", b"here are /live, /ready and /metrics\n"
 
 
-def _verdict(what: str, reason: str | None) -> tuple[int, str, bytes]:
+def _probe_response(what: str, reason: str | None) -> tuple[int, str, bytes]:
     body = json.dumps({what: reason is None, "reason": reason}).encode() + b"\n"
     return 200 if reason is None else 503, "application/json", body
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.kubernetes.api_client import USER, Plain
+from support.kubernetes.api_client import USER, ApiClient
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
@@ -49,7 +49,7 @@ def test_a_service_account_has_only_the_rights_that_it_was_given(
     admin(
         "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:default"
     )
-    with Plain(api) as plain:
+    with ApiClient(api) as plain:
         user = USER.format(namespace, "default")
         wait_for("the right to be known", lambda: plain.may(user, "list", "pods", namespace), 30)
     assert account.items("pods") == []

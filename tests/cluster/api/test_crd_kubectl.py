@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kubernetes.swarms import Swarms, connected, created, install_crd, swarm
+from support.kubernetes.api_client import ApiClient, SwarmClient, created, install_crd, swarm
 
 from tools.crd.definition import definition
 from tools.devcluster.control_plane.api_level import ApiLevel
@@ -20,14 +20,14 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def level(api: ApiLevel) -> ApiLevel:
-    install_crd(api.kubectl)
+    install_crd(api)
     return api
 
 
 @pytest.fixture
-def swarms(level: ApiLevel, namespace: str) -> Iterator[Swarms]:
-    with connected(level.kubeconfig) as client:
-        yield Swarms(client, namespace)
+def swarms(level: ApiLevel, namespace: str) -> Iterator[SwarmClient]:
+    with ApiClient(level) as client:
+        yield SwarmClient(client, namespace)
 
 
 @pytest.fixture
@@ -89,7 +89,9 @@ STATUS: Json = {
 }
 
 
-def test_every_field_of_a_status_is_kept_and_does_not_touch_the_generation(swarms: Swarms) -> None:
+def test_every_field_of_a_status_is_kept_and_does_not_touch_the_generation(
+    swarms: SwarmClient,
+) -> None:
     created(swarms.create(swarm()))
 
     stored = created(swarms.merge("counting", {"status": STATUS}, status=True))
@@ -102,7 +104,7 @@ def test_every_field_of_a_status_is_kept_and_does_not_touch_the_generation(swarm
 COLUMNS = ["NAME", "READY", "REASON", "MODEL", "COVERAGE", "REPLICAS", "URL", "AGE"]
 
 
-def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: Swarms) -> None:
+def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: SwarmClient) -> None:
     created(swarms.create(swarm(replicas=2)))
     created(swarms.merge("counting", {"status": STATUS}, status=True))
 
@@ -117,7 +119,7 @@ def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: Swarms) -> None
 
 
 def test_kubectl_scale_sets_the_replicas_and_reports_those_of_one_span(
-    kubectl: Kubectl, swarms: Swarms
+    kubectl: Kubectl, swarms: SwarmClient
 ) -> None:
     created(swarms.create(swarm(replicas=2)))
     created(swarms.merge("counting", {"status": STATUS | {"replicas": 1}}, status=True))
@@ -151,7 +153,7 @@ def test_kubectl_explains_every_field(kubectl: Kubectl) -> None:
 
 
 def test_apply_by_two_managers_joins_pools_and_conditions_by_their_keys(
-    kubectl: Kubectl, swarms: Swarms
+    kubectl: Kubectl, swarms: SwarmClient
 ) -> None:
     kubectl("apply", "--server-side", "--field-manager=a", "-f", "-", stdin=json.dumps(swarm()))
     other = swarm(pools=[{"name": "spot"}])
@@ -165,7 +167,7 @@ def test_apply_by_two_managers_joins_pools_and_conditions_by_their_keys(
 
 
 def test_kubectl_edit_and_replace_are_judged_as_apply_is(
-    kubectl: Kubectl, swarms: Swarms, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kubectl: Kubectl, swarms: SwarmClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kubectl("apply", "-f", "-", stdin=json.dumps(swarm(replicas=2)))
 
@@ -184,7 +186,7 @@ def test_kubectl_edit_and_replace_are_judged_as_apply_is(
             kubectl(*words, stdin=json.dumps(swarm(replica=1)))
 
 
-def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: Swarms) -> None:
+def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: SwarmClient) -> None:
     created(swarms.create(swarm()))
 
     kubectl("annotate", "msw", "counting", "modelswarm.io/reconcile-at=now")
@@ -201,7 +203,7 @@ JSON_PATCH = json.dumps([{"op": "replace", "path": "/spec/rollout/surge", "value
 
 
 def test_what_was_stored_before_a_rule_existed_can_still_be_operated_and_corrected(
-    level: ApiLevel, swarms: Swarms
+    level: ApiLevel, swarms: SwarmClient
 ) -> None:
     """An upgrade of the resource meets objects of yesterday: status and finalizers must stay writable."""
     lax = definition()
@@ -211,7 +213,7 @@ def test_what_was_stored_before_a_rule_existed_can_still_be_operated_and_correct
     level.kubectl.apply(lax)
     old = swarm("old", replicas=3000, model={"source": "s3://bucket"})
     wait_for("the lax rules", lambda: swarms.create(old).accepted, 20.0, every=0.2)
-    install_crd(level.kubectl)
+    install_crd(level)
     bad = swarm("new", model={"source": "s3://bucket"})
     wait_for("the rules", lambda: not swarms.create(bad, dry_run=True).accepted, 20.0, every=0.2)
 
@@ -231,7 +233,7 @@ def test_kubernetes_itself_has_nothing_to_say_against_the_schema(level: ApiLevel
     assert stored["spec"]["versions"] == definition()["spec"]["versions"]
 
 
-def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: Swarms) -> None:
+def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: SwarmClient) -> None:
     document = swarm("a")
     document["metadata"]["annotations"] = {"x": "ü" * 131_000}
     assert swarms.create(document).accepted
@@ -241,7 +243,7 @@ def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: Swarms) -> 
 
 
 def test_the_largest_document_can_still_be_applied_by_the_client(
-    kubectl: Kubectl, swarms: Swarms
+    kubectl: Kubectl, swarms: SwarmClient
 ) -> None:
     """`kubectl apply` keeps a copy in an annotation of at most 256 KiB."""
     document = swarm(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
-from support.kubernetes.swarms import CRD, Swarms, connected, install_crd
+from support.kubernetes.api_client import CRD, ApiClient, SwarmClient, install_crd
 
 from modelswarm.resources.spec import ModelSwarm
 from tools.devcluster.control_plane.api_level import ApiLevel
@@ -110,10 +110,10 @@ FIELDS = list(_leaves(_schema()))
 
 
 @pytest.fixture(scope="module")
-def swarms(api: ApiLevel) -> Iterator[Swarms]:
-    install_crd(api.kubectl)
-    with api.namespace() as name, connected(api.kubeconfig) as client:
-        yield Swarms(client, name)
+def swarms(api: ApiLevel) -> Iterator[SwarmClient]:
+    install_crd(api)
+    with api.namespace() as name, ApiClient(api) as client:
+        yield SwarmClient(client, name)
 
 
 def _document_for(path: Path) -> Json:
@@ -154,7 +154,7 @@ EVERY_FIELD = pytest.mark.parametrize(
 
 @EVERY_FIELD
 def test_both_judges_agree_on_every_value_and_a_refusal_names_the_field(
-    swarms: Swarms, path: Path, schema: Json
+    swarms: SwarmClient, path: Path, schema: Json
 ) -> None:
     dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
     split: dict[str, str] = {}
@@ -192,7 +192,7 @@ def _good(path: Path, schema: Json) -> Any:
 
 @EVERY_FIELD
 def test_a_field_set_and_cleared_leaves_nothing_behind(
-    swarms: Swarms, path: Path, schema: Json
+    swarms: SwarmClient, path: Path, schema: Json
 ) -> None:
     before = _document_for(path)
     fresh = swarms.create(before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from support.kubernetes.api_client import Json, Plain
+from support.kubernetes.api_client import ApiClient, Json
 from support.kubernetes.event_log import Watch
 
 from tools.devcluster.control_plane.api_level import ApiLevel
@@ -21,7 +21,7 @@ def test_a_closed_watch_has_let_go_of_its_connection(api: ApiLevel, namespace: s
         seen.append(found["metadata"]["name"])
 
     before = set(threading.enumerate())
-    with Plain(api) as plain:
+    with ApiClient(api) as plain:
         path = CONFIGS.format(namespace)
         watch = Watch(plain, path, "", note)
         plain.post(path, {"metadata": {"name": "one"}})

@@ -17,9 +17,10 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from support.eventually import eventually
 from support.kubernetes.pods_with_processes import PodSwarm
-from support.processes.hash_swarm import MODEL, Doors, wait_for
 from support.processes.http_requests import IDS, tokens_of, whole
+from support.processes.swarm import MODEL, Doors
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
@@ -76,7 +77,7 @@ class Reader:
                 time.sleep(0.003)
 
     def wait(self, tokens: int) -> None:
-        wait_for(f"{tokens} tokens", lambda: len(self.tokens) >= tokens)
+        eventually(f"{tokens} tokens", lambda: len(self.tokens) >= tokens)
 
     def more(self, tokens: int = 30) -> None:
         self.wait(len(self.tokens) + tokens)
@@ -129,7 +130,7 @@ def test_a_stream_runs_through_pods_and_outlives_each_of_them(pods: PodSwarm) ->
         pods.kill(name)
         reader.more(40)
         pods.run(name)  # the container starts again in the same pod: a new life at the same address
-        wait_for("it is linked again", lambda: pods.linked(doors) == 4)
+        eventually("it is linked again", lambda: pods.linked(doors) == 4)
     for name in ("b0", "a1"):
         pods.kill(name)
     assert reader.all() == expected
@@ -143,23 +144,23 @@ def test_a_pod_is_found_when_it_becomes_ready_and_forgotten_when_it_is_gone(pods
     names = ("a0", "a1", "a2")
     for name in names:
         pods.pod(name, "0:4", serves=False)
-    wait_for("the model is expected", lambda: ask(doors).status_code == 503)
+    eventually("the model is expected", lambda: ask(doors).status_code == 503)
     [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
     assert (model["id"], model["ready"]) == (MODEL, False)
     time.sleep(3.0)  # they are dialled, more and more rarely
     seconds = [until_linked(pods, doors, name, count) for count, name in enumerate(names, 1)]
     assert median(seconds) < 1.0, f"readiness is a reason to dial at once, not after {seconds}"
-    wait_for("a model answers", lambda: ask(doors).status_code == 200)
+    eventually("a model answers", lambda: ask(doors).status_code == 200)
     for name in names:
         pods.bury(name)
-    wait_for("they are gone", lambda: pods.linked(doors) == 0)
+    eventually("they are gone", lambda: pods.linked(doors) == 0)
 
 
 def until_linked(pods: PodSwarm, doors: Doors, name: str, count: int) -> float:
     """Seconds from its readiness."""
     pods.run(name)
     came = time.monotonic()
-    wait_for(f"{name} is linked", lambda: pods.linked(doors) == count)
+    eventually(f"{name} is linked", lambda: pods.linked(doors) == count)
     return time.monotonic() - came
 
 
@@ -192,7 +193,7 @@ def test_a_pod_that_is_leaving_keeps_its_link_and_gets_no_new_one(pods: PodSwarm
     pods.kill(first)
     reader.more(10)
     pods.launch(first)  # a kubelet would not: whoever listens there is not dialled any more
-    wait_for("somebody listens", lambda: pods.serves(first))
+    eventually("somebody listens", lambda: pods.serves(first))
     pods.bury(second)
     assert reader.all() == expected
     time.sleep(2.5)
@@ -204,7 +205,7 @@ def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: Po
     doors = pods.pod_gateway(whole=1)
     pods.pod("a0-before", "0:2", address=pods.addresses["a0"], serves=False)
     pods.tell("a0-before", ready=True)
-    wait_for(
+    eventually(
         "it is refused",
         lambda: "a0-before/1 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
     )
@@ -215,7 +216,7 @@ def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: Po
     pods.kill("a0")
     pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
     pods.run("a0")  # still says incarnation 1
-    wait_for(
+    eventually(
         "it is refused",
         lambda: "a0/2 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
     )
@@ -229,10 +230,10 @@ def test_what_is_no_server_is_passed_over(pods: PodSwarm) -> None:
     pods.pod("inspector", "0:4")
     pods.kubectl("label", "pod", "inspector", "modelswarm.io/role=inspect", "--overwrite")
     pods.pod("good", "0:4")
-    wait_for("the good one is linked", lambda: "good" in peers(doors))
+    eventually("the good one is linked", lambda: "good" in peers(doors))
     pods.kill("odd")
     pods.kill("inspector")
-    wait_for("the others are forgotten", lambda: peers(doors) == {"good"})
+    eventually("the others are forgotten", lambda: peers(doors) == {"good"})
     pods.run("odd")
     pods.run("inspector")
     time.sleep(1.0)
@@ -248,7 +249,7 @@ def test_two_gateways_serve_two_swarms_from_the_same_pods(pods: PodSwarm) -> Non
     doors = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
     bodies = [BODY | {"model": name} for name in ("alpha", "beta")]
     for door in doors:
-        wait_for("all are linked", partial(sees, door, {"a0", "a1", "a2", "b0"}))
+        eventually("all are linked", partial(sees, door, {"a0", "a1", "a2", "b0"}))
         served = httpx.get(f"{door.url}/v1/models", timeout=10).json()["data"]
         assert {model["id"] for model in served} == {"alpha", "beta"}
     expected = [whole(doors[0], body) for body in bodies]
@@ -276,11 +277,11 @@ def test_one_gateway_watches_several_namespaces(
         both = ("--namespace", pods.namespace, "--namespace", second)
         for name, flags in (("named", both), ("every", ())):
             doors = pods.gateway(*admin, *flags, name=name)
-            wait_for("both are linked", partial(sees, doors, {"first", "second"}))
+            eventually("both are linked", partial(sees, doors, {"first", "second"}))
         # A namespace that may not be read stops nothing else.
         mine = ("--kubernetes", "--kubeconfig", str(pods.allow()))
         doors = pods.gateway(*mine, *both, name="partly")
-        wait_for("its own are linked", lambda: peers(doors) == {"first"})
+        eventually("its own are linked", lambda: peers(doors) == {"first"})
 
 
 # ---- the API server
@@ -299,14 +300,14 @@ def test_streams_and_new_requests_do_without_the_api_server(own_pods: PodSwarm) 
         [first, _] = route(doors)
         pods.kill(first)  # its place is known, so its next life needs no API server to be found
         pods.launch(first)
-        wait_for("it is linked again", lambda: pods.linked(doors) == 4)
+        eventually("it is linked again", lambda: pods.linked(doors) == 4)
         assert ready(doors) == (True, "")
         assert whole(doors, BODY) == expected
         assert reader.all() == expected
     finally:
         api.start_apiserver()
     pods.pod("c0", "0:4")
-    wait_for("news come again", lambda: "c0" in peers(doors))
+    eventually("news come again", lambda: "c0" in peers(doors))
 
 
 def test_what_changed_while_nobody_watched_is_known_afterwards(own_pods: PodSwarm) -> None:
@@ -328,7 +329,7 @@ def test_what_changed_while_nobody_watched_is_known_afterwards(own_pods: PodSwar
         api.start_apiserver()
         api.stop_apiserver("second")
         pods.kubectl = api.kubectl.within(pods.namespace)
-    wait_for("all is known", lambda: peers(doors) == {"new", "kept"})
+    eventually("all is known", lambda: peers(doors) == {"new", "kept"})
     assert "cannot be watched, what is known stays" in pods.log("gateway")
 
 
@@ -348,7 +349,7 @@ def test_a_silent_api_server_holds_up_nothing(own_pods: PodSwarm) -> None:
     finally:
         api.resume_apiserver()
     pods.run(used)
-    wait_for("it is linked again", lambda: pods.linked(doors) == 2)
+    eventually("it is linked again", lambda: pods.linked(doors) == 2)
 
 
 def test_a_gateway_that_never_saw_the_pods_is_not_ready_and_says_why(own_pods: PodSwarm) -> None:
@@ -356,18 +357,18 @@ def test_a_gateway_that_never_saw_the_pods_is_not_ready_and_says_why(own_pods: P
     pods.pod("a0", "0:4")
     account = ("--kubernetes", "--kubeconfig", str(pods.allow()))
     forbidden = pods.gateway(*account, "--namespace", "elsewhere", name="forbidden", ready=False)
-    said = wait_for("it is told", lambda: reason(forbidden, "403"))
+    said = eventually("it is told", lambda: reason(forbidden, "403"))
     assert "cannot list resource" in said
     assert httpx.get(f"{forbidden.url}/health", timeout=10).status_code == 200
     api.stop_apiserver()
     try:
         here = ("--namespace", pods.namespace)
         early = pods.gateway(*account, *here, name="early", ready=False)
-        wait_for("it says why", lambda: reason(early, "Cannot connect"))
+        eventually("it says why", lambda: reason(early, "Cannot connect"))
     finally:
         api.start_apiserver()
-    wait_for("it is ready", lambda: ready(early) == (True, ""))
-    wait_for("it is linked", lambda: peers(early) == {"a0"})
+    eventually("it is ready", lambda: ready(early) == (True, ""))
+    eventually("it is linked", lambda: peers(early) == {"a0"})
 
 
 def reason(doors: Doors, part: str) -> str:
@@ -415,9 +416,9 @@ def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
                 api.pause_apiserver()
                 pods.kill(name)
                 pods.launch(name)
-                wait_for("it serves again", partial(pods.serves, name))
+                eventually("it serves again", partial(pods.serves, name))
                 api.resume_apiserver()
         assert reader.all() == expected, f"turn {turn} of seed {seed}"
     for door in doors:
-        wait_for("it knows whom there is", partial(knows, door, set(alive)))
+        eventually("it knows whom there is", partial(knows, door, set(alive)))
         assert whole(door, short) == expected

@@ -14,13 +14,14 @@ from support.kubernetes.operator_scene import scene, swarm
 from support.kubernetes.pods_with_processes import PodSwarm
 from support.kubernetes.prometheus import (
     Prometheus,
+    Targets,
     check_panels,
     config,
+    following,
     lint,
     scraping,
     wait_for,
 )
-from support.kubernetes.prometheus_targets import Targets, following
 
 from tools.dashboard.operator_rows import GATEWAY_VIEW, GATEWAY_WATCHES, OPERATOR_ROWS
 from tools.devcluster.control_plane.api_level import ApiLevel

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.kubernetes.api_client import PODS, SWARMS, Json, Plain
+from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json, install_crd
 from support.kubernetes.fault_proxy import Call, Fault
-from support.kubernetes.operator_scene import Scene, install_crd, scene, swarm
+from support.kubernetes.operator_scene import Scene, scene, swarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.layout import Layout
@@ -194,7 +194,7 @@ def test_a_second_writer_at_a_high_rate_does_not_keep_the_operator_from_its_work
     stage.apply(swarm(replicas=1))
 
     def scribble() -> None:
-        with Plain(api) as plain:
+        with ApiClient(api) as plain:
             path, turn = f"{SWARMS.format(stage.namespace)}/counting", 0
             while not stop.wait(0.02):
                 turn += 1

@@ -107,7 +107,7 @@ def test_the_gateway_takes_its_flags_and_gets_the_time_to_leave() -> None:
     objects = render(EVERYTHING, "--set", "fullnameOverride=modelswarm")
     settings = parse_gateway(arguments(objects, "gateway"))
     assert settings.kubernetes
-    assert settings.members is None
+    assert settings.discovery_dir is None
     assert settings.namespaces == ("team-a",)
     assert settings.name == "modelswarm-gateway-7d9-x2x"
     assert (settings.http, settings.grpc, settings.metrics) == (
@@ -116,9 +116,9 @@ def test_the_gateway_takes_its_flags_and_gets_the_time_to_leave() -> None:
         "0.0.0.0:8002",
     )
     assert settings.vllm_metrics
-    assert settings.sessions == 5  # extraArgs come last and win
+    assert settings.max_named_sessions == 5  # extraArgs come last and win
     spec = one(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
-    leaving = settings.leave_seconds + settings.drain_seconds
+    leaving = settings.shutdown_delay_seconds + settings.drain_timeout_seconds
     assert spec["terminationGracePeriodSeconds"] >= leaving + 10
 
 

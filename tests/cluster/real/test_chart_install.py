@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.kubernetes.api_client import USER, Plain
+from support.kubernetes.api_client import USER, ApiClient, wait_crd_served
 from support.kubernetes.chart import CHART, VALUES, Object, one, pods, render
-from support.kubernetes.swarms import wait_served
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
@@ -50,7 +49,7 @@ def kubectl(server: ApiLevel) -> Iterator[Kubectl]:
 def install_and_apply(kubectl: Kubectl) -> None:
     """A swarm as well."""
     install(kubectl)
-    wait_served(kubectl)
+    wait_crd_served(server)
     kubectl.apply(SWARM)
 
 
@@ -213,7 +212,7 @@ def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
 def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
     """The API server has heard of the rules that were made for it."""
     asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
-    with Plain(server) as plain:
+    with ApiClient(server) as plain:
         wait_for(f"{account} to have its rights", lambda: plain.may(*asked), 30)
 
 

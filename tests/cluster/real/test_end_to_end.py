@@ -21,10 +21,10 @@ import grpc
 import httpx
 import pytest
 from support.kubernetes.event_log import Life
-from support.kubernetes.installed import HTTP, Carried, Installed, installed, pause_after
+from support.kubernetes.release import HTTP, StreamRoute, Release, open_release, pause_after
 from support.kubernetes.quickstart import NAMESPACE, Quickstart, remove
 from support.processes.oracles import check_contiguous, check_tokens, check_twins
-from support.processes.swarm import Answer, Ask, Stream
+from support.processes.streams import Answer, Ask, Stream
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -43,7 +43,7 @@ NEXT_OPERATOR_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
-    """Installed, with the swarm Ready: the first half of docs/kubernetes.md."""
+    """Release, with the swarm Ready: the first half of docs/kubernetes.md."""
     remove(cluster)
     started = Quickstart(cluster)
     try:
@@ -55,8 +55,8 @@ def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
 
 
 @pytest.fixture(scope="module")
-def place(quickstart: Quickstart) -> Iterator[Installed]:
-    with installed(quickstart.cluster) as there:
+def place(quickstart: Quickstart) -> Iterator[Release]:
+    with open_release(quickstart.cluster) as there:
         yield there
 
 
@@ -74,7 +74,7 @@ def ask() -> Ask:
 
 
 @pytest.fixture(scope="module")
-def calm(place: Installed, ask: Ask, model: PreTrainedModel) -> Answer:
+def calm(place: Release, ask: Ask, model: PreTrainedModel) -> Answer:
     """The same stream when nothing happens."""
     place.wait_whole()
     for _ in range(5):
@@ -89,7 +89,7 @@ def calm(place: Installed, ask: Ask, model: PreTrainedModel) -> Answer:
     raise AssertionError("nothing happened, and five streams were rerouted")
 
 
-def test_the_quickstart_chats_through_the_service(quickstart: Quickstart, place: Installed) -> None:
+def test_the_quickstart_chats_through_the_service(quickstart: Quickstart, place: Release) -> None:
     place.wait_whole()
     shown = quickstart.run("ask")
     content = json.loads(shown[shown.index("{") :])["choices"][0]["message"]["content"]
@@ -97,7 +97,7 @@ def test_the_quickstart_chats_through_the_service(quickstart: Quickstart, place:
     assert "counting" in place.kubectl("get", "modelswarms")
 
 
-def test_the_service_answers_an_openai_stream(place: Installed) -> None:
+def test_the_service_answers_an_openai_stream(place: Release) -> None:
     place.wait_whole()
     body = {
         "model": "counting",
@@ -112,7 +112,7 @@ def test_the_service_answers_an_openai_stream(place: Installed) -> None:
     assert len(lines) > 10
 
 
-def test_helm_test_gets_a_completion(place: Installed) -> None:
+def test_helm_test_gets_a_completion(place: Release) -> None:
     place.wait_whole()
     shown = place.kubectl.helm("test", "modelswarm", "--logs")
     assert "Succeeded" in shown
@@ -121,7 +121,7 @@ def test_helm_test_gets_a_completion(place: Installed) -> None:
 
 @pytest.mark.parametrize("hop", [0, 1], ids=["head", "tail"])
 def test_a_deleted_pod_costs_the_stream_nothing(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel, hop: int
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel, hop: int
 ) -> None:
     stream, carried = begin(place, ask)
     victim = carried.servers[hop]
@@ -137,7 +137,7 @@ def test_a_deleted_pod_costs_the_stream_nothing(
 
 
 def test_a_killed_container_costs_the_stream_nothing(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """The same pod comes back, by the kubelet; the operator leaves it alone."""
     processes = processes_of(place)
@@ -153,7 +153,7 @@ def test_a_killed_container_costs_the_stream_nothing(
 
 
 def test_a_dead_node_costs_the_stream_nothing(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """No packet tells of it. The stream goes on at once; the slots are refilled elsewhere when the node is given up."""
     stream, node = begin_across(place, ask)
@@ -175,7 +175,7 @@ def test_a_dead_node_costs_the_stream_nothing(
 
 
 def test_a_gateway_that_is_deleted_finishes_its_stream(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     stream, carried = begin(place, ask)
     fault = place.delete_pod(carried.gateway)
@@ -195,7 +195,7 @@ def test_a_gateway_that_is_deleted_finishes_its_stream(
 
 
 def test_a_killed_gateway_ends_its_streams_and_another_answers(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """No stream outlives its gateway's process by itself: the client is told, and asks again."""
     processes = processes_of(place)
@@ -215,7 +215,7 @@ def test_a_killed_gateway_ends_its_streams_and_another_answers(
 
 
 def test_a_stream_does_not_miss_the_operator(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     """It is killed, and a server with it: the stream goes on, and who leads next refills the slot."""
     processes = processes_of(place)
@@ -233,7 +233,7 @@ def test_a_stream_does_not_miss_the_operator(
 
 
 def test_streams_go_on_and_begin_while_the_api_server_is_down(
-    place: Installed, ask: Ask, calm: Answer, model: PreTrainedModel
+    place: Release, ask: Ask, calm: Answer, model: PreTrainedModel
 ) -> None:
     processes = processes_of(place)
     stream, carried = begin(place, ask)
@@ -255,7 +255,7 @@ def test_streams_go_on_and_begin_while_the_api_server_is_down(
     tell(place, fault, "the API server's death")
 
 
-def test_scale_suspend_and_resume(place: Installed, ask: Ask, calm: Answer) -> None:
+def test_scale_suspend_and_resume(place: Release, ask: Ask, calm: Answer) -> None:
     place.wait_whole()
     began = place.timeline.now("kubectl scale --replicas=1")
     place.kubectl("scale", "modelswarm/counting", "--replicas=1")
@@ -272,7 +272,7 @@ def test_scale_suspend_and_resume(place: Installed, ask: Ask, calm: Answer) -> N
 
 
 def test_the_rest_of_the_quickstart_and_nothing_is_left(
-    quickstart: Quickstart, place: Installed
+    quickstart: Quickstart, place: Release
 ) -> None:
     place.wait_whole()
     shown = quickstart.run("kill")
@@ -285,7 +285,7 @@ def test_the_rest_of_the_quickstart_and_nothing_is_left(
         place.wait(f"no {kind}", partial(nothing_of, place, kind), 120)
 
 
-def nothing_of(place: Installed, kind: str) -> bool:
+def nothing_of(place: Release, kind: str) -> bool:
     """But the pod of `helm test`, which helm leaves for its logs."""
     found = {each["metadata"]["name"] for each in place.kubectl.items(kind)}
     return found <= {"modelswarm-test-completion"}
@@ -296,13 +296,13 @@ def ready_again(name: str, after: float, lives: list[Life]) -> Life | None:
     return next((life for life in mine if life.ready > after), None)
 
 
-def processes_of(place: Installed) -> dict[str, int]:
+def processes_of(place: Release) -> dict[str, int]:
     """By pod. Looked up before a stream begins: on a busy machine it could be over before that is known."""
     place.wait_whole()
     return {name: pid for name, (pid,) in place.cluster.all_pids(NAMESPACE).items()}
 
 
-def begin(place: Installed, ask: Ask) -> tuple[Stream, Carried]:
+def begin(place: Release, ask: Ask) -> tuple[Stream, StreamRoute]:
     """A stream under way in a whole swarm."""
     place.wait_whole()
     stream = place.stream(ask)
@@ -310,7 +310,7 @@ def begin(place: Installed, ask: Ask) -> tuple[Stream, Carried]:
     return stream, place.carried(stream)
 
 
-def begin_across(place: Installed, ask: Ask) -> tuple[Stream, str]:
+def begin_across(place: Release, ask: Ask) -> tuple[Stream, str]:
     """A stream with a hop on a node that its gateway is not on; that node."""
     for _ in range(20):
         stream, carried = begin(place, ask)
@@ -323,7 +323,7 @@ def begin_across(place: Installed, ask: Ask) -> tuple[Stream, str]:
 
 
 def finish(
-    place: Installed, stream: Stream, fault: float, calm: Answer, model: PreTrainedModel
+    place: Release, stream: Stream, fault: float, calm: Answer, model: PreTrainedModel
 ) -> None:
     """To its end, which must be right."""
     try:
@@ -343,7 +343,7 @@ def code_of(error: grpc.RpcError | None) -> object:
     return error.code() if isinstance(error, grpc.Call) else error
 
 
-def ask_until_answered(place: Installed, ask: Ask) -> Stream:
+def ask_until_answered(place: Release, ask: Ask) -> Stream:
     """As a client does that is told UNAVAILABLE: the same question again, through the Service."""
     deadline = time.monotonic() + NEXT_GATEWAY_SECONDS
     while True:
@@ -358,11 +358,11 @@ def ask_until_answered(place: Installed, ask: Ask) -> Stream:
         time.sleep(0.1)
 
 
-def is_told(place: Installed, since: float, part: str) -> bool:
+def is_told(place: Release, since: float, part: str) -> bool:
     return any(part in line for line in place.timeline.told(since))
 
 
-def tell(place: Installed, fault: float, title: str) -> None:
+def tell(place: Release, fault: float, title: str) -> None:
     print(f"\n--- {title}")
     for line in place.timeline.told(fault):
         print(line)
@@ -372,6 +372,6 @@ def on(pod: dict[str, dict[str, str]]) -> str:
     return pod["spec"].get("nodeName", "")
 
 
-def _ready(place: Installed) -> int:
+def _ready(place: Release) -> int:
     replicas = place.swarm()["status"].get("spans", [])
     return sum(span["ready"] for span in replicas)

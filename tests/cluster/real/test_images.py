@@ -187,7 +187,7 @@ def test_the_server_without_torch_says_where_it_looks_for_it(
     run = containers["server-slim"]
     started = run(
         "modelswarm-server", "--model", "demo://counting", "--blocks", "0:4", "--name", "s",
-        "--members", "/tmp",
+        "--discovery-dir", "/tmp",
     )  # fmt: skip
     assert started.returncode == 2
     assert "modelswarm-server: torch is not installed" in started.stderr

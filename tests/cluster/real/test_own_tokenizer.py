@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 import pytest
+from support.kubernetes.api_client import swarm
 from support.kubernetes.release import Release, installed
-from support.kubernetes.swarms import swarm
 
 import modelswarm.demo as demo
 from tools.devcluster.nodes.volumes import host_volume

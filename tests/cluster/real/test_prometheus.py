@@ -13,16 +13,17 @@ from typing import Any
 
 import httpx
 import pytest
-from support.kubernetes.api_client import PODS, Plain
+from support.kubernetes.api_client import PODS, ApiClient
 from support.kubernetes.prometheus import (
     Prometheus,
+    Targets,
     check_panels,
     config,
+    following,
     scraping,
     summary,
     wait_for,
 )
-from support.kubernetes.prometheus_targets import Targets, following
 from support.kubernetes.release import Release, installed
 
 from tools.devcluster.real import RealCluster
@@ -79,7 +80,7 @@ def lose_midway(release: Release, swarm: str) -> None:
     """
     space = release.kubectl.namespace
     processes = release.cluster.all_pids(space)  # now: the streams may be short
-    with ThreadPoolExecutor(STREAMS) as clients, Plain(release.cluster.api) as plain:
+    with ThreadPoolExecutor(STREAMS) as clients, ApiClient(release.cluster.api) as plain:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
         pod = busy(release, swarm)
         for pid in processes[pod]:

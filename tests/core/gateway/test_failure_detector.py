@@ -8,115 +8,115 @@ import pytest
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.detection.failure_detector import FIRST_GAP, LONGEST_SILENCE, Suspicion
-from modelswarm_gateway.core.detection.stall_clock import AwakeClock
+from modelswarm_gateway.core.detection.failure_detector import FIRST_ESTIMATE, MAX_TIMEOUT, FailureDetector
+from modelswarm_gateway.core.detection.stall_clock import StallClock
 from modelswarm_gateway.core.interface.effects import (
     Broken,
     Ejected,
     Emitted,
     Refused,
     Rerouted,
-    TurnRequest,
     Unlink,
 )
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
-FIRST = 4 * FIRST_GAP  # the patience with a server that has not beaten yet
+FIRST = 4 * FIRST_ESTIMATE  # the patience with a server that has not beaten yet
 
 
-def beating(gaps: list[float]) -> tuple[Suspicion, float]:
+def beating(gaps: list[float]) -> tuple[FailureDetector, float]:
     """A server on a live route that has beaten with these gaps, and the time of its last beat."""
-    suspicion, time = Suspicion(0.3), 0.0
-    suspicion.join("a", time)
-    suspicion.expect({"a"}, time)
+    suspicion, time = FailureDetector(0.3), 0.0
+    suspicion.add_peer("a", time)
+    suspicion.set_monitored({"a"}, time)
     for gap in gaps:
         time += gap
-        suspicion.heard("a", time)
+        suspicion.on_message("a", time)
     return suspicion, time
 
 
 def test_a_regular_server_is_suspected_after_four_gaps() -> None:
     suspicion, time = beating([0.1] * 300)
-    assert suspicion.find(time + 0.39) == []
-    assert suspicion.find(time + 0.41) == ["a"]
+    assert suspicion.detect(time + 0.39) == []
+    assert suspicion.detect(time + 0.41) == ["a"]
 
 
 def test_tokens_do_not_make_the_gateway_impatient() -> None:
     suspicion, time = beating([0.01] * 1000 + [0.11] * 200)
-    assert suspicion.patience("a") == pytest.approx(0.44)
-    assert suspicion.find(time + 0.3) == []
+    assert suspicion.timeout("a") == pytest.approx(0.44)
+    assert suspicion.detect(time + 0.3) == []
 
 
 def test_a_server_whose_beats_are_late_gets_more_patience_within_limits() -> None:
-    assert beating([0.1, 0.3] * 200)[0].patience("a") == pytest.approx(1.2)
-    assert beating([2.0] * 200)[0].patience("a") == LONGEST_SILENCE
+    assert beating([0.1, 0.3] * 200)[0].timeout("a") == pytest.approx(1.2)
+    assert beating([2.0] * 200)[0].timeout("a") == MAX_TIMEOUT
 
 
 @pytest.mark.parametrize(("beat", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)])
 def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
     beat: float, patience: float
 ) -> None:
-    suspicion = Suspicion(0.3)
-    suspicion.join("a", 0.0, beat)
-    suspicion.expect({"a"}, 0.0)
-    assert suspicion.patience("a") == pytest.approx(patience)
+    suspicion = FailureDetector(0.3)
+    suspicion.add_peer("a", 0.0, beat)
+    suspicion.set_monitored({"a"}, 0.0)
+    assert suspicion.timeout("a") == pytest.approx(patience)
 
 
 def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
     swarm = Swarm()
     for _ in range(2):
         swarm.link(swarm.serve(0, 4, link=False), beat_ms=1000)
-    suspicion = swarm.core._detection._suspicion
-    assert {suspicion.patience(peer) for peer in swarm.servers} == {3.0}
+    suspicion = swarm.core._detection._failure_detector
+    assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
 
 
 def test_nothing_is_expected_of_an_idle_server() -> None:
-    suspicion = Suspicion(0.3)
-    suspicion.join("a", 0.0)
-    suspicion.expect((), 1000.0)
-    assert suspicion.find(1000.0) == []
+    suspicion = FailureDetector(0.3)
+    suspicion.add_peer("a", 0.0)
+    suspicion.set_monitored((), 1000.0)
+    assert suspicion.detect(1000.0) == []
 
 
 def test_a_server_that_was_idle_is_expected_to_beat_only_from_its_first_live_route_on() -> None:
-    suspicion = Suspicion(0.3)
-    suspicion.join("a", 0.0)
-    suspicion.expect({"a"}, 4.9)
-    assert suspicion.find(4.9 + 0.9 * FIRST) == []
-    assert suspicion.find(4.9 + 1.1 * FIRST) == ["a"]
+    suspicion = FailureDetector(0.3)
+    suspicion.add_peer("a", 0.0)
+    suspicion.set_monitored({"a"}, 4.9)
+    assert suspicion.detect(4.9 + 0.9 * FIRST) == []
+    assert suspicion.detect(4.9 + 1.1 * FIRST) == ["a"]
 
 
 def test_the_pause_before_a_live_route_is_no_gap_of_beats() -> None:
-    suspicion = Suspicion(0.3)
-    suspicion.join("a", 0.0)
-    suspicion.expect({"a"}, 5.0)
-    suspicion.heard("a", 5.1)
-    assert suspicion.patience("a") == pytest.approx(FIRST)
+    suspicion = FailureDetector(0.3)
+    suspicion.add_peer("a", 0.0)
+    suspicion.set_monitored({"a"}, 5.0)
+    suspicion.on_message("a", 5.1)
+    assert suspicion.timeout("a") == pytest.approx(FIRST)
 
 
 def test_an_outage_teaches_nothing_and_is_found_once() -> None:
     suspicion, time = beating([0.1] * 300)
-    assert suspicion.find(time + 1.0) == ["a"]
-    assert suspicion.find(time + 2.0) == []
+    assert suspicion.detect(time + 1.0) == ["a"]
+    assert suspicion.detect(time + 2.0) == []
     assert suspicion.suspected == {"a"}
-    assert suspicion.heard("a", time + 60.0)
+    assert suspicion.on_message("a", time + 60.0)
     assert not suspicion.suspected
-    assert suspicion.patience("a") == pytest.approx(0.4)
+    assert suspicion.timeout("a") == pytest.approx(0.4)
 
 
 def test_a_server_that_left_is_not_suspected() -> None:
     suspicion, time = beating([0.1] * 300)
-    suspicion.leave("a")
-    assert suspicion.find(time + 9.0) == []
-    assert not suspicion.heard("a", time + 9.0)
+    suspicion.remove_peer("a")
+    assert suspicion.detect(time + 9.0) == []
+    assert not suspicion.on_message("a", time + 9.0)
 
 
 def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
-    clock = AwakeClock()
-    assert clock.read(100.0) == 0.0
-    assert clock.read(100.04) == pytest.approx(0.04)
-    assert clock.tick(100.05) == pytest.approx(0.0)
-    assert clock.read(130.0) == pytest.approx(0.15)  # items that waited for us are read ...
-    assert clock.tick(130.0) == pytest.approx(29.85)
-    assert clock.read(130.0) == pytest.approx(0.15)  # ... before or after the tick
+    clock = StallClock()
+    assert clock.elapsed(100.0) == 0.0
+    assert clock.elapsed(100.04) == pytest.approx(0.04)
+    assert clock.advance(100.05) == pytest.approx(0.0)
+    assert clock.elapsed(130.0) == pytest.approx(0.15)  # items that waited for us are read ...
+    assert clock.advance(130.0) == pytest.approx(29.85)
+    assert clock.elapsed(130.0) == pytest.approx(0.15)  # ... before or after the tick
 
 
 # ---- the core
@@ -219,7 +219,7 @@ def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> Non
     running(swarm)
     before = swarm.core.session("a")
     swarm.now += 16.0
-    swarm.core.receive(on_route(swarm)[0].peer, on_route(swarm)[0].core.beat(), swarm.now)
+    swarm.core.receive(on_route(swarm)[0].peer, on_route(swarm)[0].core.heartbeat(), swarm.now)
     after = swarm.core.session("a")
     assert before is not None and after is not None
     assert after.epoch > before.epoch
@@ -265,7 +265,7 @@ def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_to
 def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
     """The servers that four sessions get which arrive in one instant, when all but one are busy."""
     for server in swarm.servers.values():
-        beat = replace(server.core.beat(), running=0 if server is idle else 40)
+        beat = replace(server.core.heartbeat(), running=0 if server is idle else 40)
         swarm.core.receive(server.peer, beat, swarm.now)
     names = [f"{name}{number}" for number in range(4)]
     for each in names:
@@ -314,7 +314,7 @@ def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     swarm = swarm_of((0, 4), (0, 4))
     first, second = swarm.servers.values()
     swarm.freeze(first)
-    busy = replace(second.core.beat(), running=40)  # so that the frozen one is chosen
+    busy = replace(second.core.heartbeat(), running=40)  # so that the frozen one is chosen
     swarm.core.receive(second.peer, busy, swarm.now)
     swarm.core.open("a", MODEL, swarm.now)
     swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)

@@ -9,7 +9,8 @@ from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import Counters, Sampling
-from modelswarm_gateway.core.interface.effects import Ejected, Rerouted, TurnRequest
+from modelswarm_gateway.core.interface.effects import Ejected, Rerouted
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.recovery.fault_attribution import Witness, blame
 
 EPOCH = Epoch(3, 1)
@@ -191,7 +192,7 @@ def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> N
     for number in range(1, 80):
         swarm.now += 0.1
         for server in swarm.servers.values():
-            beat = server.core.beat()
+            beat = server.core.heartbeat()
             told = replace(beat, steps=beat.steps + number if server is busy else beat.steps)
             swarm.core.receive(server.peer, told, swarm.now)
         swarm.core.tick(swarm.now)

@@ -6,8 +6,10 @@ import pytest
 from support.core.review_swarm import MODEL, Swarm, expected
 from support.core.scripted_servers import Script
 
-from modelswarm.protocol.messages import Sampling, Trouble
-from modelswarm_gateway.core.interface.effects import Broken, GatewaySettings, Refused, TurnRequest
+from modelswarm.protocol.messages import FaultKind, Sampling
+from modelswarm_gateway.core.interface.effects import Broken, Refused
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
@@ -135,7 +137,7 @@ def test_nobody_is_waited_for_longer_than_a_session_is_held(
     script.ask("s", (5, 6, 7))
     script.token("s")
     script.silent.add(b)
-    script.reports("s", "a/1/0", Trouble.LINK_DOWN, b)
+    script.reports("s", "a/1/0", FaultKind.LINK_DOWN, b)
     script.wait(fence - 0.1)
     view = script.core.session("s")
     assert view is not None and view.state == "fencing"

@@ -7,7 +7,7 @@ import itertools
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Fence,
-    Fenced,
+    FenceAck,
     Hello,
     Lane,
     Refusal,
@@ -17,7 +17,9 @@ from modelswarm.protocol.messages import (
     Token,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import GatewaySettings, Refused, TurnRequest
+from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def hello(name: str, first: int, last: int) -> Hello:
@@ -47,7 +49,7 @@ def fences(core: GatewayCore) -> dict[str, Fence]:
 
 def answer(core: GatewayCore, peer: str, fence: Fence, refused: Refusal | None = None) -> None:
     own = 0 if refused is not None else fence.handle or 77
-    core.receive(peer, Fenced(fence.reply, own, fence.epoch, refused=refused), 0.0)
+    core.receive(peer, FenceAck(fence.gateway_handle, own, fence.epoch, refusal=refused), 0.0)
 
 
 def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> None:
@@ -61,7 +63,7 @@ def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> 
     for peer, fence in asked.items():
         answer(core, peer, fence)
     tail = asked["b/1/0"]
-    core.receive("b/1/0", Token(tail.reply, tail.epoch, 2, 5, 0.0), 0.0)
+    core.receive("b/1/0", Token(tail.gateway_handle, tail.epoch, 2, 5, 0.0), 0.0)
     core.stop_at("s", 3, 0.0)
     for peer, boot in (("a", 0), ("b", 1)):
         core.disconnected(f"{peer}/1/0", 0.0)

@@ -36,7 +36,7 @@ def test_servers_of_another_row_size_are_never_neighbours() -> None:
 
 def test_one_server_of_another_depth_does_not_take_the_model_down() -> None:
     swarm = Swarm()
-    swarm.serve(0, 2, n_blocks=2)  # first, so that the fleet asks it for the depth
+    swarm.serve(0, 2, n_blocks=2)  # first, so that the registry asks it for the depth
     swarm.serve(0, 2), swarm.serve(2, 4)
     swarm.core.open("a", MODEL, swarm.now)
     swarm.ask("a", PROMPT, 3)

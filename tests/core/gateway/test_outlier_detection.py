@@ -12,7 +12,8 @@ import pytest
 from support.core.review_swarm import GATEWAY, MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Ejected, Emitted, Moved, Rerouted, TurnRequest
+from modelswarm_gateway.core.interface.effects import Ejected, Emitted, Moved, Rerouted
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.model.base import Task
 
 STEP = 0.01  # seconds; the world is looked at so often
@@ -107,7 +108,7 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
     moved = [each for each in swarm.effects if isinstance(each, Moved)]
     assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "moved")}
-    assert slow.peer in swarm.servers and swarm.core._fleet.linked(slow.peer), "it lives"
+    assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), "it lives"
     assert all_right(swarm)
 
 

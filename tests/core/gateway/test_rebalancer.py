@@ -6,8 +6,10 @@ import pytest
 from support.core.review_swarm import MODEL, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import GatewaySettings, Moved, Rerouted, TurnRequest
-from modelswarm_gateway.core.migration.imbalance import PAUSE_SECONDS, Load, Rebalance, Shift
+from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.migration.imbalance import PAUSE_SECONDS, Load, ImbalanceDetector, Shift
 
 PROMPT = [(7 * at) % 97 for at in range(20)]
 NEW = 70
@@ -18,10 +20,10 @@ def pair(a: int, b: int, others: float = 0.0) -> dict[object, list[Load]]:
 
 
 def test_nothing_moves_before_a_server_has_had_too_many_for_long() -> None:
-    rebalance = Rebalance(10.0)
-    assert rebalance.look(pair(8, 0), 0.0) is None
-    assert rebalance.look(pair(8, 0), 9.9) is None
-    assert rebalance.look(pair(8, 0), 10.0) == Shift("a", "b")
+    rebalance = ImbalanceDetector(10.0)
+    assert rebalance.find_shift(pair(8, 0), 0.0) is None
+    assert rebalance.find_shift(pair(8, 0), 9.9) is None
+    assert rebalance.find_shift(pair(8, 0), 10.0) == Shift("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -35,35 +37,35 @@ def test_nothing_moves_before_a_server_has_had_too_many_for_long() -> None:
     ),
 )
 def test_what_is_no_clear_difference_is_left_alone(groups: dict[object, list[Load]]) -> None:
-    rebalance = Rebalance(10.0)
-    assert [rebalance.look(groups, float(now)) for now in range(0, 60, 10)] == [None] * 6
+    rebalance = ImbalanceDetector(10.0)
+    assert [rebalance.find_shift(groups, float(now)) for now in range(0, 60, 10)] == [None] * 6
 
 
 def test_it_goes_on_until_another_move_would_only_turn_it_round_and_rests_between_two() -> None:
-    rebalance = Rebalance(10.0)
-    rebalance.look(pair(8, 0), 0.0)
+    rebalance = ImbalanceDetector(10.0)
+    rebalance.find_shift(pair(8, 0), 0.0)
     now, own = 10.0, [8, 0]
-    while rebalance.look(pair(*own), now) is not None:
+    while rebalance.find_shift(pair(*own), now) is not None:
         own = [own[0] - 1, own[1] + 1]
-        rebalance.began(now)
-        assert rebalance.look(pair(*own), now + PAUSE_SECONDS / 2) is None
+        rebalance.on_started(now)
+        assert rebalance.find_shift(pair(*own), now + PAUSE_SECONDS / 2) is None
         now += PAUSE_SECONDS
     assert own == [5, 3]
-    assert rebalance.look(pair(6, 2), now) is None, "from here on it counts anew"
+    assert rebalance.find_shift(pair(6, 2), now) is None, "from here on it counts anew"
 
 
 def test_a_difference_that_went_away_meanwhile_counts_anew() -> None:
-    rebalance = Rebalance(10.0)
-    rebalance.look(pair(8, 0), 0.0)
-    rebalance.look(pair(4, 4), 5.0)
-    assert rebalance.look(pair(8, 0), 12.0) is None
-    assert rebalance.look(pair(8, 0), 22.0) == Shift("a", "b")
-    assert rebalance.look(pair(0, 8), 23.0) is None, "it is another one now"
+    rebalance = ImbalanceDetector(10.0)
+    rebalance.find_shift(pair(8, 0), 0.0)
+    rebalance.find_shift(pair(4, 4), 5.0)
+    assert rebalance.find_shift(pair(8, 0), 12.0) is None
+    assert rebalance.find_shift(pair(8, 0), 22.0) == Shift("a", "b")
+    assert rebalance.find_shift(pair(0, 8), 23.0) is None, "it is another one now"
 
 
 def test_switched_off_it_never_moves_anything() -> None:
-    rebalance = Rebalance(0.0)
-    assert [rebalance.look(pair(50, 0), 100.0 * at) for at in range(5)] == [None] * 5
+    rebalance = ImbalanceDetector(0.0)
+    assert [rebalance.find_shift(pair(50, 0), 100.0 * at) for at in range(5)] == [None] * 5
 
 
 def crowd(swarm: Swarm, count: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelswarm.protocol.messages import KeptRows
+from modelswarm.protocol.messages import RetainedRows
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
 
 
@@ -36,20 +36,20 @@ def test_without_kept_rows_every_hop_restarts_where_its_successor_needs_it(
 
 
 def test_kept_rows_spare_the_hop_that_has_them() -> None:
-    hops = [HopState(9, 2, (KeptRows(2, 0, 9),)), HopState(0, 4), HopState(9, 6)]
+    hops = [HopState(9, 2, (RetainedRows(2, 0, 9),)), HopState(0, 4), HopState(9, 6)]
     assert [(p.start, p.send_from) for p in restart_points(hops)] == [(9, 0), (0, 9), (9, 0)]
 
 
 def test_kept_rows_with_a_hole_help_only_up_to_the_hole() -> None:
-    hops = [HopState(9, 2, (KeptRows(2, 5, 9), KeptRows(2, 0, 3))), HopState(0, 4)]
+    hops = [HopState(9, 2, (RetainedRows(2, 5, 9), RetainedRows(2, 0, 3))), HopState(0, 4)]
     assert [(p.start, p.send_from) for p in restart_points(hops)] == [(3, 0), (0, 0)]
 
 
 def test_rows_of_another_boundary_do_not_count() -> None:
-    hops = [HopState(9, 2, (KeptRows(3, 0, 9),)), HopState(0, 4)]
+    hops = [HopState(9, 2, (RetainedRows(3, 0, 9),)), HopState(0, 4)]
     assert [p.start for p in restart_points(hops)] == [0, 0]
 
 
 def test_rows_kept_beyond_the_hops_own_kv_do_not_push_it_forward() -> None:
-    hops = [HopState(5, 2, (KeptRows(2, 0, 9),)), HopState(0, 4)]
+    hops = [HopState(5, 2, (RetainedRows(2, 0, 9),)), HopState(0, 4)]
     assert [p.start for p in restart_points(hops)] == [5, 0]

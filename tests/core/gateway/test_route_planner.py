@@ -11,11 +11,11 @@ from support.core.fleets import IDLE, cover, fleet_of, hello, place
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Beat, Sampling, Turn
-from modelswarm_gateway.core.interface.effects import TurnRequest
+from modelswarm.protocol.messages import Heartbeat, Sampling, Turn
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.routing.cost_model import Needs
-from modelswarm_gateway.core.servers.server import KEPT_FOR_REPAIRS
-from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_gateway.core.servers.server import RECOVERY_RESERVE
+from modelswarm_gateway.core.servers.variant import variant_of
 from modelswarm_serving.core.kv.admission import Admission
 from modelswarm_serving.model.base import ModelShape
 
@@ -42,7 +42,7 @@ def zoned(swarm: Swarm, zone: str, first: int, last: int) -> Server:
 
 def beat(swarm: Swarm, server: Server, **said: object) -> None:
     """What a server says of itself, whatever is true."""
-    told = replace(server.core.beat(), **said)  # type: ignore[arg-type]
+    told = replace(server.core.heartbeat(), **said)  # type: ignore[arg-type]
     swarm.core.receive(server.peer, told, swarm.now)
 
 
@@ -95,13 +95,13 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
 def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
     swarm = Swarm()
     server = zoned(swarm, "east", 0, 4)
-    legs = swarm.core._fleet.cover(
+    legs = swarm.core._registry.cover(
         MODEL,
-        kind_of(server.hello),
+        variant_of(server.hello),
         (0, 4),
         swarm.now,
         between=(None, None),
-        needs=Needs(repair=True, away_from=frozenset({"east"})),
+        needs=Needs(for_recovery=True, lost_domains=frozenset({"east"})),
     )
     assert legs is not None and legs[0].peer == server.peer
 
@@ -142,52 +142,52 @@ def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
     assert route(swarm, "a") == [kept]
 
 
-# ---- the fleet alone
+# ---- the registry alone
 
 
 def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
     a, b = hello("a"), hello("b")
-    fleet = fleet_of(a, b)
+    registry = fleet_of(a, b)
     for each in (a, b):
-        fleet.beat(each.peer, IDLE, 0.0)
-    assert Counter(place(fleet, a, cheapest=True) for _ in range(40)) == {a.peer: 20, b.peer: 20}
+        registry.on_heartbeat(each.peer, IDLE, 0.0)
+    assert Counter(place(registry, a, cheapest=True) for _ in range(40)) == {a.peer: 20, b.peer: 20}
 
 
 def test_a_replay_weighs_more_than_a_session_that_only_goes_on() -> None:
     a, b = hello("a"), hello("b")
-    fleet = fleet_of(a, b)
-    fleet.placed(a.peer, 64, 8_192)
-    assert {cover(fleet, a)[0].peer for _ in range(10)} == {b.peer}
+    registry = fleet_of(a, b)
+    registry.add_hop(a.peer, 64, 8_192)
+    assert {cover(registry, a)[0].peer for _ in range(10)} == {b.peer}
 
 
 def test_the_steps_of_an_idle_server_are_forgotten() -> None:
     a, b = hello("a"), hello("b")
-    fleet = fleet_of(a, b)
-    slow = Beat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
-    fleet.beat(a.peer, slow, 0.0)
-    fleet.beat(b.peer, replace(slow, step_ms=4.0), 0.0)
-    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
+    registry = fleet_of(a, b)
+    slow = Heartbeat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
+    registry.on_heartbeat(a.peer, slow, 0.0)
+    registry.on_heartbeat(b.peer, replace(slow, step_ms=4.0), 0.0)
+    assert {cover(registry, a)[0].peer for _ in range(20)} == {b.peer}
     for each, last in ((a, slow), (b, replace(slow, step_ms=4.0))):
-        fleet.beat(each.peer, last, 200.0)
-    assert {cover(fleet, a, 200.0)[0].peer for _ in range(60)} == {a.peer, b.peer}
+        registry.on_heartbeat(each.peer, last, 200.0)
+    assert {cover(registry, a, 200.0)[0].peer for _ in range(60)} == {a.peer, b.peer}
 
 
 def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
     a, b = hello("a"), hello("b")
-    fleet = fleet_of(a, b)
-    fleet.suspected = frozenset({a.peer})
-    assert {cover(fleet, a)[0].peer for _ in range(20)} == {b.peer}
-    fleet.leave(b.peer)
-    assert cover(fleet, a)[0].peer == a.peer
+    registry = fleet_of(a, b)
+    registry.suspected = frozenset({a.peer})
+    assert {cover(registry, a)[0].peer for _ in range(20)} == {b.peer}
+    registry.deregister(b.peer)
+    assert cover(registry, a)[0].peer == a.peer
 
 
 def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -> None:
     a, b = hello("a"), hello("b")
-    fleet = fleet_of(a, replace(b, max_length=32))
-    needs = Needs(length=33)
-    assert {cover(fleet, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
-    fleet.leave(a.peer)
-    assert cover(fleet, a, needs=needs)[0].peer == b.peer
+    registry = fleet_of(a, replace(b, max_length=32))
+    needs = Needs(max_length=33)
+    assert {cover(registry, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
+    registry.deregister(a.peer)
+    assert cover(registry, a, needs=needs)[0].peer == b.peer
 
 
 NONSENSE = (float("nan"), float("inf"), -5.0)
@@ -199,45 +199,45 @@ NONSENSE = (float("nan"), float("inf"), -5.0)
 @pytest.mark.parametrize("value", NONSENSE)
 def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, value: float) -> None:
     mad, sane, only = hello("mad", 0, 2), hello("sane", 0, 2), hello("only", 2, 4)
-    fleet = fleet_of(mad, sane, only)
-    well = Beat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
+    registry = fleet_of(mad, sane, only)
+    well = Heartbeat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
     for now in (1.0, 2.0, 3.0):
         for each in (sane, only):
-            fleet.beat(each.peer, replace(well, steps=int(5 * now)), now)
+            registry.on_heartbeat(each.peer, replace(well, steps=int(5 * now)), now)
         told = replace(well, steps=int(5 * now), running=1 << 63)
-        fleet.beat(mad.peer, replace(told, **{field: value}), now)  # type: ignore[arg-type]
+        registry.on_heartbeat(mad.peer, replace(told, **{field: value}), now)  # type: ignore[arg-type]
     for _ in range(20):
-        legs = cover(fleet, sane, 3.0)
+        legs = cover(registry, sane, 3.0)
         assert [leg.peer for leg in legs] == [sane.peer, only.peer]
-        assert all(math.isfinite(leg.to_go_ms) for leg in legs)
-    assert math.isfinite(fleet.pace(mad.peer).row)
-    assert 0 < fleet.standing(mad.peer, 3.0).score <= 1
-    fleet.leave(sane.peer)
-    assert [leg.peer for leg in cover(fleet, only, 3.0)] == [mad.peer, only.peer], "nobody else"
-    fleet.blame(only.peer, "silent", 3.0)
-    assert math.isfinite(fleet.cost(MODEL, kind_of(only), [(mad.peer, 0, 2)], 3.0))
+        assert all(math.isfinite(leg.cost_to_go_ms) for leg in legs)
+    assert math.isfinite(registry.pace(mad.peer).prefill_seconds_per_row)
+    assert 0 < registry.health_status(mad.peer, 3.0).score <= 1
+    registry.deregister(sane.peer)
+    assert [leg.peer for leg in cover(registry, only, 3.0)] == [mad.peer, only.peer], "nobody else"
+    registry.eject(only.peer, "silent", 3.0)
+    assert math.isfinite(registry.cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0))
 
 
 def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:
     liar, honest = hello("liar"), hello("honest")
-    fleet = fleet_of(liar, honest)
+    registry = fleet_of(liar, honest)
     for each, step in ((liar, 0.0), (honest, 8.0)):
-        beat = Beat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
-        fleet.beat(each.peer, beat, 0.0)
-    taken = Counter(place(fleet, liar) for _ in range(100))
+        beat = Heartbeat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
+        registry.on_heartbeat(each.peer, beat, 0.0)
+    taken = Counter(place(registry, liar) for _ in range(100))
     assert taken[honest.peer] >= 8  # 5 if it were believed
 
 
 def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() -> None:
     old, other, new = hello("a"), hello("b"), replace(hello("a"), peer="a/1/c")
-    fleet = fleet_of(old, other)
-    slow = Beat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
-    fleet.beat(old.peer, slow, 0.0)
-    fleet.blame(old.peer, "overdue", 0.0)
-    assert {cover(fleet, other)[0].peer for _ in range(20)} == {other.peer}
-    fleet.leave(old.peer)
-    assert fleet.join(new)
-    assert {cover(fleet, other)[0].peer for _ in range(60)} == {new.peer, other.peer}
+    registry = fleet_of(old, other)
+    slow = Heartbeat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
+    registry.on_heartbeat(old.peer, slow, 0.0)
+    registry.eject(old.peer, "overdue", 0.0)
+    assert {cover(registry, other)[0].peer for _ in range(20)} == {other.peer}
+    registry.deregister(old.peer)
+    assert registry.register(new)
+    assert {cover(registry, other)[0].peer for _ in range(60)} == {new.peer, other.peer}
 
 
 @pytest.mark.parametrize("repair", [False, True])
@@ -247,23 +247,23 @@ def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
 ) -> None:
     server = hello("a")
     shape = ModelShape(0, 4, 4, 8, 16, 100, 4096, 97)
-    pool = Admission(shape, KEPT_FOR_REPAIRS)
-    pool.pool.take(100 - free)
-    fleet = fleet_of(replace(server, total_pages=100, page_size=16))
-    fleet.beat(server.peer, Beat(free_pages=free, total_pages=100), 0.0)
-    known = fleet.get(server.peer)
+    pool = Admission(shape, RECOVERY_RESERVE)
+    pool.pages.allocate(100 - free)
+    registry = fleet_of(replace(server, total_pages=100, page_size=16))
+    registry.on_heartbeat(server.peer, Heartbeat(free_pages=free, total_pages=100), 0.0)
+    known = registry.get(server.peer)
     assert known is not None
     for positions in (1, 16, 17, 100, 112, 113, 1440):
-        missing = pool.missing(Turn(positions, positions + 1, Sampling()), 0, repair)
-        assert (known.wait_ms(positions, repair) > 0) == (missing > 0), positions
-    assert known.wait_ms(0, repair) == 0.0
+        missing = pool.missing_pages(Turn(positions, positions + 1, Sampling()), 0, repair)
+        assert (known.predicted_wait_ms(positions, repair) > 0) == (missing > 0), positions
+    assert known.predicted_wait_ms(0, repair) == 0.0
 
 
 def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_near() -> None:
     swarm = Swarm()
     first, second, tail = swarm.serve(0, 2), swarm.serve(0, 2), swarm.serve(2, 4)
     beat(swarm, second, running=40)
-    first.core.leave(swarm.now)  # it refuses what is new, and has not said so yet
+    first.core.start_draining(swarm.now)  # it refuses what is new, and has not said so yet
     for server in (first, tail):
         swarm.freeze(server)
     swarm.core.open("a", MODEL, swarm.now)
@@ -273,6 +273,6 @@ def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_nea
     swarm.now += 0.1
     swarm.thaw(tail)
     assert route(swarm, "a") == [second.peer, tail.peer]
-    known = swarm.core._fleet.get(tail.peer)
+    known = swarm.core._registry.get(tail.peer)
     assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
     assert swarm.answer("a") == expected(PROMPT, 3)

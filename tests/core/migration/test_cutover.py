@@ -6,8 +6,8 @@ import pytest
 from support.core.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, two_spans
 from support.core.scripted_servers import Script
 
-from modelswarm_gateway.core.interface.effects import GatewaySettings
-from modelswarm_gateway.core.migration.cutover import LAST_SECONDS
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.migration.cutover import LAST_POSITIONS_WAIT
 
 
 def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_rest() -> None:
@@ -31,12 +31,12 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     script.copied("s", new, 21)
     script.wait(TICK)
     assert script.route("s") == ["a", "b"], "those that are missing may come at once"
-    script.wait(LAST_SECONDS)
+    script.wait(LAST_POSITIONS_WAIT)
     assert script.route("s") == ["a", "c"], "they did not: they come from kept rows"
 
 
 def rests(script: Script) -> bool:
-    return script.core._sessions["s"].at_rest
+    return script.core._sessions["s"].is_quiescent
 
 
 def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
@@ -90,7 +90,7 @@ def test_the_sessions_of_a_server_go_over_together() -> None:
     script.wait(1.0)
     assert routes(script) == ["b", "b", "b"]
     script.copied("s2", new, 22)
-    script.wait(2 * TICK + LAST_SECONDS)
+    script.wait(2 * TICK + LAST_POSITIONS_WAIT)
     assert routes(script) == ["c", "c", "c"]
 
 
@@ -148,10 +148,10 @@ def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
     script, old, new = three_that_leave(GatewaySettings(copies_per_server=2))
     script.copied("s0", new, 23)
     script.wait(1.0)
-    view = script.core.moves.view(old)
-    assert view is not None and (view.hops, view.moving) == (3, 2)
+    view = script.core.moves.drain_progress(old)
+    assert view is not None and (view.hops, view.migrating) == (3, 2)
     script.core.close("s1", script.now)
     script.wait(0.1)
     assert script.route("s0") == ["a", "c"], "alone in its wave"
-    view = script.core.moves.view(old)
-    assert view is not None and (view.hops, view.moving) == (1, 1), "the next wave"
+    view = script.core.moves.drain_progress(old)
+    assert view is not None and (view.hops, view.migrating) == (1, 1), "the next wave"

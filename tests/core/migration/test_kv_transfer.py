@@ -20,15 +20,15 @@ from support.core.kv_transfer import (
 from support.core.network import GATEWAY, Pump, Server
 
 from modelswarm.protocol.messages import (
-    Copy,
+    CopyKv,
     Create,
     Fence,
-    Fenced,
+    FenceAck,
     Lane,
     Neighbour,
     Rows,
     Token,
-    Trouble,
+    FaultKind,
     Turn,
     Window,
 )
@@ -82,7 +82,7 @@ def test_a_warm_hop_says_nothing_but_windows() -> None:
         spare.feed()
         pump.run()
         sent = {type(s.item) for name, s in pump.seen if name == spare.server.address.peer}
-        assert sent == {Fenced, Window}
+        assert sent == {FenceAck, Window}
         assert spare.kv == len(client.log) - 1
     assert not [i for _, i in pump.answers if isinstance(i, Token) and i.handle == WARM_REPLY]
 
@@ -97,7 +97,7 @@ def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
     pump.run()
     rows = [send for send in pump.sent(Rows) if send.to.peer == spare.server.address.peer]
     assert rows and all(send.lane is Lane.BULK for send in rows)
-    assert all(isinstance(send.item, Rows) and send.item.store_only for send in rows)
+    assert all(isinstance(send.item, Rows) and send.item.kv_copy for send in rows)
 
 
 def test_rows_that_are_to_be_stored_only_are_no_rows_of_a_route() -> None:
@@ -106,7 +106,7 @@ def test_rows_that_are_to_be_stored_only_are_no_rows_of_a_route() -> None:
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     middle = client.hops[1][0]
     at = len(client.log) - 1
-    stray = Rows(client.own[1], client.epoch, at, 1, bytes(8), store_only=True)
+    stray = Rows(client.own[1], client.epoch, at, 1, bytes(8), kv_copy=True)
     pump.put(client.hops[0][0].address.peer, middle.address.peer, stray)
     client.raise_credit(1000)
     client.finish()
@@ -143,8 +143,8 @@ def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
     old.retire(pump.now, [Result(error="the device is lost")] * len(old.out))
     pump.run()
     client.listen()
-    assert [(report.trouble, report.peer) for report in client.reports] == [
-        (Trouble.FAILED, spare.server.address.peer)
+    assert [(report.kind, report.peer) for report in client.reports] == [
+        (FaultKind.FAILED, spare.server.address.peer)
     ]
     client.raise_credit(1000)
     client.finish()
@@ -162,10 +162,10 @@ def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
     pump.cut_link(client.hops[1][0].address.peer, spare.server.address.peer)
     client.raise_credit(1000)
     client.finish()
-    assert [(report.trouble, report.peer) for report in client.reports] == [
-        (Trouble.LINK_DOWN, spare.server.address.peer)
+    assert [(report.kind, report.peer) for report in client.reports] == [
+        (FaultKind.LINK_DOWN, spare.server.address.peer)
     ]
-    assert [report.trouble for report in spare.reports] == [Trouble.LINK_DOWN]
+    assert [report.kind for report in spare.reports] == [FaultKind.LINK_DOWN]
     assert [token.token for token in client.tokens][READ + 1 :] == rest
 
 
@@ -176,7 +176,7 @@ def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
     warm(spare)
     order(spare)
     pump.run()
-    client.put(2, Copy(client.own[2], client.epoch, None))
+    client.put(2, CopyKv(client.own[2], client.epoch, None))
     pump.run()
     had = spare.kv
     client.raise_credit(1000)
@@ -196,13 +196,13 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
     pump.run(pump.random.randrange(200))
     other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next is a new name
     del pump.servers[other.server.address.peer]
-    create = Create(client.session, 2, 4, repair=True)
+    create = Create(client.session, 2, 4, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
     peer = spare.server.address.peer
-    spare.server.core._life.free(spare.server.core._life.hops.get(spare.own))  # type: ignore[arg-type]
+    spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
     pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
     pump.run()
-    spare.own = [i.own for n, i in pump.answers if isinstance(i, Fenced) and n == peer][-1]
+    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][-1]
     warm(spare)
     order(spare)
     pump.run()
@@ -221,18 +221,18 @@ def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) 
     pump.run()
     peer, source = spare.server.address.peer, client.hops[1][0].address.peer
     windows = [s.item for s in pump.sent(Window, peer) if isinstance(s.item, Window)]
-    last = [window for window in windows if window.copy][-1]
+    last = [window for window in windows if window.kv_copy][-1]
     assert last.limit >= len(client.log) - 1
-    client.put(1, Copy(client.own[1], client.epoch, None))
-    spare.server.core._life.free(spare.server.core._life.hops.get(spare.own))  # type: ignore[arg-type]
-    create = Create(client.session, 2, 4, repair=True)
+    client.put(1, CopyKv(client.own[1], client.epoch, None))
+    spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
+    create = Create(client.session, 2, 4, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
     pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
     pump.run()
     if late:
         pump.put(peer, source, replace(last, received=30))
         pump.run()
-    spare.own = [i.own for n, i in pump.answers if isinstance(i, Fenced) and n == peer][-1]
+    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][-1]
     del pump.seen[:]
     order(spare)
     pump.run()
@@ -270,19 +270,19 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     owns: list[int] = []
     turn = Turn(client.end - 1, client.end, client.sampling)
     for server, (first, last) in zip(servers, [(3, 5), (5, 6)], strict=True):
-        create = Create(client.session, first, last, repair=True)
+        create = Create(client.session, first, last, for_recovery=True)
         fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
         pump.put(GATEWAY, server.address.peer, fence)
         pump.run()
         owns += [
-            i.own for n, i in pump.answers if n == server.address.peer and isinstance(i, Fenced)
+            i.server_handle for n, i in pump.answers if n == server.address.peer and isinstance(i, FenceAck)
         ]
     chain = [Neighbour(s.address, own) for s, own in zip(servers, owns, strict=True)]
     for hop, server, blocks in zip(chain, servers, [(3, 5), (5, 6)], strict=True):
         spare = Spare(client, 1, server, hop.handle)
         warm(spare)
         spare.feed()
-        client.put(1, Copy(client.own[1], client.epoch, hop, 0, *blocks))
+        client.put(1, CopyKv(client.own[1], client.epoch, hop, 0, *blocks))
     pump.run()
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     client.hops[1:] = [(servers[0], 3, 5), (servers[1], 5, 6)]
@@ -310,11 +310,11 @@ def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     results = [Result(), Result(error="the device is lost"), Result()]
     spare.server.retire(pump.now, results)
     pump.run()
-    assert [report.trouble for report in spare.reports] == [Trouble.FAILED]
+    assert [report.kind for report in spare.reports] == [FaultKind.FAILED]
     client.fence()
-    create = Create(client.session, 2, 4, repair=True)
+    create = Create(client.session, 2, 4, for_recovery=True)
     fence = Fence(spare.own, WARM_REPLY, client.epoch, 1000, 1000, create)
     pump.put(GATEWAY, spare.server.address.peer, fence)
     pump.run()
-    answers = [i for _, i in pump.answers if isinstance(i, Fenced) and i.handle == WARM_REPLY]
+    answers = [i for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == WARM_REPLY]
     assert answers[-1].kv == had + 1

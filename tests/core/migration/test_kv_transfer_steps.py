@@ -17,10 +17,10 @@ from support.core.kv_transfer import (
 from support.core.network import Client, Pump, Server, opened, prompt
 from support.core.peer_comparison import compare
 
-from modelswarm_gateway.core.servers.step_times import Pace
+from modelswarm_gateway.core.servers.step_times import StepTimes
 from modelswarm_serving.core.kv.transfer import STEP_BYTES
-from modelswarm_serving.core.stall_estimator import PULSE_SECONDS
-from modelswarm_serving.model.base import KvRead, KvWrite, Work
+from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
+from modelswarm_serving.model.base import KvRead, KvWrite, BatchItem
 
 
 def test_a_copy_and_the_rows_of_others_take_turns() -> None:
@@ -44,7 +44,7 @@ def test_a_copy_and_the_rows_of_others_take_turns() -> None:
     while spare.server.plan(pump.now):
         seen.append({type(task) for task in spare.server.out})
         spare.server.retire(pump.now)
-    assert seen[:2] == [{KvWrite}, {Work}] and all(len(types) == 1 for types in seen)
+    assert seen[:2] == [{KvWrite}, {BatchItem}] and all(len(types) == 1 for types in seen)
     pump.run()
     assert spare.kv == len(client.log) - 1 and not spare.reports
 
@@ -123,7 +123,7 @@ class Timed:
     """A server whose steps take time; it beats every 0.1 s."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self.pace, self.until, self.beat_at = server, Pace(), 0.0, 0.0
+        self.server, self.pace, self.until, self.beat_at = server, StepTimes(), 0.0, 0.0
 
     def turn(self, now: float) -> None:
         if self.server.out and now >= self.until - 1e-9:
@@ -132,7 +132,7 @@ class Timed:
             self.until = now + (STEP if self.server.works else COPY)
         if now >= self.beat_at:
             self.beat_at = now + 0.1
-            self.pace.beat(self.server.core.beat(), now)
+            self.pace.record_heartbeat(self.server.core.heartbeat(), now)
 
 
 def session(pump: Pump, server: Server, number: int, length: int) -> Client:
@@ -164,7 +164,7 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
         for each in (*timed, target):
             each.turn(pump.now)
         deliver_all(pump)
-    copying, alike = (each.pace.times(6, pump.now) for each in timed)
+    copying, alike = (each.pace.per_block(6, pump.now) for each in timed)
     found = compare(alike, [copying])
     assert found is not None and 0.8 < found.ratio < 1.3
 
@@ -172,15 +172,15 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
 def test_a_stall_that_hits_a_copy_is_no_excuse_for_rows() -> None:
     pump = Pump()
     server = large(pump).client.hops[0][0]
-    before = server.core.beat()
+    before = server.core.heartbeat()
     for _ in range(10):
         deliver_all(pump)
-        server.core.pulse(pump.now, PULSE_SECONDS)
+        server.core.sample_stalls(pump.now, SAMPLE_SECONDS)
         assert server.plan(pump.now)
         pump.now += 0.01 if server.works else 0.2
-        server.core.pulse(pump.now, PULSE_SECONDS)
+        server.core.sample_stalls(pump.now, SAMPLE_SECONDS)
         server.retire(pump.now)
-    beat = server.core.beat()
+    beat = server.core.heartbeat()
     assert beat.steps - before.steps == 5
     assert beat.busy_ms - before.busy_ms > 2 * 5 * 10, (
         "a step of 10 ms, with its share of all stalls"

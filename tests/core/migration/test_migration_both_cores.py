@@ -8,7 +8,8 @@ import pytest
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Moved, Rerouted, TurnRequest
+from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 PROMPT = [(7 * at) % 97 for at in range(60)]
 NEW = 40
@@ -52,7 +53,7 @@ def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
     old = routed(swarm, "a")[place]
     hello = swarm.servers[old].hello
     new = swarm.serve(hello.first, hello.last)
-    swarm.core.moves.leave(old, "drain", swarm.now)
+    swarm.core.moves.drain(old, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["moved"]
@@ -70,7 +71,7 @@ def test_the_only_hop_of_a_route_moves() -> None:
     ask(swarm, "a")
     run_to(swarm, "a", 10)
     new = swarm.serve(0, 4)
-    swarm.core.moves.leave(old.peer, "drain", swarm.now)
+    swarm.core.moves.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["moved"]
@@ -88,7 +89,7 @@ def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
     three_spans(swarm)
     done = 3
     for peer in old:
-        swarm.core.moves.leave(peer, "drain", swarm.now)
+        swarm.core.moves.drain(peer, "drain", swarm.now)
         while swarm.servers[peer].core.stats.sessions:
             done += 1
             for name in names:
@@ -107,8 +108,8 @@ def test_a_server_that_ends_is_left_before_it_goes() -> None:
     run_to(swarm, "a", 5)
     old = swarm.servers[routed(swarm, "a")[1]]
     swarm.serve(2, 3)
-    old.core.leave(swarm.now)
-    swarm.core.receive(old.peer, old.core.beat(), swarm.now)
+    old.core.start_draining(swarm.now)
+    swarm.core.receive(old.peer, old.core.heartbeat(), swarm.now)
     for count in range(5, 20):
         run_to(swarm, "a", count)
     assert old.core.stats.sessions == 0
@@ -126,7 +127,7 @@ def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
     run_to(swarm, "a", 10)
     old = swarm.servers[routed(swarm, "a")[1]]
     swarm.serve(2, 3, replay_bytes=0)
-    swarm.core.moves.leave(old.peer, "drain", swarm.now)
+    swarm.core.moves.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["moved"]
@@ -144,14 +145,14 @@ def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
     run_to(swarm, "a", 5)
     for count in range(5, NEW + 1):
         if rng.random() < 0.2:
-            swarm.core.moves.leave(rng.choice(routed(swarm, "a")), "drain", swarm.now)
+            swarm.core.moves.drain(rng.choice(routed(swarm, "a")), "drain", swarm.now)
         if rng.random() < 0.1:
             victim = rng.choice(list(swarm.servers.values()))
             swarm.kill(victim)
             swarm.serve(victim.hello.first, victim.hello.last)
-        for peer in list(swarm.core._fleet.left):
+        for peer in list(swarm.core._registry.left):
             if rng.random() < 0.2:
-                swarm.core.moves.stay(peer, "drain", swarm.now)
+                swarm.core.moves.undrain(peer, "drain", swarm.now)
         run_to(swarm, "a", count)
     swarm.wait(1.0)
     assert swarm.answer("a") == expected(PROMPT, NEW)

@@ -50,19 +50,19 @@ class Watched:
         if names:
             peer = self.world.servers[names[0]].address.peer
             [gateway] = self.world.gateways.values()
-            gateway.core.moves.leave(peer, "drain", self.world.clock.now)
+            gateway.core.moves.drain(peer, "drain", self.world.clock.now)
             gateway.pump()
             self._look(peer, names[1:], self.world.clock.now)
 
     def _look(self, peer: str, names: list[str], began: float) -> None:
         now = self.world.clock.now
         [gateway] = self.world.gateways.values()
-        view = gateway.core.moves.view(peer)
+        view = gateway.core.moves.drain_progress(peer)
         assert view is not None
         if view.hops:
             self.world.clock.after(EVERY, self._look, peer, names, began)
             return
-        gateway.core.moves.stay(peer, "drain", now)
+        gateway.core.moves.undrain(peer, "drain", now)
         self.drained.append((began, now))
         self._drain(names)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from support.core.scripted_moves import PROMPT, outcomes
 from support.core.scripted_servers import MODEL, Script
 
-from modelswarm.protocol.messages import Close, Finish, Go, Refusal, Token, Trouble
-from modelswarm_gateway.core.interface.effects import Broken, GatewaySettings, Refused, Rerouted
+from modelswarm.protocol.messages import Close, FaultKind, Finish, Refusal, StartEpoch, Token
+from modelswarm_gateway.core.interface.effects import Broken, Refused, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
 def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_first() -> None:
@@ -16,10 +17,10 @@ def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_firs
     script.ask("s", PROMPT)
     script.token("s")
     new = script.serve("c", 2, 4)
-    script.core.moves.leave(only, "stopping", script.now)
-    script.core.moves.leave(old, "stopping", script.now)
+    script.core.moves.drain(only, "stopping", script.now)
+    script.core.moves.drain(old, "stopping", script.now)
     script.wait(0.2)
-    assert [go.warm for go in script.told(new, Go)] == [True]
+    assert [go.standby for go in script.told(new, StartEpoch)] == [True]
 
 
 def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
@@ -30,7 +31,7 @@ def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
     script.token("s")
     new = script.serve("c", 2, 4)
     script.silent.add(new)
-    script.core.moves.leave(old, "drain", script.now)
+    script.core.moves.drain(old, "drain", script.now)
     script.run()
     tail, length = script.hop(old), script.length("s")
     script.says(old, Token(tail.reply, script.epoch("s"), length, 9, 0.0, Finish.STOP))
@@ -38,7 +39,7 @@ def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
     script.grant(new)
     view = script.core.session("s")
     assert view is not None and view.state == "parked"
-    assert not script.told(new, Go)
+    assert not script.told(new, StartEpoch)
     script.wait(0.1)
     assert outcomes(script) == ["overtaken"] and len(script.told(new, Close)) == 1
 
@@ -51,17 +52,17 @@ def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
     script.token("s")
     new = script.serve("c", 2, 4)
     for _ in range(4):
-        script.core.moves.leave(old, "drain", script.now)
+        script.core.moves.drain(old, "drain", script.now)
         script.wait(0.2)
-        script.core.moves.stay(old, "drain", script.now)
+        script.core.moves.undrain(old, "drain", script.now)
         script.wait(0.2)
-    begun = len(script.told(new, Go))
-    script.core.moves.leave(old, "drain", script.now)
+    begun = len(script.told(new, StartEpoch))
+    script.core.moves.drain(old, "drain", script.now)
     script.wait(0.2)
     assert outcomes(script) == ["overtaken"] * 4
-    gos = script.told(new, Go)
+    gos = script.told(new, StartEpoch)
     assert len(gos) == begun + 1, "a fifth copy"
-    assert all(go.warm for go in gos), "the reader would notice a move without"
+    assert all(go.standby for go in gos), "the reader would notice a move without"
 
 
 def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> None:
@@ -75,12 +76,12 @@ def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> No
         bad = script.serve("d", 3, 4)
         good = script.serve("e", 3, 4)
         for generation in range(2):
-            script.core._fleet.pair_failed(bad, head, generation, script.now)
+            script.core._registry.on_link_failed(bad, head, generation, script.now)
         for number in range(seed):
-            script.core._fleet.placed(good, number, 2000)  # so that the other looks better
-        script.core.moves.leave(tail, "drain", script.now)
+            script.core._registry.add_hop(good, number, 2000)  # so that the other looks better
+        script.core.moves.drain(tail, "drain", script.now)
         script.run()
-        assert script.told(good, Go) and not script.told(bad, Go)
+        assert script.told(good, StartEpoch) and not script.told(bad, StartEpoch)
 
 
 def test_a_repair_that_meets_only_servers_that_stop_waits_with_its_kv_for_the_next_one() -> None:
@@ -128,9 +129,9 @@ def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session(
     script.wait(0.1)
     assert script.route("s") == ["a", "b", "c", "d"]
     script.effects.clear()
-    script.core.moves.leave(old, "drain", script.now)
+    script.core.moves.drain(old, "drain", script.now)
     script.run()
-    script.reports("s", old, Trouble.FAILED, wide)
+    script.reports("s", old, FaultKind.FAILED, wide)
     script.wait(0.1)
     assert not [effect for effect in script.effects if isinstance(effect, Rerouted)]
     assert outcomes(script) == ["dropped"]

@@ -7,31 +7,31 @@ from support.core.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, re
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.messages import (
-    Beat,
     Close,
-    Copy,
+    CopyKv,
+    FaultKind,
     Fence,
     Finish,
-    Go,
+    Heartbeat,
     Input,
     Refusal,
+    StartEpoch,
     Token,
-    Trouble,
     Window,
 )
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
 def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop() -> None:
     script, old, new = two_spans()
     leave(script, old)
     [create] = script.told(new, Fence)
-    assert create.create is not None and create.create.repair
+    assert create.create is not None and create.create.for_recovery
     assert create.epoch == script.epoch("s"), "the copy stands in the session's own epoch"
-    [warm] = script.told(new, Go)
-    assert warm.warm and warm.successor is None and warm.ring is None and warm.credit == 0
+    [warm] = script.told(new, StartEpoch)
+    assert warm.standby and warm.successor is None and warm.ring is None and warm.credit == 0
     assert warm.predecessor is not None and warm.predecessor.address.peer == old
-    [copy] = script.told(old, Copy)
+    [copy] = script.told(old, CopyKv)
     assert copy.to is not None and copy.to.handle == script.hop(new).own
     assert (copy.start, copy.first, copy.last) == (0, 2, 4)
     assert [len(each.tokens) for each in script.told(new, Input)] == [21]
@@ -51,8 +51,8 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     assert script.route("s") == ["a", "c"]
     assert [fence.create for fence in script.told(new, Fence)] == [None]
     assert len(script.told(old, Close)) == 1 and not script.told(old, Fence)
-    [go] = script.told(new, Go)
-    assert not go.warm and go.start == 23 and go.length == 24
+    [go] = script.told(new, StartEpoch)
+    assert not go.standby and go.start == 23 and go.length == 24
     assert outcomes(script) == ["moved"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
@@ -69,7 +69,7 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     script.core.read_to("s", 22, script.now)
     script.run()
     assert not script.told(old, Window), "it is to come to rest"
-    script.core.moves.stay(old, "drain", script.now)
+    script.core.moves.undrain(old, "drain", script.now)
     script.run()
     assert [window.limit for window in script.told(old, Window)] == [25]
 
@@ -81,9 +81,9 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
     script.ask("s", PROMPT, credit_ahead=64)
     new = script.serve("c", 2, 4)
     session = script.core._sessions["s"]
-    assert script.core.moves.shift(session, session.hops[1], new, script.now)
+    assert script.core.moves.migrate(session, session.hops[1], new, script.now)
     script.run()
-    script.reports("s", new, Trouble.FAILED)
+    script.reports("s", new, FaultKind.FAILED)
     assert outcomes(script) == ["dropped"]
     script.wait(TICK)
     script.sent.clear()
@@ -102,9 +102,9 @@ def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     script.token("s")
     new = script.serve("c", 0, 2)
     leave(script, old)
-    [warm] = script.told(new, Go)
-    assert warm.warm and len(script.told(old, Copy)) == 1
-    assert not script.told("b/1/0", Copy)
+    [warm] = script.told(new, StartEpoch)
+    assert warm.standby and len(script.told(old, CopyKv)) == 1
+    assert not script.told("b/1/0", CopyKv)
     script.token("s")
     assert [(each.start, len(each.tokens)) for each in script.told(new, Input)] == [
         (0, 21),
@@ -129,8 +129,8 @@ def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
     script.wait(1.0)
     leave(script, old)
     script.wait(1.0)
-    view = script.core.moves.view(old)
-    assert view is not None and (view.hops, view.moving) == (5, 2)
+    view = script.core.moves.drain_progress(old)
+    assert view is not None and (view.hops, view.migrating) == (5, 2)
 
 
 def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
@@ -139,10 +139,10 @@ def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
     script.wait(1.2)
     assert outcomes(script) == ["dropped"]
     assert len(script.told(new, Close)) == 1
-    assert [copy.to for copy in script.told(old, Copy)][-1] is None
+    assert [copy.to for copy in script.told(old, CopyKv)][-1] is None
     assert script.route("s") == ["a", "b"] and not reroutes(script)
     script.wait(0.5)
-    assert len(script.told(new, Go)) == 2
+    assert len(script.told(new, StartEpoch)) == 2
 
 
 def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
@@ -156,8 +156,8 @@ def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
     assert not reroutes(script)
 
 
-@pytest.mark.parametrize("trouble", [Trouble.FAILED, Trouble.GAP, Trouble.UNKNOWN_HANDLE])
-def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: Trouble) -> None:
+@pytest.mark.parametrize("trouble", [FaultKind.FAILED, FaultKind.GAP, FaultKind.UNKNOWN_HANDLE])
+def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: FaultKind) -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.reports("s", new, trouble)
@@ -171,8 +171,8 @@ def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: Troub
 def test_a_broken_link_to_where_the_copy_goes_is_nothing_to_the_session() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    script.reports("s", old, Trouble.LINK_DOWN, new)
-    script.reports("s", old, Trouble.LINK_DOWN, new)
+    script.reports("s", old, FaultKind.LINK_DOWN, new)
+    script.reports("s", old, FaultKind.LINK_DOWN, new)
     assert outcomes(script) == ["dropped"]
     assert not reroutes(script), "a late report of a copy that is over is not the session's either"
 
@@ -185,7 +185,7 @@ def test_a_server_without_room_is_asked_again_later() -> None:
     assert script.route("s") == ["a", "b"]
     del script.refusing[new]
     script.wait(0.7)
-    assert script.told(new, Go)
+    assert script.told(new, StartEpoch)
 
 
 def test_another_server_is_tried_when_one_refuses() -> None:
@@ -194,7 +194,7 @@ def test_another_server_is_tried_when_one_refuses() -> None:
     leave(script, old)
     other = script.serve("d", 2, 4)
     script.wait(0.3)
-    assert script.told(other, Go)
+    assert script.told(other, StartEpoch)
 
 
 def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> None:
@@ -217,14 +217,14 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
 def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_runs() -> None:
     script, old, new = two_spans(GatewaySettings(move_seconds=0.1))
     leave(script, old)
-    script.reports("s", old, Trouble.GAP, "a/1/0")
+    script.reports("s", old, FaultKind.GAP, "a/1/0")
     assert reroutes(script) == ["gap"]
     assert len(script.told(new, Close)) == 1
     script.wait(0.5)
-    assert len([go for go in script.told(new, Go) if go.warm]) == 1, "repairs come before moves"
+    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 1, "repairs come before moves"
     script.token("s")
     script.wait(0.5)
-    assert len([go for go in script.told(new, Go) if go.warm]) == 2
+    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 2
 
 
 def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_used_next() -> None:
@@ -243,17 +243,17 @@ def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_
 
 def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
     script, old, new = two_spans()
-    script.says(old, Beat(draining=True))
+    script.says(old, Heartbeat(draining=True))
     script.wait(0.1)
-    assert script.told(new, Go)
+    assert script.told(new, StartEpoch)
     assert [view.leaving for view in script.core.servers()] == ["", "stopping", ""]
 
 
 def test_a_report_of_draining_moves_the_session_and_disturbs_nothing() -> None:
     script, old, new = two_spans()
-    script.reports("s", old, Trouble.DRAINING)
+    script.reports("s", old, FaultKind.DRAINING)
     script.wait(0.1)
-    assert script.told(new, Go) and not reroutes(script)
+    assert script.told(new, StartEpoch) and not reroutes(script)
 
 
 def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
@@ -262,14 +262,14 @@ def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
     old = script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
-    view = script.core.moves.view(old)
-    assert view is not None and view.only_there == (2, 3)
+    view = script.core.moves.drain_progress(old)
+    assert view is not None and view.sole_blocks == (2, 3)
     leave(script, old)
     script.wait(1.0)
     assert script.route("s") == ["a", "b"] and not outcomes(script)
     new = script.serve("c", 2, 4)
     script.wait(1.0)
-    assert script.told(new, Go)
+    assert script.told(new, StartEpoch)
 
 
 def test_new_sessions_do_not_go_where_others_leave() -> None:
@@ -283,7 +283,7 @@ def test_new_sessions_do_not_go_where_others_leave() -> None:
 def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    script.core.moves.stay(old, "drain", script.now)
+    script.core.moves.undrain(old, "drain", script.now)
     script.run()
     assert outcomes(script) == ["overtaken"]
     assert len(script.told(new, Close)) == 1
@@ -300,7 +300,7 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
     first, second = script.serve("c", 2, 3), script.serve("d", 3, 4)
     leave(script, old)
     script.wait(0.1)
-    assert [(c.first, c.last) for c in script.told(old, Copy)] == [(2, 3), (3, 4)]
+    assert [(c.first, c.last) for c in script.told(old, CopyKv)] == [(2, 3), (3, 4)]
     assert not script.told(first, Input) and len(script.told(second, Input)) == 1
     for _ in range(3):
         script.token("s")
@@ -319,7 +319,7 @@ def test_a_session_that_closes_takes_its_copy_with_it() -> None:
     script.core.close("s", script.now)
     script.wait(0.1)
     assert len(script.told(new, Close)) == 1
-    assert not script.core._recovery.replies and not script.core._fleet.hops.total()
+    assert not script.core._recovery.replies and not script.core._registry.hops.total()
 
 
 def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
@@ -338,10 +338,10 @@ def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
 
 def test_a_server_is_left_until_every_cause_of_it_is_taken_back() -> None:
     script, old, _ = two_spans()
-    script.core.moves.leave(old, "slow", script.now)
-    script.core.moves.leave(old, "drain", script.now)
-    script.core.moves.stay(old, "slow", script.now)
+    script.core.moves.drain(old, "slow", script.now)
+    script.core.moves.drain(old, "drain", script.now)
+    script.core.moves.undrain(old, "slow", script.now)
     assert [view.leaving for view in script.core.servers()] == ["", "drain", ""]
-    script.core.moves.stay(old, "drain", script.now)
-    script.core.moves.stay(old, "drain", script.now)
+    script.core.moves.undrain(old, "drain", script.now)
+    script.core.moves.undrain(old, "drain", script.now)
     assert [view.leaving for view in script.core.servers()] == ["", "", ""]

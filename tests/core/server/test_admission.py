@@ -7,21 +7,21 @@ from support.core.network import GATEWAY, Client, Pump, Server, opened, prompt, 
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
-    Beat,
+    Heartbeat,
     Close,
     Create,
     Fence,
-    Fenced,
-    Go,
-    Live,
-    LiveSession,
+    FenceAck,
+    StartEpoch,
+    OwnedSessions,
+    OwnedSession,
     Refusal,
-    Report,
+    FaultReport,
     Role,
-    Trouble,
+    FaultKind,
     Turn,
 )
-from modelswarm_serving.core.kv.admission import REPAIR_SECONDS
+from modelswarm_serving.core.kv.admission import RESERVATION_SECONDS
 from modelswarm_serving.core.settings import row_window
 
 
@@ -35,13 +35,13 @@ def create(
     repair: bool = False,
     gateway: str = GATEWAY,
     end: int | None = None,
-) -> Fenced:
+) -> FenceAck:
     turn = Turn(reserve, reserve + 1 if end is None else end)
-    item = Fence(0, 1, Epoch(1, 1), 0, 0, Create(session, *blocks, repair=repair), turn)
+    item = Fence(0, 1, Epoch(1, 1), 0, 0, Create(session, *blocks, for_recovery=repair), turn)
     server.core.receive(gateway, item, pump.now)
     pump.collect()
     answer = pump.answers[-1][1]
-    assert isinstance(answer, Fenced)
+    assert isinstance(answer, FenceAck)
     return answer
 
 
@@ -49,12 +49,12 @@ def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
     pump = Pump()
     server = pump.serve(0, 6, pages=20, page_size=4)
     assert create(pump, server, "a", 33).free_pages == 20 - 9
-    assert create(pump, server, "b", 36).refused is None
+    assert create(pump, server, "b", 36).refusal is None
     refused = create(pump, server, "c", 1)
-    assert (refused.refused, refused.own, refused.free_pages) == (Refusal.NO_PAGES, 0, 2)
+    assert (refused.refusal, refused.server_handle, refused.free_pages) == (Refusal.NO_PAGES, 0, 2)
     assert server.core.stats.sessions == 2
-    assert create(pump, server, "c", 8, repair=True).refused is None
-    assert create(pump, server, "d", 1, repair=True).refused is Refusal.NO_PAGES
+    assert create(pump, server, "c", 8, repair=True).refusal is None
+    assert create(pump, server, "d", 1, repair=True).refusal is Refusal.NO_PAGES
     assert server.core.stats.free_pages == 0
 
 
@@ -63,12 +63,12 @@ def test_new_sessions_do_not_take_what_a_repair_waits_for() -> None:
     server = pump.serve(0, 6, pages=20, page_size=4)
     held = create(pump, server, "a", 40)
     create(pump, server, "b", 28)
-    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
-    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
     refused = create(pump, server, "c", 12)
-    assert refused.refused is Refusal.NO_PAGES, "13 are free, 11 are awaited"
-    assert create(pump, server, "d", 8).refused is None, "it takes none of them"
-    assert create(pump, server, "r", 44, repair=True).refused is None
+    assert refused.refusal is Refusal.NO_PAGES, "13 are free, 11 are awaited"
+    assert create(pump, server, "d", 8).refusal is None, "it takes none of them"
+    assert create(pump, server, "r", 44, repair=True).refusal is None
     assert server.core.stats.free_pages == 0
 
 
@@ -76,10 +76,10 @@ def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
     pump = Pump()
     server = pump.serve(0, 6, pages=20, page_size=4)
     create(pump, server, "a", 40)
-    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
-    assert create(pump, server, "c", 8).refused is Refusal.NO_PAGES
-    pump.tick(REPAIR_SECONDS + 0.1)
-    assert create(pump, server, "c", 8).refused is None
+    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(pump, server, "c", 8).refusal is Refusal.NO_PAGES
+    pump.tick(RESERVATION_SECONDS + 0.1)
+    assert create(pump, server, "c", 8).refusal is None
 
 
 def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None:
@@ -87,13 +87,13 @@ def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None
     server = pump.serve(0, 6, pages=20, page_size=4)
     held = create(pump, server, "a", 40)
     create(pump, server, "b", 28)
-    assert create(pump, server, "large", 44, repair=True).refused is Refusal.NO_PAGES
-    assert create(pump, server, "small", 4, repair=True).refused is None, "it takes what is there"
-    server.core.receive(GATEWAY, Close(held.own), pump.now)
-    assert create(pump, server, "c", 8).refused is Refusal.NO_PAGES, "12 are free, 11 are awaited"
-    assert create(pump, server, "large", 44, repair=True).refused is None
-    server.core.receive(GATEWAY, Close(pump.answers[-1][1].own), pump.now)  # type: ignore[union-attr]
-    assert create(pump, server, "c", 8).refused is None, "it had room: nothing is awaited"
+    assert create(pump, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(pump, server, "small", 4, repair=True).refusal is None, "it takes what is there"
+    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
+    assert create(pump, server, "c", 8).refusal is Refusal.NO_PAGES, "12 are free, 11 are awaited"
+    assert create(pump, server, "large", 44, repair=True).refusal is None
+    server.core.receive(GATEWAY, Close(pump.answers[-1][1].server_handle), pump.now)  # type: ignore[union-attr]
+    assert create(pump, server, "c", 8).refusal is None, "it had room: nothing is awaited"
 
 
 def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -> None:
@@ -101,23 +101,23 @@ def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -
     server = pump.serve(0, 6, pages=20, page_size=4)
     held = create(pump, server, "a", 40)
     create(pump, server, "b", 28)
-    assert create(pump, server, "large", 44, repair=True).refused is Refusal.NO_PAGES
-    assert create(pump, server, "small", 16, repair=True).refused is Refusal.NO_PAGES
-    server.core.receive(GATEWAY, Close(held.own), pump.now)
+    assert create(pump, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(pump, server, "small", 16, repair=True).refusal is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
     large = create(pump, server, "large", 44, repair=True)
-    assert large.refused is None
-    server.core.receive(GATEWAY, Close(large.own), pump.now)
-    assert create(pump, server, "c", 40).refused is Refusal.NO_PAGES, "13 are free, 4 are awaited"
-    pump.tick(REPAIR_SECONDS + 0.1)
-    assert create(pump, server, "c", 40).refused is None
+    assert large.refusal is None
+    server.core.receive(GATEWAY, Close(large.server_handle), pump.now)
+    assert create(pump, server, "c", 40).refusal is Refusal.NO_PAGES, "13 are free, 4 are awaited"
+    pump.tick(RESERVATION_SECONDS + 0.1)
+    assert create(pump, server, "c", 40).refusal is None
 
 
-def next_turn(pump: Pump, server: Server, own: int, reserve: int, epoch: int) -> Fenced:
+def next_turn(pump: Pump, server: Server, own: int, reserve: int, epoch: int) -> FenceAck:
     turn = Turn(reserve, reserve + 1)
     server.core.receive(GATEWAY, Fence(own, 1, Epoch(epoch, 1), 0, 0, None, turn), pump.now)
     pump.collect()
     answer = pump.answers[-1][1]
-    assert isinstance(answer, Fenced)
+    assert isinstance(answer, FenceAck)
     return answer
 
 
@@ -125,52 +125,52 @@ def test_a_turn_that_needs_more_pages_waits_behind_a_repair_and_any_other_does_n
     pump = Pump()
     server = pump.serve(0, 6, pages=20, page_size=4)
     held = create(pump, server, "a", 28)
-    own = create(pump, server, "b", 28).own
-    assert create(pump, server, "r", 44, repair=True).refused is Refusal.NO_PAGES
-    assert next_turn(pump, server, own, 28, 2).refused is None, "it has what it needs"
-    server.core.receive(GATEWAY, Close(held.own), pump.now)
-    assert next_turn(pump, server, own, 40, 3).refused is Refusal.NO_PAGES, "13 free, 11 awaited"
-    assert next_turn(pump, server, own, 20, 4).refused is None
-    assert create(pump, server, "r", 44, repair=True).refused is None
-    assert next_turn(pump, server, own, 24, 5).refused is None
+    own = create(pump, server, "b", 28).server_handle
+    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert next_turn(pump, server, own, 28, 2).refusal is None, "it has what it needs"
+    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
+    assert next_turn(pump, server, own, 40, 3).refusal is Refusal.NO_PAGES, "13 free, 11 awaited"
+    assert next_turn(pump, server, own, 20, 4).refusal is None
+    assert create(pump, server, "r", 44, repair=True).refusal is None
+    assert next_turn(pump, server, own, 24, 5).refusal is None
 
 
 def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
     """One of its hops grows here, another one is to be opened beside it."""
     pump = Pump()
     server = pump.serve(0, 6, pages=20, page_size=4)
-    own = create(pump, server, "a", 28, blocks=(0, 3)).own
+    own = create(pump, server, "a", 28, blocks=(0, 3)).server_handle
     create(pump, server, "b", 16, blocks=(0, 3))
-    assert create(pump, server, "a", 40, blocks=(3, 6), repair=True).refused is Refusal.NO_PAGES
-    assert create(pump, server, "c", 4).refused is Refusal.NO_PAGES, "9 are free, 10 are awaited"
-    assert next_turn(pump, server, own, 32, 2).refused is None
+    assert create(pump, server, "a", 40, blocks=(3, 6), repair=True).refusal is Refusal.NO_PAGES
+    assert create(pump, server, "c", 4).refusal is Refusal.NO_PAGES, "9 are free, 10 are awaited"
+    assert next_turn(pump, server, own, 32, 2).refusal is None
 
 
 def test_a_refused_create_leaves_nothing_behind() -> None:
     pump = Pump()
     server = pump.serve(2, 4, pages=20, max_length=60)
-    assert create(pump, server, "a", 61, blocks=(2, 4)).refused is Refusal.TOO_LONG
-    assert create(pump, server, "a", 10, blocks=(2, 4), end=12).refused is Refusal.TOO_LONG
+    assert create(pump, server, "a", 61, blocks=(2, 4)).refusal is Refusal.TOO_LONG
+    assert create(pump, server, "a", 10, blocks=(2, 4), end=12).refusal is Refusal.TOO_LONG
     for blocks in ((0, 4), (2, 5), (3, 3), (4, 2), (-1, 3)):
-        assert create(pump, server, "a", 4, blocks=blocks).refused is Refusal.WRONG_BLOCKS
+        assert create(pump, server, "a", 4, blocks=blocks).refusal is Refusal.WRONG_BLOCKS
     assert server.core.stats.sessions == 0 and pump.free_pages == [20]
-    assert create(pump, server, "a", 60, blocks=(2, 4)).refused is None
+    assert create(pump, server, "a", 60, blocks=(2, 4)).refusal is None
 
 
 def test_what_could_never_fit_is_too_long_not_busy() -> None:
     pump = Pump()
     server = pump.serve(0, 6, pages=20)
-    assert create(pump, server, "a", 77).refused is Refusal.TOO_LONG
-    assert create(pump, server, "a", 77, repair=True).refused is None
+    assert create(pump, server, "a", 77).refusal is Refusal.TOO_LONG
+    assert create(pump, server, "a", 77, repair=True).refusal is None
 
 
 def test_a_server_that_stops_takes_no_new_session() -> None:
     pump = Pump()
     server = pump.serve(0, 6)
     create(pump, server, "a", 9)
-    server.core.leave(0.0)
-    assert create(pump, server, "b", 9).refused is Refusal.DRAINING
-    assert server.core.beat().draining and server.core.beat().sessions == 1
+    server.core.start_draining(0.0)
+    assert create(pump, server, "b", 9).refusal is Refusal.DRAINING
+    assert server.core.heartbeat().draining and server.core.heartbeat().sessions == 1
 
 
 def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use() -> None:
@@ -179,13 +179,13 @@ def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use
     core = client.hops[0][0].core
     client.go(credit=11)
     client.finish()
-    core.leave(pump.now)
+    core.start_draining(pump.now)
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.DRAINING]
-    assert core.in_use(pump.now)
+    assert [report.kind for report in client.reports] == [FaultKind.DRAINING]
+    assert core.is_in_use(pump.now)
     client.raise_credit(100)
     assert len(client.finish()) == 5
-    assert not core.in_use(pump.now)  # the turn is over
+    assert not core.is_in_use(pump.now)  # the turn is over
 
 
 def test_a_session_that_nobody_touches_is_not_in_use() -> None:
@@ -194,9 +194,9 @@ def test_a_session_that_nobody_touches_is_not_in_use() -> None:
     client.go(credit=11)
     client.finish()
     core = client.hops[0][0].core
-    assert core.in_use(pump.now + 4.9) and not core.in_use(pump.now + 5.1)
+    assert core.is_in_use(pump.now + 4.9) and not core.is_in_use(pump.now + 5.1)
     pump.cut_link(GATEWAY, client.hops[0][0].address.peer)
-    assert not core.in_use(pump.now)
+    assert not core.is_in_use(pump.now)
 
 
 def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> None:
@@ -211,7 +211,7 @@ def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> 
     assert pump.free_pages == [64, 64]
     client.go()
     client.finish()
-    assert {report.trouble for report in client.reports} == {Trouble.UNKNOWN_HANDLE}
+    assert {report.kind for report in client.reports} == {FaultKind.UNKNOWN_HANDLE}
     assert {report.handle for report in client.reports} == {100, 101}
     assert len(client.reports) == 4  # at the end of the grant, and again for the Go
 
@@ -236,14 +236,14 @@ def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> 
     client = Client(pump, route(pump, 2), prompt(9))
     client.start(20)
     for server in pump.servers.values():
-        server.core.disconnected(GATEWAY, pump.now)
+        server.core.on_peer_lost(GATEWAY, pump.now)
     pump.run()
     assert client.hops[1][0].core.stats.rows == 9 + 19
     assert not client.finish()  # nothing is sent to a gateway that is gone
     pump.tick(59.0)
     assert all(pages < 64 for pages in pump.free_pages)
     for server in pump.servers.values():
-        server.core.disconnected(GATEWAY, pump.now)  # heard again: the clock goes on
+        server.core.on_peer_lost(GATEWAY, pump.now)  # heard again: the clock goes on
     pump.tick(1.5)
     assert pump.free_pages == [64, 64]
 
@@ -251,18 +251,18 @@ def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> 
 def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
     pump = Pump()
     server = pump.serve(0, 6)
-    kept = create(pump, server, "kept", 9).own
-    renamed = create(pump, server, "renamed", 9).own
+    kept = create(pump, server, "kept", 9).server_handle
+    renamed = create(pump, server, "renamed", 9).server_handle
     create(pump, server, "lost", 9)
-    other = create(pump, server, "other", 9, gateway="gateway/2/b").own
+    other = create(pump, server, "other", 9, gateway="gateway/2/b").server_handle
     for handle in (kept, renamed, other):
         gateway = "gateway/2/b" if handle == other else GATEWAY
-        server.core.receive(gateway, Go(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
-    server.core.disconnected(GATEWAY, 0.0)
+        server.core.receive(gateway, StartEpoch(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.on_peer_lost(GATEWAY, 0.0)
     pump.tick(50.0)
-    server.core.connected(GATEWAY, Role.GATEWAY, pump.now)
-    listed = [LiveSession("kept", kept, Epoch(1, 1)), LiveSession("not so", renamed, Epoch(1, 1))]
-    server.core.receive(GATEWAY, Live(tuple(listed)), pump.now)
+    server.core.on_peer_connected(GATEWAY, Role.GATEWAY, pump.now)
+    listed = [OwnedSession("kept", kept, Epoch(1, 1)), OwnedSession("not so", renamed, Epoch(1, 1))]
+    server.core.receive(GATEWAY, OwnedSessions(tuple(listed)), pump.now)
     assert set(server.core.handles()) == {kept, other}
     pump.tick(5.0)
     assert set(server.core.handles()) == {kept, other}
@@ -274,30 +274,30 @@ def test_a_list_that_is_late_is_answered_with_what_it_freed() -> None:
     pump = Pump()
     server = pump.serve(0, 6)
     create(pump, server, "new", 9)
-    server.core.receive(GATEWAY, Live(()), pump.now)
+    server.core.receive(GATEWAY, OwnedSessions(()), pump.now)
     pump.collect()
     report = pump.answers[-1][1]
-    assert isinstance(report, Report)
-    assert (report.handle, report.trouble) == (1, Trouble.UNKNOWN_HANDLE)
+    assert isinstance(report, FaultReport)
+    assert (report.handle, report.kind) == (1, FaultKind.UNKNOWN_HANDLE)
 
 
 def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> None:
     pump = Pump()
     server = pump.serve(0, 6, pages=20)
     for name, gateway in (("one", "gateway/1/x"), ("two", "gateway/2/x")):
-        server.core.connected(gateway, Role.GATEWAY, 0.0)
-        own = create(pump, server, name, 36, gateway=gateway).own
-        server.core.receive(gateway, Go(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
-    server.core.disconnected("gateway/1/x", 0.0)
+        server.core.on_peer_connected(gateway, Role.GATEWAY, 0.0)
+        own = create(pump, server, name, 36, gateway=gateway).server_handle
+        server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.on_peer_lost("gateway/1/x", 0.0)
     pump.tick(20.0)
-    server.core.disconnected("gateway/2/x", pump.now)
-    assert create(pump, server, "three", 36).refused is Refusal.NO_PAGES
+    server.core.on_peer_lost("gateway/2/x", pump.now)
+    assert create(pump, server, "three", 36).refusal is Refusal.NO_PAGES
     pump.tick(11.0)
-    assert create(pump, server, "three", 36).refused is None
-    assert create(pump, server, "four", 36).refused is Refusal.NO_PAGES
-    server.core.receive("gateway/2/x", Beat(), pump.now)  # it lives: its lease begins anew
+    assert create(pump, server, "three", 36).refusal is None
+    assert create(pump, server, "four", 36).refusal is Refusal.NO_PAGES
+    server.core.receive("gateway/2/x", Heartbeat(), pump.now)  # it lives: its lease begins anew
     pump.tick(29.0)
-    assert create(pump, server, "four", 36).refused is None  # the grant of "three" is over
+    assert create(pump, server, "four", 36).refusal is None  # the grant of "three" is over
 
 
 @pytest.mark.parametrize("drop", ["close", "lease", "live"])
@@ -320,13 +320,13 @@ def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None
         for client in clients:
             client.listen()
             for index, answer in client.fenced.items():
-                client.put(index, Close(answer.own))
+                client.put(index, Close(answer.server_handle))
     elif drop == "live":
         for server, _, _ in servers:
-            pump.put(GATEWAY, server.address.peer, Live(()))
+            pump.put(GATEWAY, server.address.peer, OwnedSessions(()))
     else:
         for server, _, _ in servers:
-            server.core.disconnected(GATEWAY, pump.now)
+            server.core.on_peer_lost(GATEWAY, pump.now)
     pump.run()
     pump.tick(61.0)
     assert pump.free_pages == [3000, 3000]

@@ -15,7 +15,7 @@ from modelswarm.protocol.messages import (
     Rows,
     Sampling,
     Token,
-    Trouble,
+    FaultKind,
     Turn,
     Window,
 )
@@ -33,7 +33,7 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
     tail.out = ()
     tail.core.fail_step("the device fell off the bus", 0.0)
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+    assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     client.fence()
     pump.run()
     client.listen()
@@ -112,7 +112,7 @@ def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str,
     expected = client.expected(client.log, 8)
     client.put(1, replace(client._go_of(1, [0, 0], 100, True), **changes))  # type: ignore[arg-type]
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+    assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     client.start(8)
     assert [token.token for token in client.finish()] == expected
 
@@ -128,7 +128,7 @@ def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
     go = client._go_of(0, [10, 4], 100, True)
     client.put(0, go)
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.GAP]
+    assert [report.kind for report in client.reports] == [FaultKind.GAP]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling
     client = Client(pump, route(pump, 2), prompt(5), sampling=sampling)
     client.start(5)
     assert not client.finish()
-    assert Trouble.FAILED in {report.trouble for report in client.reports}
+    assert FaultKind.FAILED in {report.kind for report in client.reports}
 
 
 def test_a_go_before_the_cut_was_made_is_ignored() -> None:
@@ -258,9 +258,9 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
     client = opened(pump)
     client.go()
     tail = client.hops[1][0]
-    while not (tail.works and tail.works[0].pick):
+    while not (tail.works and tail.works[0].sample):
         pump.run(1)
-    pick = tail.works[0].pick
+    pick = tail.works[0].sample
     assert pick is not None
     more = Input(client.own[1], client.epoch, 12, (1, 2))
     tail.core.receive(GATEWAY, more, 0.0)

@@ -12,13 +12,13 @@ from modelswarm.protocol.messages import (
     Close,
     Create,
     Fence,
-    Fenced,
-    Go,
+    FenceAck,
+    StartEpoch,
     Lane,
     Refusal,
     Role,
     Sampling,
-    Trouble,
+    FaultKind,
     Turn,
 )
 
@@ -43,7 +43,7 @@ def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
     pump.run()
     client.listen()
     gos = client.go()
-    again(pump, client, Go)
+    again(pump, client, StartEpoch)
     for _ in range(30):
         pump.run(12)
         for (sender, to, lane), items in fences.items():
@@ -52,7 +52,7 @@ def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
         for index, go in enumerate(gos):
             client.put(index, go)
     assert [token.token for token in client.finish()] == expected
-    assert len([item for _, item in pump.answers if isinstance(item, Fenced)]) == 2
+    assert len([item for _, item in pump.answers if isinstance(item, FenceAck)]) == 2
     assert not client.reports
     assert [server.core.stats.rows for server in pump.servers.values()] == [12 + 7] * 2
 
@@ -68,8 +68,8 @@ def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
     client.put(0, Fence(12345, 7, Epoch(0, 9), 0, 0))
     pump.run()
     answer = pump.answers[-1][1]
-    assert isinstance(answer, Fenced)
-    assert (answer.handle, answer.own, answer.epoch, answer.unknown) == (7, 0, Epoch(0, 9), True)
+    assert isinstance(answer, FenceAck)
+    assert (answer.handle, answer.server_handle, answer.epoch, answer.unknown) == (7, 0, Epoch(0, 9), True)
     assert server.core.stats.sessions == 1
 
 
@@ -83,9 +83,9 @@ def test_a_create_is_one_hop_per_session_and_block_range() -> None:
         pump.put(GATEWAY, name, Fence(0, reply, Epoch(1, 1), 0, 0, create, turn))
     pump.run()
     first_, second, third = (item for _, item in pump.answers)
-    assert isinstance(first_, Fenced) and isinstance(second, Fenced) and isinstance(third, Fenced)
+    assert isinstance(first_, FenceAck) and isinstance(second, FenceAck) and isinstance(third, FenceAck)
     assert third == replace(first_, handle=3)  # the gateway has given the hop another name
-    assert second.own not in (0, first_.own)
+    assert second.server_handle not in (0, first_.server_handle)
     assert whole.core.stats.sessions == 2
 
 
@@ -154,7 +154,7 @@ def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
     tail.retire(0.0)
     pump.collect()
     (answer,) = (item for _, item in pump.answers[before:])
-    assert isinstance(answer, Fenced)
+    assert isinstance(answer, FenceAck)
     assert (answer.kv, answer.log, answer.epoch) == (5, 6, client.epoch)
 
 
@@ -176,7 +176,7 @@ def test_fences_that_follow_each_other_during_a_step_make_one_lowest_cut() -> No
     tail.retire(0.0)
     pump.collect()
     (answer,) = (item for _, item in pump.answers[before:])
-    assert isinstance(answer, Fenced)
+    assert isinstance(answer, FenceAck)
     assert (answer.kv, answer.log, answer.epoch) == (4, 5, Epoch(3, 1))
     assert answer.free_pages == 64 - 23
 
@@ -196,7 +196,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
     assert tail.core.stats.free_pages == 64 - 3
     pump.collect()
     answer = pump.answers[-1][1]
-    assert isinstance(answer, Fenced) and answer.own not in (0, client.own[1])
+    assert isinstance(answer, FenceAck) and answer.server_handle not in (0, client.own[1])
 
 
 def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
@@ -258,7 +258,7 @@ def test_a_broken_link_between_two_servers_costs_no_token(seed: int) -> None:
         pump.cut_link(one, two)
         client.listen()
         for report in client.reports:
-            assert report.trouble is Trouble.LINK_DOWN and report.generation > 0
+            assert report.kind is FaultKind.LINK_DOWN and report.generation > 0
         client.fence()
         while len(client.fenced) < 3:
             pump.run(1)
@@ -282,10 +282,10 @@ def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> No
             (one, generation),
             (two, generation),
         }
-        pump.servers[one].core.disconnected(two, 0.0)  # nothing runs any more: nothing to say
-        pump.servers[two].core.disconnected(one, 0.0)
-        pump.servers[one].core._peers._broken[two] = generation
-        pump.servers[two].core._peers._broken[one] = generation
+        pump.servers[one].core.on_peer_lost(two, 0.0)  # nothing runs any more: nothing to say
+        pump.servers[two].core.on_peer_lost(one, 0.0)
+        pump.servers[one].core._peers._break_counts[two] = generation
+        pump.servers[two].core._peers._break_counts[one] = generation
         client.fence()
         pump.run()
         client.listen()
@@ -302,8 +302,8 @@ def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
     pump.run()
     client.listen()
     for answer in client.fenced.values():
-        assert (answer.refused, answer.kv, answer.epoch) == (Refusal.TOO_LONG, 6, client.epoch)
-        assert answer.own != 0
+        assert (answer.refusal, answer.kv, answer.epoch) == (Refusal.TOO_LONG, 6, client.epoch)
+        assert answer.server_handle != 0
     assert pump.free_pages == free
     client.log = [*client.log[:6], *prompt(4, seed=8)]
     expected = client.expected(client.log, 5)
@@ -321,7 +321,7 @@ def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None
     one.fence(48)  # 16 pages in all
     pump.run()
     one.listen()
-    assert {answer.refused for answer in one.fenced.values()} == {Refusal.NO_PAGES}
+    assert {answer.refusal for answer in one.fenced.values()} == {Refusal.NO_PAGES}
     two.close()
     expected = one.expected(one.log, 48)
     one.start(48)
@@ -346,7 +346,7 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
     client.finish()
     other = "gateway/2/z"
     for server in pump.servers.values():
-        server.core.connected(other, Role.GATEWAY, 0.0)
+        server.core.on_peer_connected(other, Role.GATEWAY, 0.0)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
     pump.tick(31.0)  # its owner has not been heard for a lease
@@ -357,7 +357,7 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
     client.fence()  # the first one asks too, with a lower epoch, and is told to let go
     pump.run()
     client.listen()
-    assert {answer.refused for answer in client.fenced.values()} == {Refusal.OUTRANKED}
+    assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}
     client.put(0, Close(handle))
     adopter.go()
     adopter.finish()

@@ -6,13 +6,13 @@ import pytest
 from support.core.network import Client, Pump, prompt, route, start_all
 
 from modelswarm.protocol.messages import Lane, Rows, Window
-from modelswarm_serving.core.flow.flow_control import LEAST_PART
+from modelswarm_serving.core.flow.flow_control import MIN_WINDOW_DIVISOR
 
 SESSIONS, CONTEXT, NEW, READ = 24, 150, 12, 4
 ROW_BYTES = 8
 WINDOW = 64  # rows
 MOST = 4 * WINDOW * ROW_BYTES  # bytes: four windows
-LEAST = WINDOW // LEAST_PART * ROW_BYTES
+LEAST = WINDOW // MIN_WINDOW_DIVISOR * ROW_BYTES
 
 
 def busy(pump: Pump, context: int = CONTEXT, hops: int = 2) -> tuple[list[Client], list[list[int]]]:
@@ -119,7 +119,7 @@ def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
         client.fence()
     pump.run()
     for server in pump.servers.values():
-        assert not server.core._windows._coming, "a session that is fenced has nothing coming"
+        assert not server.core._flow_control._in_flight, "a session that is fenced has nothing coming"
     for client in again:
         client.listen()
         client.go()
@@ -127,8 +127,8 @@ def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
         assert [token.token for token in client.finish()] == tokens
         assert not client.reports
     for server in pump.servers.values():
-        windows = server.core._windows
-        assert not windows._coming and not windows._from
+        windows = server.core._flow_control
+        assert not windows._in_flight and not windows._in_flight_from
 
 
 def test_a_session_whose_rows_do_not_come_holds_up_no_other() -> None:

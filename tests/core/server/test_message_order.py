@@ -12,16 +12,16 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
     Close,
     Fence,
-    Go,
+    StartEpoch,
     Input,
     Lane,
-    Live,
-    LiveSession,
-    Report,
+    OwnedSessions,
+    OwnedSession,
+    FaultReport,
     Role,
     Rows,
     Token,
-    Trouble,
+    FaultKind,
     Window,
 )
 
@@ -78,7 +78,7 @@ def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
     pump.put(head.address.peer, tail.address.peer, late, Lane.BULK)
     client.finish()
     (report,) = client.reports
-    assert (report.trouble, report.peer) == (Trouble.GAP, head.address.peer)
+    assert (report.kind, report.peer) == (FaultKind.GAP, head.address.peer)
     assert (report.handle, report.epoch) == (client.base + 1, client.epoch)
 
 
@@ -141,7 +141,7 @@ def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
     client.put(0, Input(client.own[0], client.epoch, 5, tuple(client.log[5:])))
     client.go()
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.GAP]
+    assert [report.kind for report in client.reports] == [FaultKind.GAP]
     assert not client.tokens
 
 
@@ -186,7 +186,7 @@ def test_a_row_beyond_the_granted_window_is_refused() -> None:
     head, tail = (hop[0].address.peer for hop in client.hops)
     pump.put(tail, head, Window(client.own[0], client.epoch, 0, 10))  # forged
     client.finish()
-    assert {report.trouble for report in client.reports} == {Trouble.FAILED}
+    assert {report.kind for report in client.reports} == {FaultKind.FAILED}
 
 
 NONSENSE = [
@@ -218,7 +218,7 @@ def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object
     assert isinstance(whole, Rows)
     pump.put(head.address.peer, tail.address.peer, repeated(whole, **changes))
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+    assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     other.listen()
     other.go()
     assert [token.token for token in other.finish()] == expected
@@ -251,7 +251,7 @@ def test_an_input_that_no_log_can_hold_is_reported(tokens: tuple[int, ...]) -> N
     pump.lanes.clear()
     client.put(0, Input(client.own[0], client.epoch, 0, tokens))
     client.finish()
-    assert [report.trouble for report in client.reports] == [Trouble.FAILED]
+    assert [report.kind for report in client.reports] == [FaultKind.FAILED]
 
 
 def _nonsense(choose: random.Random, handles: list[int]) -> object:
@@ -271,13 +271,13 @@ def _nonsense(choose: random.Random, handles: list[int]) -> object:
     if kind == 3:
         return Input(handle, epoch, number(), tuple(number() for _ in range(choose.randrange(4))))
     if kind == 4:
-        go = Go(handle, epoch, number(), number(), number(), None, None, None, number(), number())
+        go = StartEpoch(handle, epoch, number(), number(), number(), None, None, None, number(), number())
         return replace(go, sample=bool(choose.randrange(2)))
     if kind == 5:
         return Fence(handle, number(), epoch, number(), number())
     if kind == 6:
         return Close(handle)
-    return Report(handle, epoch, Trouble.GAP)
+    return FaultReport(handle, epoch, FaultKind.GAP)
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -287,7 +287,7 @@ def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) 
     victim = Client(pump, client.hops, prompt(20, 1), session="v", base=500)
     evil = "evil/1/x"
     for server in pump.servers.values():
-        server.core.connected(evil, Role.GATEWAY, 0.0)
+        server.core.on_peer_connected(evil, Role.GATEWAY, 0.0)
     expected = client.expected(client.log, 15)
     victim.gateway = evil
     victim.start(15)
@@ -301,8 +301,8 @@ def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) 
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
     for name in pump.servers:
-        pump.put(evil, name, Live(()))
-        pump.put(GATEWAY, name, Live((LiveSession("a", 1, client.epoch),)))
+        pump.put(evil, name, OwnedSessions(()))
+        pump.put(GATEWAY, name, OwnedSessions((OwnedSession("a", 1, client.epoch),)))
     pump.run()
     assert pump.free_pages == [64, 64]
 
@@ -318,7 +318,7 @@ def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
     for first in range(64):
         pump.put(head, tail, Rows(client.own[1], client.epoch, first, 1, bytes(1 << 16)))
     pump.run()
-    [hop] = pump.servers[tail].core._life.hops
+    [hop] = pump.servers[tail].core._fencing.hops
     assert not hop.early.rows
     expected = client.expected(client.log, 5)
     client.go()

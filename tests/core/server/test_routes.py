@@ -6,7 +6,7 @@ import pytest
 from support.core.network import VOCABULARY, Client, Pump, prompt, route, start_all
 
 from modelswarm.protocol.messages import Finish, Lane, Rows, Sampling, Token, Window
-from modelswarm_serving.model.hash_model import reference
+from modelswarm_serving.model.hash_model import reference_tokens
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
@@ -169,7 +169,7 @@ def test_nothing_to_sample_only_reads_the_prompt(hops: int, length: int) -> None
 
 def test_sampling_params_change_the_tokens_and_the_seed_repeats_them() -> None:
     def tokens(sampling: Sampling) -> list[int]:
-        return reference(prompt(5), sampling, 9, 14, n_blocks=6, vocabulary=VOCABULARY)
+        return reference_tokens(prompt(5), sampling, 9, 14, n_blocks=6, vocabulary=VOCABULARY)
 
     warm = Sampling(temperature=1.0, seed=3)
     assert tokens(warm) == tokens(Sampling(temperature=1.0, seed=3))
@@ -242,7 +242,7 @@ def test_decode_rows_run_in_as_many_groups_as_the_route_has_hops() -> None:
     sizes: list[int] = []
     for _ in range(4000):
         pump.run(1)
-        if tail.works and all(work.pick and work.first >= 3 for work in tail.works):
+        if tail.works and all(work.sample and work.first >= 3 for work in tail.works):
             sizes.append(len(tail.out))
     assert sizes and max(sizes) == 4  # 8 sessions in two groups
     for client in clients:

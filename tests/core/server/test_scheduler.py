@@ -9,8 +9,8 @@ import pytest
 from support.core.network import Client, Pump, prompt, route, start_all
 
 from modelswarm.protocol.messages import Lane
-from modelswarm_serving.core.stall_estimator import LEAST_STALL, PULSE_SECONDS, Stalls
-from modelswarm_serving.model.base import Work
+from modelswarm_serving.core.stall_estimator import MIN_STALL, SAMPLE_SECONDS, StallEstimator
+from modelswarm_serving.model.base import BatchItem
 
 
 def sessions(pump: Pump, lengths: list[int], hops: int = 1, **settings: int) -> list[Client]:
@@ -28,7 +28,7 @@ def to_servers(pump: Pump) -> None:
             pump.deliver(key)
 
 
-def steps(pump: Pump, count: int) -> list[tuple[Work, ...]]:
+def steps(pump: Pump, count: int) -> list[tuple[BatchItem, ...]]:
     (server,) = pump.servers.values()
     out = []
     for _ in range(count):
@@ -40,7 +40,7 @@ def steps(pump: Pump, count: int) -> list[tuple[Work, ...]]:
     return out
 
 
-def shape(work: tuple[Work, ...]) -> list[tuple[int, int]]:
+def shape(work: tuple[BatchItem, ...]) -> list[tuple[int, int]]:
     return [(item.first, item.count) for item in work]
 
 
@@ -132,12 +132,12 @@ def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
     client.start(2)
     to_servers(pump)
     pump.tick(2.0)
-    beat = server.core.beat()
+    beat = server.core.heartbeat()
     assert (beat.steps, beat.rows, beat.sessions, beat.oldest_ready_ms) == (0, 0, 1, 2000.0)
     assert (beat.free_pages, beat.total_pages) == (1999, 2000)
     server.plan(pump.now)
     server.retire(pump.now + 0.25)
-    beat = server.core.beat()
+    beat = server.core.heartbeat()
     assert (beat.steps, beat.rows, beat.step_ms, beat.oldest_ready_ms) == (1, 3, 250.0, 0.0)
     assert (beat.stepping_ms, beat.step_p99_ms) == (0.0, 250.0)
 
@@ -150,7 +150,7 @@ def test_a_server_that_is_stuck_in_one_step_shows_it_in_its_beats() -> None:
     to_servers(pump)
     server.plan(pump.now)
     pump.tick(7.0)
-    beat = server.core.beat()
+    beat = server.core.heartbeat()
     assert (beat.steps, beat.stepping_ms, beat.oldest_ready_ms) == (0, 7000.0, 7000.0)
 
 
@@ -176,9 +176,9 @@ def test_steps_count_for_longer_where_the_process_stands_still_between_them() ->
         to_servers(pump)
         server.plan(now)
         server.retire(now + 0.001)
-        server.core.pulse(now + 0.002, PULSE_SECONDS)
+        server.core.sample_stalls(now + 0.002, SAMPLE_SECONDS)
         now += 0.1
-    beat = server.core.beat()
+    beat = server.core.heartbeat()
     assert 5.0 < beat.busy_ms / beat.steps < 20.0
     assert beat.step_ms == pytest.approx(1.0), "deadlines go by the steps themselves"
 
@@ -190,39 +190,39 @@ def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
     start_all(clients, 50)
     to_servers(pump)
     core = server.core
-    core.pulse(0.0, PULSE_SECONDS)
+    core.sample_stalls(0.0, SAMPLE_SECONDS)
     assert len(core.plan_step(0.0)) == 2
-    core.pulse(0.5, PULSE_SECONDS)
+    core.sample_stalls(0.5, SAMPLE_SECONDS)
     core.fail_step("broken", 0.75)
-    core.pulse(0.76, PULSE_SECONDS)
+    core.sample_stalls(0.76, SAMPLE_SECONDS)
     for now in (0.77, 1.04):  # each again, alone
         (task,) = core.plan_step(now)
-        core.pulse(now + 0.2, PULSE_SECONDS)
+        core.sample_stalls(now + 0.2, SAMPLE_SECONDS)
         core.finish_step(server.model.step((task,)), now + 0.25)
-        core.pulse(now + 0.26, PULSE_SECONDS)
-    assert core.beat().busy_ms == pytest.approx(500.0)
+        core.sample_stalls(now + 0.26, SAMPLE_SECONDS)
+    assert core.heartbeat().busy_ms == pytest.approx(500.0)
 
 
 def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
-    stalls = Stalls()
+    stalls = StallEstimator()
     for number in range(100):
-        stalls.look(number * (PULSE_SECONDS + 0.9 * LEAST_STALL), 0.0, PULSE_SECONDS)
-    assert stalls.stretch == 1.0
+        stalls.sample(number * (SAMPLE_SECONDS + 0.9 * MIN_STALL), 0.0, SAMPLE_SECONDS)
+    assert stalls.slowdown == 1.0
 
 
 def told_beside(copies: bool) -> float:
     """What a step of 10 ms is told to take where the process stands still for 70 of every 100 ms, between such steps:
     in a step that copies, or in none."""
-    stalls, now, told = Stalls(), 0.0, 0.0
+    stalls, now, told = StallEstimator(), 0.0, 0.0
     for _ in range(60):
-        stalls.look(now, 0.0, PULSE_SECONDS)
-        told = stalls.stretched(0.01)
-        now += PULSE_SECONDS
-        stalls.look(now, 0.0, PULSE_SECONDS)
-        now += PULSE_SECONDS + 0.05
+        stalls.sample(now, 0.0, SAMPLE_SECONDS)
+        told = stalls.scaled(0.01)
+        now += SAMPLE_SECONDS
+        stalls.sample(now, 0.0, SAMPLE_SECONDS)
+        now += SAMPLE_SECONDS + 0.05
         if copies:  # it has ended when the loop looks
-            stalls.uncounted()
-        stalls.look(now, 0.0, PULSE_SECONDS)
+            stalls.discard_step()
+        stalls.sample(now, 0.0, SAMPLE_SECONDS)
     return told
 
 
@@ -255,15 +255,15 @@ class Throttled:
 
 def told(alive: float, work: float, pause: float) -> float:
     """How many times longer steps are told to take there, than where it never stands still."""
-    seconds, process, stalls = 60.0, Throttled(alive, 60.0), Stalls()
+    seconds, process, stalls = 60.0, Throttled(alive, 60.0), StallEstimator()
     began = ready = sum_told = 0.0
-    ends, pulse, steps = process.done(0.0, work), PULSE_SECONDS, 0
+    ends, pulse, steps = process.done(0.0, work), SAMPLE_SECONDS, 0
     while ready < seconds:
         if pulse < ends:
-            stalls.look(pulse, max(0.0, pulse - began), PULSE_SECONDS)
-            pulse = process.done(pulse + PULSE_SECONDS)
+            stalls.sample(pulse, max(0.0, pulse - began), SAMPLE_SECONDS)
+            pulse = process.done(pulse + SAMPLE_SECONDS)
         else:
-            sum_told, steps = sum_told + stalls.stretched(ends - began), steps + 1
+            sum_told, steps = sum_told + stalls.scaled(ends - began), steps + 1
             ready = ends + pause
             began = process.done(ready)
             ends = process.done(began, work)
@@ -282,19 +282,19 @@ def test_a_step_is_told_to_take_as_long_as_it_takes_there(
 
 
 def test_a_long_outage_says_little_of_the_pace_after_it() -> None:
-    stalls, now = Stalls(), 0.0
+    stalls, now = StallEstimator(), 0.0
     for _ in range(100):
-        now += PULSE_SECONDS
-        stalls.look(now, 0.0, PULSE_SECONDS)
-    stalls.look(now + 30.0, 0.0, PULSE_SECONDS)
-    assert 1.0 < stalls.stretch < 1.5
+        now += SAMPLE_SECONDS
+        stalls.sample(now, 0.0, SAMPLE_SECONDS)
+    stalls.sample(now + 30.0, 0.0, SAMPLE_SECONDS)
+    assert 1.0 < stalls.slowdown < 1.5
 
 
 def test_an_old_stall_is_forgotten() -> None:
-    stalls = Stalls()
-    stalls.look(0.0, 0.0, PULSE_SECONDS)
-    stalls.look(0.1, 0.0, PULSE_SECONDS)
-    assert stalls.stretch > 5.0
+    stalls = StallEstimator()
+    stalls.sample(0.0, 0.0, SAMPLE_SECONDS)
+    stalls.sample(0.1, 0.0, SAMPLE_SECONDS)
+    assert stalls.slowdown > 5.0
     for number in range(1, 400):
-        stalls.look(0.1 + number * PULSE_SECONDS, 0.0, PULSE_SECONDS)
-    assert stalls.stretch < 1.01
+        stalls.sample(0.1 + number * SAMPLE_SECONDS, 0.0, SAMPLE_SECONDS)
+    assert stalls.slowdown < 1.01

@@ -6,7 +6,7 @@ import pytest
 from support.core.network import Client, Pump, opened, prompt
 
 from modelswarm.placement.replay_memory import GROUP_OVERHEAD
-from modelswarm.protocol.messages import KeptRows, Lane, Rows, Trouble
+from modelswarm.protocol.messages import RetainedRows, Lane, Rows, FaultKind
 
 CONTEXT, NEW, READ = 60, 30, 20
 
@@ -84,9 +84,9 @@ def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None
     pump.run()
     client.listen()
     kv = len(client.log) - 1
-    assert [client.fenced[hop].kept for hop in range(3)] == [
-        (KeptRows(2, 0, kv),),
-        (KeptRows(4, 0, kv),),
+    assert [client.fenced[hop].retained for hop in range(3)] == [
+        (RetainedRows(2, 0, kv),),
+        (RetainedRows(4, 0, kv),),
         (),
     ]
 
@@ -97,7 +97,7 @@ def test_a_cut_takes_kept_rows_with_it() -> None:
     client.fence(kv_cut=33, log_cut=34)
     pump.run()
     client.listen()
-    assert client.fenced[0].kept == (KeptRows(2, 0, 33),)
+    assert client.fenced[0].retained == (RetainedRows(2, 0, 33),)
 
 
 def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
@@ -119,10 +119,10 @@ def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_d
     client.fence(repair=True)
     pump.run()
     client.listen()
-    client.hops[1][0].core._log.drop(client.own[1])
+    client.hops[1][0].core._replay_log.drop(client.own[1])
     client.go()
     client.finish()
-    assert {report.trouble for report in client.reports} == {Trouble.GAP}
+    assert {report.kind for report in client.reports} == {FaultKind.GAP}
     assert all(report.peer == "" for report in client.reports)
     repair(pump, client)
     assert [token.token for token in client.tokens] == rest

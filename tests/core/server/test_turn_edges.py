@@ -9,12 +9,8 @@ import pytest
 from support.core.review_swarm import MODEL, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import (
-    CoreError,
-    PromptTooLong,
-    SessionBusy,
-    TurnRequest,
-)
+from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def three_hops(**settings: Any) -> Swarm:

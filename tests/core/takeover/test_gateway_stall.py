@@ -25,7 +25,7 @@ def more_servers(made: Gateways) -> list[Server]:
     more = [made.serve(0, 2), made.serve(2, 4), made.serve(0, 2), made.serve(2, 4)]
     for server in more:
         for name, gateway in made.gateways.items():
-            server.core.connected(name, Role.GATEWAY, made.now, f"{name}:8000")
+            server.core.on_peer_connected(name, Role.GATEWAY, made.now, f"{name}:8000")
             gateway.core.connected(server.hello, made.now)
     return more
 
@@ -33,7 +33,7 @@ def more_servers(made: Gateways) -> list[Server]:
 def lose(made: Gateways, server: str, *gateways: Gateway) -> None:
     made.servers.pop(server, None)
     for other in made.servers.values():
-        other.core.disconnected(server, made.now)
+        other.core.on_peer_lost(server, made.now)
     for gateway in gateways:
         gateway.core.disconnected(server, made.now)
 

@@ -9,9 +9,9 @@ from support.core.named_sessions import KEY, NAME, Desk
 from support.core.review_swarm import MODEL
 
 from modelswarm.protocol.messages import Role
-from modelswarm_gateway.core.interface.effects import Whereabouts
-from modelswarm_gateway.generation.session_locator import Elsewhere
-from modelswarm_serving.core.session_lookup import OPENER_SECONDS
+from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_serving.core.session_lookup import CLAIM_SECONDS
 
 
 def wide(seed: int | None = None) -> Gateways:
@@ -34,7 +34,7 @@ def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_ope
     free = [gateway for gateway in both if not whereabouts(gateway).opener]
     assert len(free) < 2
     if not free:  # each was first somewhere: they try again, not at once
-        made.wait(OPENER_SECONDS + 0.1)
+        made.wait(CLAIM_SECONDS + 0.1)
         assert not made.find(both[0], SESSION, opens=True).opener
         free = both[:1]
     (other,) = [gateway for gateway in both if gateway not in free]
@@ -50,7 +50,7 @@ def test_who_wanted_to_open_a_name_and_did_not_keeps_nobody_out_for_long() -> No
     for _ in range(3):
         assert not made.find(first, SESSION, opens=True).opener, "it may ask as often as it likes"
         assert made.find(second, SESSION).opener == first.name
-    made.wait(OPENER_SECONDS)
+    made.wait(CLAIM_SECONDS)
     assert not made.find(second, SESSION, opens=True).opener
     assert made.find(first, SESSION, opens=True).opener == second.name
     made.kill(second)
@@ -65,7 +65,7 @@ def whereabouts(gateway: Gateway) -> Whereabouts:
 
 def relink(made: Gateways, gateway: Gateway, lease: float = LEASE) -> None:
     for server in made.servers.values():
-        server.core.connected(gateway.name, Role.GATEWAY, made.now, f"{gateway.name}:8000", lease)
+        server.core.on_peer_connected(gateway.name, Role.GATEWAY, made.now, f"{gateway.name}:8000", lease)
         gateway.core.connected(server.hello, made.now)
     made.run()
 
@@ -78,7 +78,7 @@ def test_an_answer_to_an_earlier_search_is_not_taken_for_one_to_this() -> None:
     made.collect()
     made.frozen.add(x.name)
     made.run()  # the servers answer; X reads nothing
-    made.wait(OPENER_SECONDS + 0.5)
+    made.wait(CLAIM_SECONDS + 0.5)
     assert not made.find(y, SESSION, opens=True).opener
     made.open(y, SESSION, PROMPT, NEW, ahead=8)
     made.run()
@@ -98,7 +98,7 @@ def test_an_answer_that_came_late_is_not_taken_for_one_to_the_next_search() -> N
     x, y = made.gateway(1), made.gateway(2)
     assert not made.find(y, SESSION, opens=True).opener
     assert made.find(x, SESSION, opens=True).opener == y.name
-    made.wait(OPENER_SECONDS)  # Y's client went away before its turn
+    made.wait(CLAIM_SECONDS)  # Y's client went away before its turn
     x.core.find(SESSION, MODEL, made.now)  # the poll: nobody is before us
     made.collect()
     made.frozen.add(x.name)
@@ -127,7 +127,7 @@ def test_a_session_left_before_its_first_go_is_not_kept_unseen() -> None:
     y.turn(PROMPT, NEW)
     made.run()
     assert owners(made) == {y.gateway.name}
-    with pytest.raises(Elsewhere):
+    with pytest.raises(OwnedElsewhere):
         x.turn(PROMPT, NEW)
     made.run()
     assert owners(made) == {y.gateway.name}
@@ -156,13 +156,13 @@ def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None
     made.run()
     y.book.release(KEY)
     assert owners(made) == {y.gateway.name}
-    before = {s for s, server in made.servers.items() if list(server.core._life.hops)}
+    before = {s for s, server in made.servers.items() if list(server.core._fencing.hops)}
     for peer in before:  # a drain, a repair: it moves to the other two, and closes those hops
-        y.gateway.core.moves.leave(peer, "drain", made.now)
+        y.gateway.core.moves.drain(peer, "drain", made.now)
     y.turn([*log, 1, 2, 3, 4], NEW, ahead=8)
     made.run()
     wait(6.0)
-    after = {s for s, server in made.servers.items() if list(server.core._life.hops)}
+    after = {s for s, server in made.servers.items() if list(server.core._fencing.hops)}
     assert not before & after, "it has moved"
     away.core.tick(made.now)
     made.gateways[away.name] = away
@@ -180,7 +180,7 @@ def test_a_server_that_stood_still_does_not_forget_who_is_about_to_open() -> Non
     made.frozen |= set(made.servers)
     made.open(x, SESSION, PROMPT, NEW, ahead=8)
     made.collect()
-    made.now += OPENER_SECONDS + 0.1
+    made.now += CLAIM_SECONDS + 0.1
     y.core.find(SESSION, MODEL, made.now, opens=True)
     made.collect()
     made.frozen -= set(made.servers)

@@ -13,8 +13,9 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Outranked, Whereabouts
-from modelswarm_serving.core.hops.peers import AWAKE_SECONDS, Peers
+from modelswarm_gateway.core.interface.effects import Outranked
+from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_serving.core.hops.peers import MAX_TICK_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
 NEW = 40
@@ -52,7 +53,7 @@ def go_on(made: Gateways, gateway: Gateway, log: list[int]) -> None:
 
 
 def owners(made: Gateways) -> set[str]:
-    return {hop.gateway for s in made.servers.values() for hop in s.core._life.hops}
+    return {hop.gateway for s in made.servers.values() for hop in s.core._fencing.hops}
 
 
 def test_what_nobody_holds_is_nowhere() -> None:
@@ -169,13 +170,13 @@ def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
 def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
     peers = Peers(LEASE)
     now = 0.0
-    peers.look(now)
-    peers.connected("gateway", Role.GATEWAY, "", LEASE, now)
-    for _ in range(round(LEASE / AWAKE_SECONDS) + 1):
-        assert peers.silent_for("gateway", now) < LEASE
+    peers.advance_clock(now)
+    peers.on_peer_connected("gateway", Role.GATEWAY, "", LEASE, now)
+    for _ in range(round(LEASE / MAX_TICK_SECONDS) + 1):
+        assert peers.silent_seconds("gateway", now) < LEASE
         now += LEASE
-        peers.look(now)
-    assert peers.silent_for("gateway", now) >= LEASE
+        peers.advance_clock(now)
+    assert peers.silent_seconds("gateway", now) >= LEASE
 
 
 def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> None:

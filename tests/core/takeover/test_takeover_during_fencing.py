@@ -10,7 +10,7 @@ from support.core.gateways import LEASE, Gateway, Gateways
 from support.core.review_swarm import MODEL, expected
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Fence, Go, Input, Item
+from modelswarm.protocol.messages import Fence, Input, Item, StartEpoch
 from modelswarm_gateway.core.interface.effects import Outranked
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
@@ -86,7 +86,7 @@ def test_whichever_hops_its_last_fences_reached_all_that_was_read_is_found(
 
 
 @pytest.mark.parametrize("fenced", SUBSETS)
-@pytest.mark.parametrize("kinds", [(Fence,), (Fence, Go), (Fence, Input), (Fence, Go, Input)])
+@pytest.mark.parametrize("kinds", [(Fence,), (Fence, StartEpoch), (Fence, Input), (Fence, StartEpoch, Input)])
 def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right(
     kinds: tuple[type[Item], ...], fenced: tuple[int, ...]
 ) -> None:
@@ -99,7 +99,7 @@ def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right
     made.turn(first, SESSION, OTHER, NEW, ahead=8)
     if kinds != (Fence,):
         made.collect()
-        made.run(lambda: any(isinstance(i, Go) for lane in made.lanes.values() for i in lane))
+        made.run(lambda: any(isinstance(i, StartEpoch) for lane in made.lanes.values() for i in lane))
         reached = {kind: {names[number] for number in fenced} for kind in kinds}
     else:
         reached = {Fence: {names[number] for number in fenced}}

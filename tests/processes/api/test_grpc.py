@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
+from support.eventually import eventually
 from support.models.tokenizers import byte_level, encode_bytes
-from support.processes.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.processes.swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -171,7 +172,7 @@ def test_a_call_that_is_cancelled_ends_its_session(channel: grpc.Channel, doors:
         stream = inference(channel).GenerateStream(request(max_tokens=500))
         next(stream)
         stream.cancel()
-    wait_for("no session is left", lambda: doors.metric("modelswarm_gateway_sessions") == 0)
+    eventually("no session is left", lambda: doors.metric("modelswarm_gateway_sessions") == 0)
 
 
 def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: HashSwarm) -> None:
@@ -182,7 +183,7 @@ def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: Hash
         now = stub.List(api_pb2.ListRequest(), timeout=10)
         return now if all(server.total_pages for server in now.servers) else None
 
-    now = wait_for("beats have come", beaten)
+    now = eventually("beats have come", beaten)
     [model] = now.models
     assert (model.model, model.n_blocks, model.ready) == (MODEL, 4, True)
     spans = sorted((server.first, server.last, server.health) for server in now.servers)
@@ -243,7 +244,7 @@ def test_a_session_that_breaks_is_internal_and_then_unavailable(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with two_spans(tmp_path_factory.mktemp("broken")) as swarm:
-        doors = swarm.gateway("--hold", "0.5")
+        doors = swarm.gateway("--hold-limit", "0.5")
         with grpc.insecure_channel(doors.grpc) as channel:
             stream = inference(channel).GenerateStream(request(max_tokens=500))
             next(stream)
@@ -255,7 +256,7 @@ def test_a_session_that_breaks_is_internal_and_then_unavailable(
             status, _ = failure(channel, request())
             assert status == "UNAVAILABLE"
             asked = health_pb2.HealthCheckRequest(service="modelswarm.v1.Inference")
-            wait_for(
+            eventually(
                 "not serving",
                 lambda: (
                     health(channel).Check(asked).status

@@ -9,8 +9,9 @@ from typing import Any
 
 import grpc
 from support.chaos.proxy import Network
-from support.processes.hash_swarm import MODEL, Doors, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import IDS, SLOW, WIDE, lines, tokens_of, whole
+from support.processes.swarm import MODEL, Doors, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -82,7 +83,7 @@ def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
                 call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
                 next(call)
                 swarm.kill("s1")
-                wait_for("it is held", lambda: held(doors))
+                eventually("it is held", lambda: held(doors))
                 before = network.pings["gateway"]
                 time.sleep(3.0)
                 pings = network.pings["gateway"] - before
@@ -99,7 +100,7 @@ def held(doors: Doors) -> bool:
 
 def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=WIDE) as swarm:
-        doors = swarm.gateway(*OFTEN, "--hold", "1")
+        doors = swarm.gateway(*OFTEN, "--hold-limit", "1")
         with grpc.insecure_channel(doors.grpc) as channel:
             got: list[int] = []
             ended: Any = None
@@ -118,7 +119,7 @@ def test_a_held_call_ends_with_the_reason_when_the_hold_is_over(tmp_path: Path) 
 def test_a_hold_that_is_shorter_than_the_keepalive_is_heard_of_before_it_ends(
     tmp_path: Path,
 ) -> None:
-    with two_spans(tmp_path, "--hold", "2", context=WIDE) as swarm:
+    with two_spans(tmp_path, "--hold-limit", "2", context=WIDE) as swarm:
         doors = swarm.gateway("--keepalive", "5")
         got: list[int] = []
         said: list[str] = []
@@ -131,4 +132,4 @@ def test_a_hold_that_is_shorter_than_the_keepalive_is_heard_of_before_it_ends(
                 swarm.kill("s1")
         assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said[:-1]
         assert said[-1].startswith('data: {"error"') and "no server holds blocks 2:4" in said[-1]
-        assert "was started with --hold 2, this process with --fence 5" in swarm.log("gateway")
+        assert "was started with --hold-limit 2, this process with --fence-timeout 5" in swarm.log("gateway")

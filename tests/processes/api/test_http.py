@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 from support.models.tokenizers import BEGIN, END, byte_level, encode_bytes
-from support.processes.hash_swarm import CONTEXT, MODEL, Doors, two_spans
+from support.processes.swarm import CONTEXT, MODEL, Doors, two_spans
 
 HI = [{"role": "user", "content": "hi"}]
 

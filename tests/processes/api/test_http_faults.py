@@ -13,9 +13,9 @@ import grpc
 import httpx
 import openai
 import pytest
-from support.processes.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import IDS, LONG, SLOW, WIDE, lines, tokens_of, whole
-from support.processes.swarm import REPORTED
+from support.processes.swarm import CONTEXT, MODEL, REPORTED, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -51,7 +51,7 @@ def test_a_stream_goes_on_with_the_same_tokens_when_a_server_is_killed(
         swarm.server("t1", "2:4")
         swarm.servers_ready("t0", "t1")
         doors = swarm.gateway()
-        wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 4)
+        eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 4)
         expected = whole(doors, IDS)
         got: list[int] = []
         victim = ""
@@ -92,7 +92,7 @@ def test_a_stream_waits_with_comments_for_a_server_that_comes_back(tmp_path: Pat
 
 def test_a_stream_that_cannot_be_saved_ends_with_one_error_and_no_end_mark(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=WIDE) as swarm:
-        doors = swarm.gateway("--hold", "1")
+        doors = swarm.gateway("--hold-limit", "1")
         said: list[str] = []
         for line in lines(doors, SLOW):
             said.append(line)
@@ -118,7 +118,7 @@ def test_a_stream_that_cannot_be_saved_ends_with_one_error_and_no_end_mark(tmp_p
 
 def test_the_openai_client_sees_a_broken_stream_as_an_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=WIDE) as swarm:
-        doors = swarm.gateway("--hold", "0.5")
+        doors = swarm.gateway("--hold-limit", "0.5")
         with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
             stream = client.completions.create(
                 model=MODEL,
@@ -198,7 +198,7 @@ async def test_two_hundred_dropped_sessions_leave_all_pages_free(tmp_path: Path)
             swarm.kill("gateway")
             await asyncio.gather(*running, return_exceptions=True)
         await asyncio.to_thread(
-            wait_for, "all pages are free", lambda: free_pages(doors, swarm) == before
+            eventually, "all pages are free", lambda: free_pages(doors, swarm) == before
         )
 
 
@@ -216,8 +216,8 @@ def test_clients_that_leave_free_every_page(tmp_path: Path) -> None:
                 next(stream)
                 stream.close()  # type: ignore[attr-defined]
         sessions = "modelswarm_gateway_sessions"
-        wait_for("no session is left", lambda: doors.metric(sessions) == 0)
-        wait_for("all pages are free", lambda: free_pages(doors, swarm) == before)
+        eventually("no session is left", lambda: doors.metric(sessions) == 0)
+        eventually("all pages are free", lambda: free_pages(doors, swarm) == before)
         assert doors.metric("modelswarm_gateway_requests_total", code="499") >= 1
 
 
@@ -241,10 +241,10 @@ def test_a_reader_that_does_not_read_pauses_only_its_own_session(tmp_path: Path)
                 f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
             )
             slow.sendall(head.encode() + sent)
-            paused = wait_for("it stands still", lambda: stands_still(doors))
+            paused = eventually("it stands still", lambda: stands_still(doors))
             assert paused < CONTEXT - 100
             assert whole(doors, body) == expected
-            assert wait_for("it stands still again", lambda: stands_still(doors)) == paused
+            assert eventually("it stands still again", lambda: stands_still(doors)) == paused
             got = b""
             while b"[DONE]" not in got:
                 part = slow.recv(65536)
@@ -276,13 +276,13 @@ def test_a_gateway_without_servers_is_healthy_but_not_ready(tmp_path: Path) -> N
         answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         swarm.server("s0", "0:2")
-        wait_for(
+        eventually(
             "one half is there", lambda: "blocks 2-3" in str(httpx.get(f"{doors.url}/ready").json())
         )
         answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
         assert answer.status_code == 503
         swarm.server("s1", "2:4")
-        wait_for("it is ready", lambda: swarm.is_ready(doors))
+        eventually("it is ready", lambda: swarm.is_ready(doors))
 
 
 def test_files_of_dead_members_break_nothing(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_several_models_are_told_apart_by_name(tmp_path: Path) -> None:
         swarm.server("w0", "0:4", model="other")
         swarm.servers_ready("w0")
         doors = swarm.gateway()
-        wait_for("both", lambda: len(httpx.get(f"{doors.url}/v1/models").json()["data"]) == 2)
-        wait_for(
+        eventually("both", lambda: len(httpx.get(f"{doors.url}/v1/models").json()["data"]) == 2)
+        eventually(
             "both are ready",
             lambda: all(m["ready"] for m in httpx.get(f"{doors.url}/v1/models").json()["data"]),
         )

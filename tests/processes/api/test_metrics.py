@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from support.eventually import eventually
 from support.kubernetes.prometheus import lint
-from support.processes.hash_swarm import MODEL, Doors, HashSwarm, two_spans, wait_for
-from support.processes.swarm import REPORTED
+from support.processes.swarm import MODEL, REPORTED, Doors, HashSwarm, two_spans
 
-from modelswarm.client.swarm import SwarmDoor
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.identity import name_of
 
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
@@ -45,8 +45,8 @@ def streaming(doors: Doors, **fields: object) -> Iterator[Iterator[str]]:
 
 def tail(doors: Doors) -> str:
     """The server that ends the route of the only session."""
-    with SwarmDoor(doors.grpc) as door:
-        [session] = [session for session in door.snapshot().sessions if session.route]
+    with SwarmClient(doors.grpc) as door:
+        [session] = [session for session in door.fetch_snapshot().sessions if session.route]
     return name_of(session.route[-1].peer)
 
 
@@ -70,7 +70,7 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
             assert complete(doors, max_tokens=750).status_code == 429
             assert doors.metric("modelswarm_gateway_sessions", state="running") == 1
         assert stream(doors, "refused") == 1
-        wait_for("it was left", lambda: stream(doors, "cancelled") == 1)
+        eventually("it was left", lambda: stream(doors, "cancelled") == 1)
         for target in (doors.metrics, swarm.member("s0")["metrics"]):
             assert not lint(page(target))
 
@@ -79,8 +79,8 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=CONTEXT) as swarm:
         swarm.server("t1", "2:4")
         swarm.servers_ready("t1")
-        doors = swarm.gateway("--hold", "3", "--vllm-metrics")
-        wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
+        doors = swarm.gateway("--hold-limit", "3", "--vllm-metrics")
+        eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
         with streaming(doors) as lines:
             swarm.kill(tail(doors))
             for _ in lines:
@@ -105,9 +105,9 @@ def lose_the_head(swarm: HashSwarm, doors: Doors) -> None:
     with streaming(doors) as waits:
         with streaming(doors, prompt="another"):
             swarm.kill("s0")
-            wait_for("held", lambda: doors.metric("modelswarm_gateway_sessions", state="held") == 2)
+            eventually("held", lambda: doors.metric("modelswarm_gateway_sessions", state="held") == 2)
             assert doors.metric("modelswarm_gateway_coverage") == 0
-        wait_for("it was left", lambda: recoveries(doors, "abandoned") == 1)
+        eventually("it was left", lambda: recoveries(doors, "abandoned") == 1)
         assert stream(doors, "cancelled") == 1
         for _ in waits:
             pass

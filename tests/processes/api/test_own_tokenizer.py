@@ -8,15 +8,15 @@ import httpx
 import pytest
 from support.models.tiny_models import make_model
 from support.processes.fake_gateway import fake_gateway
-from support.processes.local import HASH, document
 from support.processes.server import servers
+from support.processes.swarm import HASH, document
 
 from modelswarm.errors import UserError
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_serving.app import load
-from modelswarm_serving.runtime.model_files import ModelFiles, files_of
+from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
 from modelswarm_serving.settings import parse
 
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
@@ -72,16 +72,16 @@ def test_other_words_are_another_revision_and_the_same_ones_the_same(
     folder: Path, words: Path
 ) -> None:
     marks = [
-        ModelFiles(folder).mark,
-        ModelFiles(folder, words).mark,
-        ModelFiles(folder, None, b"a").mark,
-        ModelFiles(folder, None, b"b").mark,
-        ModelFiles(folder, words, b"a").mark,
+        ModelFiles(folder).revision_suffix,
+        ModelFiles(folder, words).revision_suffix,
+        ModelFiles(folder, None, b"a").revision_suffix,
+        ModelFiles(folder, None, b"b").revision_suffix,
+        ModelFiles(folder, words, b"a").revision_suffix,
     ]
 
     assert marks[0] == ""
     assert len(set(marks)) == len(marks)
-    assert ModelFiles(folder, words, b"a").mark == marks[4]
+    assert ModelFiles(folder, words, b"a").revision_suffix == marks[4]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_other_words_are_another_revision_and_the_same_ones_the_same(
 def test_a_template_that_is_none_is_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        files_of(None, None, tmp_path / "t")
+        open_model_files(None, None, tmp_path / "t")
 
 
 def test_words_that_are_not_there_are_refused_by_the_flag_that_names_them(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--chat-template: .*/none cannot be read: No such file"):
-        files_of(None, None, tmp_path / "none")
+        open_model_files(None, None, tmp_path / "none")
     with pytest.raises(UserError, match=r"--tokenizer: 's3://b' is not a model address"):
-        files_of(None, "s3://b", None)
+        open_model_files(None, "s3://b", None)
 
 
 def test_a_model_without_a_tokenizer_is_served_with_another(
@@ -118,7 +118,7 @@ def test_a_model_without_a_tokenizer_is_served_with_another(
     loaded = load(parse([*flags, "--tokenizer", f"file://{words}"]))
 
     assert loaded.files.read("tokenizer.json") == (words / "tokenizer.json").read_bytes()
-    assert loaded.revision.endswith(loaded.files.mark)
+    assert loaded.revision.endswith(loaded.files.revision_suffix)
 
 
 async def test_gateways_get_the_files_of_the_flags_and_their_revision(
@@ -127,7 +127,7 @@ async def test_gateways_get_the_files_of_the_flags_and_their_revision(
     flags = ("--hash-model", "--model", f"file://{folder}")
     own = ("--tokenizer", f"file://{words}", "--chat-template", str(template))
     async with (
-        servers(tmp_path / "members", ["0:4"], *flags, *own, "--hold", "1.5") as started,
+        servers(tmp_path / "members", ["0:4"], *flags, *own, "--hold-limit", "1.5") as started,
         fake_gateway(started) as gateway,
     ):
         [hello] = gateway.heard.up

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from support.kubernetes.prometheus import (
     Prometheus,
+    Targets,
     check_panels,
     config,
     scraping,
     wait_for,
 )
-from support.kubernetes.prometheus_targets import Targets
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.swarm import Ask, Running, local_settings, running_swarm
+from support.processes.streams import Ask
+from support.processes.swarm import Running, local_settings, running_swarm
 
 from tools.dashboard.rows import SWARM_ROWS
 from tools.make_dashboard import TARGET

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.models.hub_server import serve
 from support.models.tiny_models import make_model
-from support.processes.local import HASH, plan, write_document
+from support.processes.swarm import HASH, plan, write_document
 
 from modelswarm.local.run_folder import RunInfo
 from modelswarm.local.swarm import LocalSwarm

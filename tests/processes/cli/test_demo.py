@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from support.models.tiny_models import make_model
-from support.processes.local import write_document
+from support.processes.swarm import write_document
 
-from modelswarm.cli.demo.comparison import Recording, Verdict
-from modelswarm.cli.demo.example import FILE as EXAMPLE
-from modelswarm.client.inference import Arrival
+from modelswarm.cli.demo.comparison import Comparison, Recording
+from modelswarm.cli.demo.example import EXAMPLE_FILE as EXAMPLE
+from modelswarm.client.inference import ReceivedChunk
 
 
 def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_the_demo_wants_a_second_server_of_every_span(tmp_path: Path) -> None:
 
 
 def recording(*parts: tuple[float, str, tuple[int, ...], int]) -> Recording:
-    return Recording(tuple(Arrival(*part) for part in parts))
+    return Recording(tuple(ReceivedChunk(*part) for part in parts))
 
 
 CALM = recording((0.0, "a", (1,), 5), (0.1, "b", (2,), 6), (0.2, "c", (3,), 7), (0.3, "", (), 0))
@@ -94,11 +94,11 @@ def test_a_run_is_identical_only_with_the_same_tokens_in_their_places() -> None:
     doubled = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 5))
     shorter = recording((0.0, "ab", (1, 2), 5))
 
-    verdicts = [Verdict(CALM, run, "x", ("y",)) for run in (same, changed, doubled, shorter)]
+    verdicts = [Comparison(CALM, run, "x", ("y",)) for run in (same, changed, doubled, shorter)]
 
-    assert [verdict.good for verdict in verdicts] == [True, False, False, False]
+    assert [verdict.is_success for verdict in verdicts] == [True, False, False, False]
 
 
 def test_a_session_that_did_not_move_is_no_success() -> None:
-    assert not Verdict(CALM, CALM, "x", ("w", "x")).good
-    assert not Verdict(CALM, CALM, "x", ()).good
+    assert not Comparison(CALM, CALM, "x", ("w", "x")).is_success
+    assert not Comparison(CALM, CALM, "x", ()).is_success

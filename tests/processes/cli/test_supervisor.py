@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.processes.pids import alive, gone_within
+from support.processes.server import alive, gone_within
 
-from modelswarm.local.backoff import Backoff
-from modelswarm.local.supervisor import Change, Job, StartError, State, Supervisor
+from modelswarm.local.backoff import RestartBackoff
+from modelswarm.local.supervisor import Job, JobChange, JobState, StartError, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SOON = 10.0  # seconds; every wait ends much earlier unless something is broken
@@ -41,8 +41,8 @@ def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), ra
 def supervised(
     folder: Path,
     *jobs: Job,
-    listener: Callable[[Change], None] = lambda change: None,
-    backoff: Callable[[], Backoff] = Backoff,
+    listener: Callable[[JobChange], None] = lambda change: None,
+    backoff: Callable[[], RestartBackoff] = RestartBackoff,
 ) -> Iterator[Supervisor]:
     supervisor = Supervisor(jobs, dict(os.environ), folder, listener, backoff)
     supervisor.start(SOON)
@@ -54,8 +54,8 @@ def supervised(
 
 def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> None:
     with supervised(tmp_path, stand_in(tmp_path, "a"), stand_in(tmp_path, "b")) as supervisor:
-        views = supervisor.views()
-        assert [view.state for view in views] == [State.READY, State.READY]
+        views = supervisor.job_statuses()
+        assert [view.state for view in views] == [JobState.READY, JobState.READY]
         assert all(alive(view.pid) for view in views)
 
     assert not any(alive(view.pid) for view in views)
@@ -65,42 +65,42 @@ def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> 
 def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
     tmp_path: Path,
 ) -> None:
-    changes: list[Change] = []
+    changes: list[JobChange] = []
     with supervised(tmp_path, stand_in(tmp_path, "a"), listener=changes.append) as supervisor:
-        before = supervisor.send("a", signal.SIGKILL)
-        again = supervisor.wait_for(
+        before = supervisor.send_signal("a", signal.SIGKILL)
+        again = supervisor.wait_until(
             lambda: (
-                supervisor.views()[0].incarnation == 2
-                and supervisor.views()[0].state is State.READY
+                supervisor.job_statuses()[0].incarnation == 2
+                and supervisor.job_statuses()[0].state is JobState.READY
             ),
             SOON,
         )
 
         assert again
-        assert supervisor.views()[0].pid != before.pid
+        assert supervisor.job_statuses()[0].pid != before.pid
     states = [change.job.state for change in changes]
-    assert states == [State.STARTING, State.READY, State.WAITING, State.STARTING, State.READY]
+    assert states == [JobState.STARTING, JobState.READY, JobState.WAITING, JobState.STARTING, JobState.READY]
     died, started = changes[2], changes[3]
-    assert died.job.ended == "killed by SIGKILL"
+    assert died.job.exit_reason == "killed by SIGKILL"
     assert 0.4 < started.at - died.at < 2.0
 
 
 def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> None:
     dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
     jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
-    with supervised(tmp_path, *jobs, backoff=lambda: Backoff(first=0.05)) as supervisor:
-        good = supervisor.views()[0]
-        supervisor.send("bad", signal.SIGKILL)
-        assert supervisor.wait_for(lambda: supervisor.views()[1].incarnation >= 5, SOON)
+    with supervised(tmp_path, *jobs, backoff=lambda: RestartBackoff(initial=0.05)) as supervisor:
+        good = supervisor.job_statuses()[0]
+        supervisor.send_signal("bad", signal.SIGKILL)
+        assert supervisor.wait_until(lambda: supervisor.job_statuses()[1].incarnation >= 5, SOON)
 
-        assert supervisor.views()[0] == good
+        assert supervisor.job_statuses()[0] == good
         assert len(list(tmp_path.glob("bad-*.log"))) <= 3
 
 
 def test_a_process_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor([stand_in(tmp_path, "a", "--deaf")], dict(os.environ), tmp_path)
     supervisor.start(SOON)
-    pid = supervisor.views()[0].pid
+    pid = supervisor.job_statuses()[0].pid
 
     supervisor.stop(grace=0.3)
 
@@ -110,7 +110,7 @@ def test_a_process_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
 def test_a_frozen_process_is_killed_too(tmp_path: Path) -> None:
     supervisor = Supervisor([stand_in(tmp_path, "a")], dict(os.environ), tmp_path)
     supervisor.start(SOON)
-    pid = supervisor.send("a", signal.SIGSTOP).pid
+    pid = supervisor.send_signal("a", signal.SIGSTOP).pid
 
     supervisor.stop(grace=0.3)
 
@@ -158,8 +158,8 @@ def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
         supervisor.start(SOON)
 
     assert str(caught.value) == "--blocks: 9:12 is out of range"
-    assert caught.value.user_fault
-    assert all(view.state is State.STOPPED for view in supervisor.views())
+    assert caught.value.is_user_error
+    assert all(view.state is JobState.STOPPED for view in supervisor.job_statuses())
 
 
 def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
@@ -171,18 +171,18 @@ def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_pa
 
     assert str(caught.value).startswith("bad killed by SIGUSR1 while starting; its last words:")
     assert "\n  one\n  two" in str(caught.value)
-    assert not caught.value.user_fault
+    assert not caught.value.is_user_error
 
 
 def test_a_process_that_never_gets_ready_ends_the_start_in_time(tmp_path: Path) -> None:
     job = stand_in(tmp_path, "slow")
-    never = Job("slow", job.command, lambda pid: False, job.forget)
+    never = Job("slow", job.command, lambda pid: False, job.remove_files)
     supervisor = Supervisor([never], dict(os.environ), tmp_path)
 
     with pytest.raises(StartError, match="not ready in time: slow"):
         supervisor.start(0.5)
 
-    assert all(view.state is State.STOPPED for view in supervisor.views())
+    assert all(view.state is JobState.STOPPED for view in supervisor.job_statuses())
 
 
 PARENT = """

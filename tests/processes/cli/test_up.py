@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from support.models.tiny_models import make_model
-from support.processes.local import HASH, plan, write_document
-from support.processes.pids import alive, children, gone_within
+from support.processes.server import alive, children, gone_within
+from support.processes.swarm import HASH, plan, write_document
 
-from modelswarm.client.openai import Door
-from modelswarm.client.swarm import SwarmDoor
-from modelswarm.local.commands import GATEWAY
-from modelswarm.local.run_folder import RunFolder, running_swarms
-from modelswarm.local.supervisor import State
+from modelswarm.client.openai import OpenAIClient
+from modelswarm.client.swarm import SwarmClient
+from modelswarm.local.commands import GATEWAY_JOB
+from modelswarm.local.run_folder import RunFolder, list_runs
+from modelswarm.local.supervisor import JobState
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
@@ -61,14 +61,14 @@ def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def answer(swarm: LocalSwarm) -> str:
-    with Door(f"http://{swarm.http}") as door:
-        pieces = door.complete("tiny", "hello", max_tokens=20, temperature=0.0)
+    with OpenAIClient(f"http://{swarm.http}") as door:
+        pieces = door.stream_completion("tiny", "hello", max_tokens=20, temperature=0.0)
         return "".join(piece.text for piece in pieces)
 
 
 def linked(swarm: LocalSwarm) -> set[str]:
-    with SwarmDoor(swarm.grpc) as door:
-        return {server.peer for server in door.snapshot().servers}
+    with SwarmClient(swarm.grpc) as door:
+        return {server.peer for server in door.fetch_snapshot().servers}
 
 
 def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
@@ -78,12 +78,12 @@ def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
     with up(document) as process:
         processes = children(process.pid)
         assert len(processes) == 5
-        assert [run.name for run in running_swarms()] == ["tiny"]
+        assert [run.name for run in list_runs()] == ["tiny"]
 
         process.kill()
 
         assert gone_within(processes, 30.0)  # a busy one notices late
-    assert running_swarms() == []
+    assert list_runs() == []
     assert (runtime / "tiny").exists()
     RunFolder.claim("other").release()
     assert list(runtime.iterdir()) == []
@@ -111,7 +111,7 @@ def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> 
         swarm.kill(victim.slot.name)
 
         assert answer(swarm) == before
-        assert swarm.wait_replaced(victim.slot.name, victim.job.incarnation, START_SECONDS)
+        assert swarm.wait_replaced(victim.slot.name, victim.job_status.incarnation, START_SECONDS)
         deadline = time.monotonic() + START_SECONDS
         while len(linked(swarm)) < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -124,15 +124,15 @@ def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> 
 def test_a_killed_gateway_comes_back_at_the_same_addresses(folder: Path) -> None:
     with LocalSwarm(plan(folder, spans=1, replicas=1), HASH) as swarm:
         before, address = answer(swarm), swarm.http
-        job = swarm.kill(GATEWAY)
+        job = swarm.kill(GATEWAY_JOB)
 
-        assert swarm.wait_replaced(GATEWAY, job.incarnation, START_SECONDS)
+        assert swarm.wait_replaced(GATEWAY_JOB, job.incarnation, START_SECONDS)
         assert swarm.http == address
         deadline = time.monotonic() + START_SECONDS
         while not linked(swarm) and time.monotonic() < deadline:
             time.sleep(0.05)
-        with SwarmDoor(swarm.grpc) as door:
-            while not door.serves(1) and time.monotonic() < deadline:
+        with SwarmClient(swarm.grpc) as door:
+            while not door.is_serving(1) and time.monotonic() < deadline:
                 time.sleep(0.05)
         assert answer(swarm) == before
 
@@ -215,4 +215,4 @@ def test_a_second_swarm_of_the_same_name_is_refused_and_the_first_goes_on(folder
         with pytest.raises(Exception, match=r"a swarm 'tiny' runs already \(pid \d+\)"):
             LocalSwarm(one, HASH).start()
 
-        assert [server.job.state for server in swarm.servers] == [State.READY]
+        assert [server.job_status.state for server in swarm.servers] == [JobState.READY]

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.file_source import MembersFolder
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.request import Ask, TextPrompt
-from modelswarm_gateway.generation.service import Service
+from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt
+from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import Options
 from modelswarm_gateway.runtime.node import Node
 
-ASK = Ask("toy", TextPrompt("go"), "prompt", Options(), (), None)
+ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", Options(), (), None)
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def refusal(node: Node) -> Code:
-    service = Service(node, Metrics(node), asyncio.get_running_loop().time)
+    service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time)
     with pytest.raises(ApiError) as refused:
-        await service.start(ASK)
+        await service.start_generation(ASK)
     return refused.value.code
 
 

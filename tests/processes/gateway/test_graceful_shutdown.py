@@ -13,8 +13,9 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.processes.hash_swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import IDS, lines, tokens_of
+from support.processes.swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -29,13 +30,13 @@ def swarm(tmp_path: Path) -> Iterator[HashSwarm]:
 
 def leave(swarm: HashSwarm, doors: Doors) -> None:
     swarm.kill("gateway", signal.SIGTERM)
-    wait_for("it says that it leaves", lambda: not swarm.is_ready(doors))
+    eventually("it says that it leaves", lambda: not swarm.is_ready(doors))
 
 
 def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
     swarm: HashSwarm,
 ) -> None:
-    doors = swarm.gateway("--leave-delay", "2", "--drain", "5")
+    doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "5")
     began = time.monotonic()
     leave(swarm, doors)
     assert time.monotonic() - began < 2.0
@@ -49,7 +50,7 @@ def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
 
 
 def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--leave-delay", "2", "--drain", "10")
+    doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "10")
     leave(swarm, doors)
     began = last = time.monotonic()
     while last - began < 3.0:
@@ -61,7 +62,7 @@ def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
 
 
 def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--leave-delay", "1", "--drain", "2")
+    doors = swarm.gateway("--shutdown-delay", "1", "--drain-timeout", "2")
     began = time.monotonic()
     leave(swarm, doors)
     with contextlib.suppress(httpx.TransportError):  # when it has gone
@@ -72,7 +73,7 @@ def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
 
 
 def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--leave-delay", "2")
+    doors = swarm.gateway("--shutdown-delay", "2")
     kept = http.client.HTTPConnection(doors.http, timeout=10)
     kept.request("GET", "/health")
     first = kept.getresponse()
@@ -88,7 +89,7 @@ def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwa
 
 
 def test_an_idle_connection_is_closed_before_the_answers_have_ended(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--drain", "20")
+    doors = swarm.gateway("--drain-timeout", "20")
     idle = http.client.HTTPConnection(doors.http, timeout=10)
     idle.request("GET", "/health")
     idle.getresponse().read()
@@ -104,7 +105,7 @@ def test_an_idle_connection_is_closed_before_the_answers_have_ended(swarm: HashS
 
 
 def test_grpc_clients_hear_that_it_leaves_and_then_find_nobody(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--leave-delay", "1.5", "--drain", "20")
+    doors = swarm.gateway("--shutdown-delay", "1.5", "--drain-timeout", "20")
     with grpc.insecure_channel(doors.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
@@ -141,7 +142,7 @@ def test_too_many_watchers_of_the_swarm_are_told_so(swarm: HashSwarm) -> None:
         assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         for each in watching:
             each.cancel()  # type: ignore[no-untyped-call]
-        wait_for("there is room again", lambda: can_watch(stub))
+        eventually("there is room again", lambda: can_watch(stub))
 
 
 def can_watch(stub: api_pb2_grpc.SwarmStub) -> bool:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.processes.hash_swarm import two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import LONG, SLOW, WIDE, lines, tokens_of
+from support.processes.swarm import two_spans
 
 from modelswarm_gateway.__main__ import main
 
@@ -41,11 +42,11 @@ def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -
 
 def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
     with two_spans(tmp_path) as swarm:
-        doors = swarm.gateway("--drain", "0.5")
+        doors = swarm.gateway("--drain-timeout", "0.5")
         swarm.kill("s1")
-        wait_for("it is noticed", lambda: not swarm.is_ready(doors))
+        eventually("it is noticed", lambda: not swarm.is_ready(doors))
         swarm.server("s2", "2:4")
-        wait_for("it is back", lambda: swarm.is_ready(doors))
+        eventually("it is back", lambda: swarm.is_ready(doors))
         said: list[str] = []
         for line in lines(doors, LONG):
             said.append(line)
@@ -63,7 +64,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         next(stream)
         swarm.kill("s1")
         swarm.kill("gateway", signal.SIGTERM)
-        wait_for("it stops", lambda: not swarm.is_ready(doors))
+        eventually("it stops", lambda: not swarm.is_ready(doors))
         swarm.kill("gateway", signal.SIGTERM)
         assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
         with contextlib.suppress(httpx.HTTPError):
@@ -72,14 +73,14 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
 
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
-    command = [sys.executable, "-m", "modelswarm_gateway", "--members", str(tmp_path)]
+    command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
     for door in ("--http", "--grpc", "--metrics"):
         command += [door, "127.0.0.1:0"]
-    command += ["--parent-fd", str(read), "--announce", str(tmp_path / "gateway.json")]
+    command += ["--parent-fd", str(read), "--run-file", str(tmp_path / "gateway.json")]
     process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
     os.close(read)
     try:
-        wait_for("it is up", (tmp_path / "gateway.json").exists)
+        eventually("it is up", (tmp_path / "gateway.json").exists)
         os.close(write)
         assert process.wait(30) == 1
     finally:
@@ -93,7 +94,7 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports[door] = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = [part for name, target in ports.items() for part in (f"--{name}", target)]
-        done = run("--members", str(tmp_path), "--announce", str(tmp_path / "g.json"), *flags)
+        done = run("--discovery-dir", str(tmp_path), "--run-file", str(tmp_path / "g.json"), *flags)
     assert done.returncode == 2
     [sentence] = done.stderr.splitlines()
     assert sentence.startswith(f"modelswarm-gateway: --{door}: cannot listen on {ports[door]}")
@@ -103,20 +104,20 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "--members"),
-        (["--members", "x", "--http", "8000"], "--http: '8000' is not HOST:PORT"),
-        (["--members", "x", "--grpc", "localhost:99999"], "--grpc"),
-        (["--members", "x", "--name", "a/b"], "--name: allowed are"),
-        (["--members", "x", "--drain", "-1"], "--drain"),
-        (["--members", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
-        (["--members", "x", "--what"], "--what"),
+        ([], "--discovery-dir"),
+        (["--discovery-dir", "x", "--http", "8000"], "--http: '8000' is not HOST:PORT"),
+        (["--discovery-dir", "x", "--grpc", "localhost:99999"], "--grpc"),
+        (["--discovery-dir", "x", "--name", "a/b"], "--name: allowed are"),
+        (["--discovery-dir", "x", "--drain-timeout", "-1"], "--drain-timeout"),
+        (["--discovery-dir", "x", "--parent-fd", "99"], "--parent-fd: 99 is not an open"),
+        (["--discovery-dir", "x", "--what"], "--what"),
         (
-            ["--members", "x", "--hold", "3", "--keepalive", "3"],
-            "--keepalive: 3 s is not below --hold 3 s",
+            ["--discovery-dir", "x", "--hold-limit", "3", "--keepalive", "3"],
+            "--keepalive: 3 s is not below --hold-limit 3 s",
         ),
-        (["--members", "x", "--hold", "3", "--fence", "4"], "--fence: 4 s is more than --hold 3 s"),
-        (["--members", "x", "--silence", "5"], "--silence: 5 s is not below --fence 5 s"),
-        (["--members", "x", "--kubernetes"], "--members: give either --members FOLDER or --kub"),
+        (["--discovery-dir", "x", "--hold-limit", "3", "--fence-timeout", "4"], "--fence-timeout: 4 s is more than --hold-limit 3 s"),
+        (["--discovery-dir", "x", "--suspect-after", "5"], "--suspect-after: 5 s is not below --fence-timeout 5 s"),
+        (["--discovery-dir", "x", "--kubernetes"], "--discovery-dir: give either --discovery-dir FOLDER or --kub"),
         (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
         (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
         (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),

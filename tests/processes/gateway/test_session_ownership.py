@@ -10,8 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from support.processes.hash_swarm import Doors, HashSwarm, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import IDS
+from support.processes.swarm import Doors, HashSwarm, two_spans
 
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7}
@@ -57,7 +58,7 @@ def replace_all(swarm: HashSwarm, doors: list[Doors]) -> None:
         swarm.server(name, blocks, *LEASE)
     swarm.servers_ready("t0", "t1", "u0", "u1")
     for each in doors:
-        wait_for("new servers", lambda at=each: at.metric("modelswarm_gateway_servers") == 4)  # type: ignore[misc]
+        eventually("new servers", lambda at=each: at.metric("modelswarm_gateway_servers") == 4)  # type: ignore[misc]
 
 
 def test_a_session_that_no_server_knows_any_more_is_had_by_one_gateway(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_session_at_rest_is_used_while_its_gateway_waits_for_other_answers(
     """Told to end, it takes nothing new; what is here, nobody else can answer for."""
     with two_spans(tmp_path, *LEASE, context=100_000) as swarm:
         two = swarm.gateway(*LEASE, name="two")
-        one = swarm.gateway(*LEASE, "--drain", "25", name="one")
+        one = swarm.gateway(*LEASE, "--drain-timeout", "25", name="one")
         rest = NAMED | {"session_id": "rest", "max_tokens": 3}
         assert ask(one, rest) == 200
         slow = IDS | {"stream": True, "max_tokens": 90_000}
@@ -101,6 +102,6 @@ def test_a_session_at_rest_is_used_while_its_gateway_waits_for_other_answers(
         ):
             next(answer.iter_raw(16))  # and it reads no more
             swarm.kill("one", signal.SIGTERM)
-            wait_for("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
+            eventually("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
             assert ask(two, rest) == 200
             assert ask(two, IDS | {"max_tokens": 3}) == 200

@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.processes.hash_swarm import CONTEXT, Doors, HashSwarm, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import IDS, SLOW, WIDE, lines, tokens_of, whole
+from support.processes.swarm import CONTEXT, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.generation.resumption import parse_id
+from modelswarm_gateway.generation.resumption import parse_event_id
 
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
@@ -97,7 +98,7 @@ def test_a_stream_goes_on_at_another_gateway_where_its_own_was_killed(
 def test_a_gateway_that_is_told_to_end_hands_its_streams_over_at_once(swarm: HashSwarm) -> None:
     """Nobody would wait for this lease."""
     (swarm.root / "one.json").unlink(missing_ok=True)
-    one = swarm.gateway("--lease", "3600", "--drain", "0", name="one")
+    one = swarm.gateway("--lease", "3600", "--drain-timeout", "0", name="one")
     two = gateway(swarm, "two")
     body = SEEDED | LONG | {"session_id": "handed"}
     tokens: list[int] = []
@@ -198,7 +199,7 @@ def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
     _, rest, _, _ = read(two, body, after=last)
     assert [*tokens, *rest] == whole(two, body | {"session_id": "calm"})
     swarm.kill("frozen", signal.SIGCONT)
-    wait_for("it is ready again", lambda: swarm.is_ready(one))
+    eventually("it is ready again", lambda: swarm.is_ready(one))
     assert whole(one, body) == [*tokens, *rest], "passed on, or taken over and read anew"
     swarm.kill("frozen")
     swarm.kill("awake")
@@ -210,7 +211,7 @@ def test_answers_that_were_passed_on_go_on_here_when_their_gateway_is_gone(
 ) -> None:
     """Who reads them knows nothing of ids. The connections of one that stands still stay open all the while."""
     (swarm.root / "one.json").unlink(missing_ok=True)
-    one, two = swarm.gateway(*LEASE, "--drain", "0", name="one"), gateway(swarm, "two")
+    one, two = swarm.gateway(*LEASE, "--drain-timeout", "0", name="one"), gateway(swarm, "two")
     streamed, called = (SEEDED | {"session_id": f"{way}-{number.name}"} for way in ("http", "grpc"))
     for body in (streamed, called):
         whole(one, body | {"max_tokens": 3})
@@ -222,7 +223,7 @@ def test_answers_that_were_passed_on_go_on_here_when_their_gateway_is_gone(
         events, tokens = said.result(60)
         assert events[-1] == "data: [DONE]"
         assert sum('"finish_reason":"length"' in line for line in events) == 1
-        ids = [parse_id(line[4:])[0] for line in events if line.startswith("id: ")]
+        ids = [parse_event_id(line[4:])[0] for line in events if line.startswith("id: ")]
         assert ids == sorted(set(ids)) and ids[-1] == CONTEXT - 1
         assert tokens == calm
         assert parts.result(60) == list(enumerate(calm, 2))

@@ -11,15 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.stall_probe import Pulse
+from support.processes.streams import Answer, Ask
 from support.processes.swarm import (
     READY_SECONDS,
-    Answer,
-    Ask,
     Running,
     local_settings,
     metrics,
@@ -29,8 +27,8 @@ from support.processes.swarm import (
 )
 
 from modelswarm.protocol.identity import name_of
-from modelswarm_gateway.core.migration.migration import Ended
-from modelswarm_gateway.core.routing.server_registry import SLOW
+from modelswarm_gateway.core.migration.migration import MigrationOutcome
+from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
 NEW, AT, STREAMS = 800, 20, 4
 DRAIN_SECONDS = 100.0
@@ -59,7 +57,7 @@ def moves(running: Running, cause: str) -> Counter[str]:
     """Planned moves that ended, by how they did."""
     values = metrics(running.local.metrics)
     found = Counter[str]()
-    for how in Ended:
+    for how in MigrationOutcome:
         labels = f'cause="{cause}"', f'outcome="{how.value}"'
         found[how.value] = int(total(values, "modelswarm_gateway_moves_total", *labels))
     return found
@@ -71,7 +69,7 @@ def faults(running: Running) -> Counter[str]:
     for sample, count in metrics(running.local.metrics).items():
         if sample.partition("{")[0] in FAULTS:
             found[sample.partition('cause="')[2].partition('"')[0]] += int(count)
-    del found[SLOW]  # on a busy machine one may get less of it than the other
+    del found[SLOW_CAUSE]  # on a busy machine one may get less of it than the other
     return found
 
 
@@ -95,15 +93,15 @@ def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
         new -= Counter({cause: new[cause] for cause in ("silent", "overdue")})
     assert not new, f"a planned move is no fault: {new}"
     found = moves(swarm, cause) - moved
-    assert found[Ended.MOVED.value] > 0, found
-    assert not found[Ended.REBUILT.value], f"rows were computed again: {found}"
+    assert found[MigrationOutcome.MIGRATED.value] > 0, found
+    assert not found[MigrationOutcome.RECOMPUTED.value], f"rows were computed again: {found}"
     longest = max(b - a for s in streams for a, b in pairwise(s.times) if b > began and a < ended)
     assert longest < PAUSE_SECONDS + pulse.longest, f"a reader waited for {longest:.3f} s"
     swarm.wait_empty()
 
 
 def drain(running: Running, name: str) -> None:
-    states = list(running.view.drain(name, timeout=DRAIN_SECONDS))
+    states = list(running.view.drain_server(name, timeout=DRAIN_SECONDS))
     assert states[-1].done and states[-1].own_sessions == 0
 
 
@@ -125,8 +123,8 @@ def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -
             assert slot.name not in map(name_of, routes)
             left = {s.id for s in swarm.sessions() if s.state == "running"} & there
             found = moves(swarm, "drain") - before
-            assert found[Ended.MOVED.value] >= len(left), (found, left)
-            list(swarm.view.drain(slot.name, undo=True))
+            assert found[MigrationOutcome.MIGRATED.value] >= len(left), (found, left)
+            list(swarm.view.drain_server(slot.name, undo=True))
 
 
 @pytest.mark.parametrize("span", [0, 1])
@@ -154,7 +152,7 @@ def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
     after = swarm.wait_session(lambda session: session.state == "parked")
     assert after.id == rests.id
     assert old not in [name_of(hop.peer) for hop in after.route]
-    list(swarm.view.drain(old, undo=True))
+    list(swarm.view.drain_server(old, undo=True))
     for answer in (one, two):
         judge(answer)
 
@@ -163,13 +161,13 @@ def test_a_drain_waits_for_a_server_that_takes_over(swarm: Running) -> None:
     """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
     swarm.wait_whole()
     names = [slot.name for slot in swarm.local.slots if "-s1-" in slot.name]
-    [other] = [s.peer for s in swarm.view.snapshot().servers if name_of(s.peer) == names[0]]
+    [other] = [s.peer for s in swarm.view.fetch_snapshot().servers if name_of(s.peer) == names[0]]
     swarm.kill(other)
     wait_until(
-        lambda: other not in {s.peer for s in swarm.view.snapshot().servers},
+        lambda: other not in {s.peer for s in swarm.view.fetch_snapshot().servers},
         READY_SECONDS,
         "the dead server is still shown",
     )
-    states = list(swarm.view.drain(names[1], wait=READY_SECONDS, timeout=2 * READY_SECONDS))
+    states = list(swarm.view.drain_server(names[1], wait=READY_SECONDS, timeout=2 * READY_SECONDS))
     assert states[-1].done
-    list(swarm.view.drain(names[1], undo=True))
+    list(swarm.view.drain_server(names[1], undo=True))

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from support.processes.hash_swarm import MODEL, Doors, HashSwarm, two_spans, wait_for
+from support.eventually import eventually
 from support.processes.http_requests import lines, tokens_of, whole
+from support.processes.swarm import MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.cli.drain import drain
-from modelswarm.client.swarm import SwarmDoor
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
@@ -36,8 +37,8 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 def server(doors: Doors, name: str) -> api_pb2.Server:
     """As that gateway sees it."""
-    with SwarmDoor(doors.grpc) as door:
-        [found] = [each for each in door.snapshot().servers if name_of(each.peer) == name]
+    with SwarmClient(doors.grpc) as door:
+        [found] = [each for each in door.fetch_snapshot().servers if name_of(each.peer) == name]
         return found
 
 
@@ -46,11 +47,11 @@ def drained(doors: Doors, *flags: str) -> Result:
 
 
 def wait_linked(doors: Doors) -> None:
-    wait_for("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
+    eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
 
 
 def wait_used(doors: Doors) -> None:
-    wait_for("it is used again", lambda: server(doors, "s1").health == "linked")
+    eventually("it is used again", lambda: server(doors, "s1").health == "linked")
 
 
 def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:

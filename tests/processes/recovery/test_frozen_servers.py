@@ -7,14 +7,14 @@ import signal
 import time
 
 import pytest
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.swarm import Ask, Running, Stream, metrics, total, wait_until
+from support.processes.streams import Ask, Stream
+from support.processes.swarm import Running, metrics, total, wait_until
 
 from modelswarm.protocol.identity import name_of
-from modelswarm_gateway.core.servers.health import SLOW_EJECTION
+from modelswarm_gateway.core.servers.health import SLOW_EJECTION_TIME
 
 SIGHT = 60.0
 HEAD, TAIL = 0, 3
@@ -46,7 +46,7 @@ def test_a_server_freezes_while_tokens_come(hash_spans: Running, place: int) -> 
 
 def health(swarm: Running, peer: str) -> str:
     """`gone`: it was silent for so long that its link was closed."""
-    servers = swarm.view.snapshot().servers
+    servers = swarm.view.fetch_snapshot().servers
     return next((server.health for server in servers if server.peer == peer), "gone")
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_gets_little_done_is_ejected_and_its_streams_go_on(
         if sum(not stream.done for stream in streams) < 6:
             streams.append(ask_more(swarm, next(seeds)))
     assert found, f"not found to be slow; it is {health(swarm, slow)}"
-    wait_until(lambda: health(swarm, slow) == "ejected", SLOW_EJECTION, "another was ejected")
+    wait_until(lambda: health(swarm, slow) == "ejected", SLOW_EJECTION_TIME, "another was ejected")
     for stream in streams:
         answer = stream.answer()
         check_contiguous(answer)

@@ -9,7 +9,8 @@ from support.models.tiny_models import VOCAB
 from support.processes import kill_scenarios
 from support.processes.kill_scenarios import MIDDLE, PLACES, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_tokens, check_twins
-from support.processes.swarm import Answer, Ask, Running
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import Running
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes import kill_scenarios
 from support.processes.kill_scenarios import PLACES, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.swarm import Answer, Ask, Running
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import Running
 
 from modelswarm.protocol.messages import Sampling
 

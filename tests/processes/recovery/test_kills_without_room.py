@@ -11,13 +11,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.swarm import Answer, Ask, Running, local_settings, running_swarm
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import Running, local_settings, running_swarm
 
-from modelswarm_serving.core.kv.admission import REPAIR_SECONDS
+from modelswarm_serving.core.kv.admission import RESERVATION_SECONDS
 
 NEW = TOY_LENGTH - 30
 
@@ -42,7 +42,7 @@ def test_a_session_waits_for_the_room_that_died_and_the_other_one_goes_on(
 ) -> None:
     swarm.wait_whole()
     swarm.wait_empty()
-    time.sleep(REPAIR_SECONDS)  # room is kept so long for a repair that may have gone elsewhere
+    time.sleep(RESERVATION_SECONDS)  # room is kept so long for a repair that may have gone elsewhere
     before = swarm.faults()
     streams = [swarm.start(Ask(prompt_of(30, seed, VOCAB), NEW, SAMPLED)) for seed in (1, 2)]
     for stream in streams:

@@ -18,10 +18,10 @@ import grpc
 import pytest
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
+from support.processes.streams import Ask
 from support.processes.swarm import (
     MODEL,
     READY_SECONDS,
-    Ask,
     Running,
     local_settings,
     metrics,

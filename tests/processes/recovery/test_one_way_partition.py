@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from support.chaos.proxy import Weather
 from support.chaos.swarm import Plan, World, world
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.swarm import Ask, Running, metrics, total, wait_until
+from support.processes.streams import Ask
+from support.processes.swarm import Running, metrics, total, wait_until
 
-from modelswarm.local.commands import GATEWAY
+from modelswarm.local.commands import GATEWAY_JOB
 from modelswarm.protocol.identity import name_of
 
 NEW = 500  # tokens
@@ -92,9 +92,9 @@ def make_well(swarm: Running) -> None:
 
     def well() -> bool:
         swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
-        return not any(server.state for server in swarm.view.routes().servers)
+        return not any(server.state for server in swarm.view.explain_routes().servers)
 
-    wait_until(well, TAKEN_BACK, lambda: f"not taken back: {swarm.view.routes().servers}")
+    wait_until(well, TAKEN_BACK, lambda: f"not taken back: {swarm.view.explain_routes().servers}")
     swarm.wait_empty()
 
 
@@ -143,11 +143,11 @@ def _route(swarm: Running) -> list[str]:
 
 
 def _name(places: dict[str, str], end: str) -> str:
-    return name_of(places[end]) if end in places else GATEWAY
+    return name_of(places[end]) if end in places else GATEWAY_JOB
 
 
 def _unwell(swarm: Running) -> set[str]:
     """Who is suspected or ejected, and whose link is gone."""
-    servers = {server.peer: server.health for server in swarm.view.snapshot().servers}
+    servers = {server.peer: server.health for server in swarm.view.fetch_snapshot().servers}
     members = {member.peer for member in swarm.members()}
     return {peer for peer in members if servers.get(peer) != "linked"}

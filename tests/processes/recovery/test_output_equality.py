@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from support.models.chain import Stream, load_chain
-from support.models.tiny_models import EOS, VOCAB
-from support.models.toy import TOY_BLOCKS
+from support.models.tiny_models import EOS, TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import TAU, check_contiguous, check_tokens, check_twins, logits_of
-from support.processes.swarm import Answer, Ask, Running, local_settings, running_swarm
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import Running, local_settings, running_swarm
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling

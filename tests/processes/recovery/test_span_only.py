@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import PLACES, prompt_of, until_hit, went_on_once
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.swarm import Answer, Ask, Running
+from support.processes.streams import Answer, Ask
+from support.processes.swarm import Running
 
 from modelswarm.protocol.identity import name_of
 

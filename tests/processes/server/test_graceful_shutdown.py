@@ -10,7 +10,7 @@ import pytest
 from support.processes.fake_gateway import EPOCH, FakeGateway, Route, fake_gateway
 from support.processes.server import ServerProcess, servers
 
-from modelswarm.protocol.messages import Beat, Fenced, Refusal, Trouble, Window
+from modelswarm.protocol.messages import FaultKind, FenceAck, Heartbeat, Refusal, Window
 
 HASH = ("--hash-model", "--pages", "64")
 PROMPT = list(range(1, 40))
@@ -34,8 +34,8 @@ async def told(gateway: FakeGateway) -> None:
     """Both ways in which a server says that it leaves."""
     await gateway.heard.until(
         lambda: (
-            [report.trouble for report in gateway.reports] == [Trouble.DRAINING]
-            and any(isinstance(item, Beat) and item.draining for item in gateway.heard.items)
+            [report.kind for report in gateway.reports] == [FaultKind.DRAINING]
+            and any(isinstance(item, Heartbeat) and item.draining for item in gateway.heard.items)
         )
     )
 
@@ -46,7 +46,7 @@ async def gone(server: ServerProcess) -> int | None:
 
 async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_path: Path) -> None:
     async with (
-        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
         fake_gateway([server]) as gateway,
     ):
         route = await session(gateway, credit=len(PROMPT) + 10)
@@ -58,7 +58,7 @@ async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_pa
         await gateway.heard.until(lambda: len(gateway.tokens) > had + 20)
         with pytest.raises(AssertionError):
             await gateway.open("t", END)
-        refused = [i.refused for i in gateway.heard.items if isinstance(i, Fenced)]
+        refused = [i.refusal for i in gateway.heard.items if isinstance(i, FenceAck)]
         assert refused[-1] is Refusal.DRAINING
         gateway.close(route)
         assert await gone(server) == 0
@@ -68,7 +68,7 @@ async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_
     tmp_path: Path,
 ) -> None:
     async with (
-        servers(tmp_path, ["0:8"], *HASH, "--drain", "0.2") as (server,),
+        servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "0.2") as (server,),
         fake_gateway([server]) as gateway,
     ):
         await session(gateway, credit=len(PROMPT) + 10)
@@ -79,7 +79,7 @@ async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with (
-        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
         fake_gateway([server]) as gateway,
     ):
         await session(gateway, credit=len(PROMPT) + 10)
@@ -91,7 +91,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 async def test_sessions_at_rest_and_those_of_lost_gateways_hold_nobody_up(tmp_path: Path) -> None:
     async with (
-        servers(tmp_path, ["0:8"], *HASH, "--drain", "600") as (server,),
+        servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
         fake_gateway([server]) as gateway,
     ):
         route = await gateway.open("rests", len(PROMPT) + 3)

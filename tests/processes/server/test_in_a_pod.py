@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.eventually import eventually
 from support.models.tiny_models import make_model
-from support.processes.hash_swarm import wait_for
 from support.processes.link_peers import Node, hello
 
 from modelswarm.protocol.identity import Address
@@ -51,7 +51,7 @@ class Pod:
             return 0, ""
 
     def wait_ready(self) -> None:
-        wait_for("it is ready", lambda: self.ask("/ready")[0] == 200, 120)
+        eventually("it is ready", lambda: self.ask("/ready")[0] == 200, 120)
 
     def end(self) -> tuple[int, str]:
         """Exit code and stderr."""
@@ -78,13 +78,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_server_lives_before_it_serves_and_tells_why_it_does_not(model: Path) -> None:
     with running("--model", f"file://{model}") as pod:
-        wait_for("the page is open", lambda: pod.ask("/live")[0] == 200)
+        eventually("the page is open", lambda: pod.ask("/live")[0] == 200)
         status, body = pod.ask("/ready")
         assert (status, json.loads(body)["reason"]) == (503, "the model is being loaded")
         assert pod.ask("/metrics")[0] == 200
         pod.wait_ready()
         assert pod.ask("/live")[0] == 200
-        wait_for("metrics", lambda: "modelswarm_server_kv_pages" in pod.ask("/metrics")[1])
+        eventually("metrics", lambda: "modelswarm_server_kv_pages" in pod.ask("/metrics")[1])
         assert pod.ask("/secret")[0] == 404
         pod.process.send_signal(signal.SIGTERM)
         assert pod.end()[0] == 0
@@ -152,7 +152,7 @@ def test_a_server_needs_no_name_no_home_and_writes_nothing(model: Path, tmp_path
     user = ("setpriv", "--reuid=65532", "--regid=65532", "--clear-groups", *rights)
     environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp), "HF_HOME": str(tmp / "hub")}
     with running("--model", f"file://{model}", prefix=user, env=environment) as pod:
-        wait_for("it is ready or gone", lambda: done(pod), 120)
+        eventually("it is ready or gone", lambda: done(pod), 120)
         assert pod.process.poll() is None, pod.end()
         status = Path(f"/proc/{pod.process.pid}/status").read_text()
         assert "Uid:\t65532" in status

@@ -8,7 +8,7 @@ import pytest
 from support.processes.link_peers import joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
-from modelswarm.protocol.messages import Beat
+from modelswarm.protocol.messages import Heartbeat
 
 
 @pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere"])
@@ -38,5 +38,5 @@ async def test_a_handler_that_fails_when_a_link_goes_leaves_no_task_behind() -> 
         del a.heard.unlinked
         a.links.dial(b.address)
         await b.heard.until(lambda: len(b.heard.up) == 2)
-        a.send(b.address, [Beat(steps=7)])
-        await b.heard.until(lambda: Beat(steps=7) in b.heard.items)
+        a.send(b.address, [Heartbeat(steps=7)])
+        await b.heard.until(lambda: Heartbeat(steps=7) in b.heard.items)

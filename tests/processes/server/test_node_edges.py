@@ -14,11 +14,11 @@ import pytest
 from support.processes.fake_gateway import FakeGateway, fake_gateway
 from support.processes.server import ServerProcess
 
-from modelswarm.protocol.messages import Beat
+from modelswarm.protocol.messages import Heartbeat
 from modelswarm_serving.app import load
 from modelswarm_serving.model.base import Result, Task
 from modelswarm_serving.model.hash_model import HashModel
-from modelswarm_serving.runtime.liveness import Health
+from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.node import Node
 from modelswarm_serving.settings import parse
 
@@ -41,11 +41,11 @@ async def served(
     folder: Path, model: type[HashModel]
 ) -> AsyncIterator[tuple[asyncio.Task[None], FakeGateway]]:
     """A server in this process that holds all blocks of such a model, and a gateway that is linked to it."""
-    flags = ["--members", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    flags = ["--discovery-dir", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
     shell = Node(
-        settings, model(loaded.model.shape), loaded.files, loaded.revision, Health(time.monotonic)
+        settings, model(loaded.model.shape), loaded.files, loaded.revision, Liveness(time.monotonic)
     )
     node = asyncio.create_task(shell.run())
     file = folder / "s0.json"
@@ -77,7 +77,7 @@ async def test_a_busy_tail_says_how_it_does_while_its_tokens_flow(tmp_path: Path
     async with served(tmp_path, EvenModel) as (_, gateway):
         route = await gateway.open("one", 303)
         await gateway.generate(route, [1, 2, 3])
-        said = [item for item in gateway.of(Beat) if isinstance(item, Beat) and item.running]
+        said = [item for item in gateway.of(Heartbeat) if isinstance(item, Heartbeat) and item.running]
         assert len({beat.steps for beat in said}) >= 2, "it ran for a second and a half"
         assert all(beat.free_pages < beat.total_pages for beat in said)
         assert said[-1].step_ms >= 5

@@ -17,8 +17,8 @@ from support.processes.fake_gateway import fake_gateway
 from support.processes.link_peers import hello, raw_peer
 from support.processes.server import ENVIRONMENT, command, refusal, servers
 
-from modelswarm.protocol.messages import Beat, Lane, Sampling, Trouble
-from modelswarm_serving.model.hash_model import reference
+from modelswarm.protocol.messages import FaultKind, Heartbeat, Lane, Sampling
+from modelswarm_serving.model.hash_model import reference_tokens
 
 HASH = ("--hash-model", "--pages", "64")
 PROMPT = list(range(1, 40))
@@ -27,7 +27,7 @@ PROMPT = list(range(1, 40))
 def expected(prompt: list[int], count: int, sampling: Sampling | None = None) -> list[int]:
     end = len(prompt) + count
     sampling = sampling or Sampling()
-    return reference(prompt, sampling, count, end, n_blocks=8, vocabulary=256)
+    return reference_tokens(prompt, sampling, count, end, n_blocks=8, vocabulary=256)
 
 
 @pytest.mark.parametrize("spans", [["0:8"], ["0:4", "4:8"], ["0:2", "2:5", "5:6", "6:8"]])
@@ -94,11 +94,11 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
 
 async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
-        await gateway.heard.until(lambda: bool(gateway.of(Beat)), 3.0)
+        await gateway.heard.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
         route = await gateway.open("s", 400)
         gateway.go(route, PROMPT, credit=len(PROMPT) + 1)  # it waits for credit, and it lives
-        seen, began = len(gateway.of(Beat)), time.monotonic()
-        await gateway.heard.until(lambda: len(gateway.of(Beat)) - seen >= 20)
+        seen, began = len(gateway.of(Heartbeat)), time.monotonic()
+        await gateway.heard.until(lambda: len(gateway.of(Heartbeat)) - seen >= 20)
         assert 1.5 < time.monotonic() - began < 4.0
 
 
@@ -175,8 +175,8 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
         await gateway.heard.until(lambda: bool(gateway.reports and gateway.heard.down))
         assert time.monotonic() - began < 5.0
         report = gateway.reports[0]
-        assert (report.trouble, report.peer) == (
-            Trouble.LINK_DOWN,
+        assert (report.kind, report.peer) == (
+            FaultKind.LINK_DOWN,
             started[1].address.peer,
         )
         assert gateway.heard.down[0][0] == started[1].address.peer
@@ -194,7 +194,7 @@ async def test_pages_of_a_gone_gateway_come_back_after_its_lease(tmp_path: Path)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal.Signals) -> None:
-    flags = (*HASH, "--drain", "0.2")
+    flags = (*HASH, "--drain-timeout", "0.2")
     async with servers(tmp_path, ["0:8"], *flags) as (server,), fake_gateway([server]) as gateway:
         route = await gateway.open("s", 900)
         gateway.go(route, PROMPT)
@@ -231,7 +231,7 @@ async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path:
     (tmp_path / "file").write_text("")
     code, said = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
     assert code == 2
-    assert said.startswith("modelswarm-server: --members: ")
+    assert said.startswith("modelswarm-server: --discovery-dir: ")
     assert len(said.splitlines()) == 1
 
 

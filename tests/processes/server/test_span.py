@@ -13,7 +13,7 @@ from support.models.tiny_models import EOS, FAMILIES, VOCAB, load_whole, make_mo
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import KvRead, KvWrite, Pick, Result, Work
+from modelswarm_serving.model.base import KvRead, KvWrite, SampleRequest, Result, BatchItem
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import load_span
@@ -149,7 +149,7 @@ def test_every_sampled_token_is_the_whole_models_pick(folder: Path) -> None:
         for position in range(len(stream.log) - NEW, len(stream.log)):
             log = stream.log[:position]
             row = logits[position - 1]
-            (picked,) = sample(row[None], [Pick(stream.sampling, position, log)])
+            (picked,) = sample(row[None], [SampleRequest(stream.sampling, position, log)])
             right = picked is not None and picked.token == stream.log[position]
             assert right or margin(row, stream.sampling, log, position) <= TAU
 
@@ -158,16 +158,16 @@ def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
     """A route may use only some of a server's blocks; several ranges share one step."""
     span = load_span(folder, 0, 4, OPTIONS)
     tokens = prompts()[0]
-    head = Work(range(8), 0, len(tokens), (0, 2), tokens, None, 0, None)
+    head = BatchItem(range(8), 0, len(tokens), (0, 2), tokens, None, 0, None)
     (first,) = span.step([head])
     assert first.rows is not None
-    pick = Pick(Sampling(), len(tokens), tokens)
-    tail = Work(range(8), 0, len(tokens), (2, 4), None, first.rows, len(tokens), pick)
-    other = Work(range(8, 16), 0, len(tokens), (0, 4), tokens, None, len(tokens), pick)
+    pick = SampleRequest(Sampling(), len(tokens), tokens)
+    tail = BatchItem(range(8), 0, len(tokens), (2, 4), None, first.rows, len(tokens), pick)
+    other = BatchItem(range(8, 16), 0, len(tokens), (0, 4), tokens, None, len(tokens), pick)
     second, third = span.step([tail, other])
     expected = reference(load_whole(folder), tokens, 1)[-1]
-    assert second.picked is not None and third.picked is not None
-    assert second.picked.token == third.picked.token == expected
+    assert second.sampled is not None and third.sampled is not None
+    assert second.sampled.token == third.sampled.token == expected
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -177,8 +177,8 @@ def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
     old, whole, part = (load_span(folder, 0, 4, options) for _ in range(3))
     tokens = prompts()[0]
     there, n = range(8), len(tokens) - 1
-    old.step([Work(there, 0, n, (0, 4), tokens[:n], None, n, None)])
-    pages, pick = [9, 3, 11, 5, 2, 7, 1, 12], Pick(Sampling(), n + 1, tokens)
+    old.step([BatchItem(there, 0, n, (0, 4), tokens[:n], None, n, None)])
+    pages, pick = [9, 3, 11, 5, 2, 7, 1, 12], SampleRequest(Sampling(), n + 1, tokens)
     for first, count in ((0, 5), (5, n - 5)):
         (read,) = old.step([KvRead(there, first, count, (0, 4))])
         assert read.rows is not None
@@ -188,7 +188,7 @@ def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
         (read,) = old.step([KvRead(there, 0, n, blocks)])
         assert read.rows is not None
         part.step([KvWrite(pages, 0, n, blocks, read.rows)])
-    last = Work(there, n, 1, (0, 4), tokens[n:], None, n + 1, pick)
+    last = BatchItem(there, n, 1, (0, 4), tokens[n:], None, n + 1, pick)
     (expected,) = old.step([last])
     assert whole.step([replace(last, pages=pages)]) == [expected]
     assert part.step([replace(last, pages=pages)]) == [expected]
@@ -199,7 +199,7 @@ def test_kv_of_another_length_is_refused_and_the_others_still_run(folder: Path) 
     tokens = prompts()[0]
     wrong = KvWrite(range(8), 0, 2, (0, 2), bytes(7))
     missing = KvRead(range(8), 0, 10_000, (0, 2))
-    good = Work(range(8, 16), 0, len(tokens), (0, 2), tokens, None, 0, None)
+    good = BatchItem(range(8, 16), 0, len(tokens), (0, 2), tokens, None, 0, None)
     results = span.step([wrong, missing, good])
     assert "7 bytes of KV" in str(results[0].error) and "not within" in str(results[1].error)
     assert results[2].error is None and results[2].rows
@@ -210,7 +210,7 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
     tokens = prompts()[0]
     results = span.step(
         [
-            Work(range(8), 0, len(tokens), (0, 2), tokens, None, emit, None)
+            BatchItem(range(8), 0, len(tokens), (0, 2), tokens, None, emit, None)
             for emit in (0, 5, len(tokens))
         ]
     )
@@ -222,7 +222,7 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
 
 def test_a_work_that_cannot_run_fails_alone(folder: Path) -> None:
     span: TransformerSpan = load_span(folder, 0, 4, replace(OPTIONS, max_length=64))
-    good = Work((0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, Pick(Sampling(), 3, (1, 2, 3)))
+    good = BatchItem((0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, SampleRequest(Sampling(), 3, (1, 2, 3)))
     bad = {
         "tokens must be within 0:320": replace(good, tokens=(1, 2, VOCAB)),
         "3 tokens are needed, not 2": replace(good, tokens=(1, 2)),
@@ -235,7 +235,7 @@ def test_a_work_that_cannot_run_fails_alone(folder: Path) -> None:
     }
     results = span.step([good, *bad.values(), replace(good, pages=(2, 3))])
     assert [result.error for result in results[1:-1]] == list(bad)
-    assert results[0].error is None and results[0].picked == results[-1].picked
+    assert results[0].error is None and results[0].sampled == results[-1].sampled
 
 
 def test_bfloat16_runs_and_stays_close(family_folder: Path) -> None:

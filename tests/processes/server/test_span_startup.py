@@ -23,11 +23,11 @@ from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.placement.slots import slots_of
 from modelswarm.resources.spec import ModelSwarm
-from modelswarm_serving.app import options_of
-from modelswarm_serving.model.attention.attention import Call
-from modelswarm_serving.model.attention.kv_cache import PagePool, PoolShape
+from modelswarm_serving.app import span_options
+from modelswarm_serving.model.attention.attention import AttentionCall
+from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.transformer import loading, self_check
-from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span, plan_shape
 from modelswarm_serving.runtime.node import replay_limit
 from modelswarm_serving.settings import parse
@@ -49,9 +49,9 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def trial(folder: Path) -> tuple[Any, PagePool]:
+def trial(folder: Path) -> tuple[Any, KvCache]:
     loaded = loading.load_modules(folder, Part(1, 3, 4), torch.float32, torch.device("cpu"))
-    return loaded, PagePool(PoolShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
+    return loaded, KvCache(KvCacheShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
 
 
 def test_only_the_needed_tensors_are_read(copy: Path) -> None:
@@ -88,7 +88,7 @@ def test_guard_two_blocks_that_go_around_the_pages_are_noticed(folder: Path) -> 
     loaded, pool = trial(folder)
     loaded.body.config._attn_implementation = "eager"
     with pytest.raises(ModelSourceError, match="its 2 blocks made 0 attention calls"):
-        self_check.try_own_forward(loaded, pool, folder)
+        self_check.run_reference(loaded, pool, folder)
 
 
 def test_guard_three_a_forward_that_does_more_than_its_blocks_is_noticed(folder: Path) -> None:
@@ -96,7 +96,7 @@ def test_guard_three_a_forward_that_does_more_than_its_blocks_is_noticed(folder:
     loaded, pool = trial(folder)
     loaded.body.norm = torch.nn.LayerNorm(64)
     with pytest.raises(ModelSourceError, match="cannot be split: rows change outside"):
-        self_check.try_own_forward(loaded, pool, folder)
+        self_check.run_reference(loaded, pool, folder)
 
 
 @pytest.mark.parametrize("layer_type", ["linear_attention", "chunked_attention"])
@@ -109,21 +109,21 @@ def test_guard_four_unknown_layer_types_are_refused(tmp_path: Path, layer_type: 
 
 def test_guard_five_compact_blocks_that_differ_are_noticed(folder: Path) -> None:
     loaded, pool = trial(folder)
-    result = self_check.try_own_forward(loaded, pool, folder)
+    result = self_check.run_reference(loaded, pool, folder)
     loaded.body.layers[1].mlp.down_proj.weight.data[0] += 1.0
     with pytest.raises(ModelSourceError, match="its blocks differ from the model's by"):
-        self_check.try_compact(Blocks(loaded.body, torch.float32), result, pool, folder)
+        self_check.check_fused(FusedBlocks(loaded.body, torch.float32), result, pool, folder)
 
 
 def test_guard_five_another_window_is_noticed(folder: Path) -> None:
     """Too far to be seen in a few rows, so what each block asked for is compared too."""
     loaded, pool = trial(folder)
-    result = self_check.try_own_forward(loaded, pool, folder)
+    result = self_check.run_reference(loaded, pool, folder)
     asked = [replace(call, window=4096) for call in result.calls]
-    assert asked[0] == Call(0, 0.25, 4096, None)
+    assert asked[0] == AttentionCall(0, 0.25, 4096, None)
     with pytest.raises(ModelSourceError, match="attention that is not supported"):
-        self_check.try_compact(
-            Blocks(loaded.body, torch.float32), replace(result, calls=asked), pool, folder
+        self_check.check_fused(
+            FusedBlocks(loaded.body, torch.float32), replace(result, calls=asked), pool, folder
         )
 
 
@@ -198,7 +198,7 @@ def test_weights_kv_and_kept_rows_fit_into_the_memory_of_a_server(
 ) -> None:
     settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
                       "--memory", memory, *flags])  # fmt: skip
-    shape, facts = plan_shape(folder, 0, 2, options_of(settings, None))
+    shape, facts = plan_shape(folder, 0, 2, span_options(settings, None))
     kv = shape.total_pages * shape.page_size * 2 * facts.kv_bytes("float32")
     taken = facts.weight_bytes(0, 2, "float32") + kv + replay_limit(settings, shape)
     assert settings.memory is not None
@@ -219,7 +219,7 @@ def test_a_server_takes_what_its_plan_counted(folder: Path, tmp_path: Path) -> N
     for slot in slots_of(plan.name, plan.spans, 1):
         command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
         settings = parse(command[command.index("modelswarm_serving") + 1 :])
-        shape, facts = plan_shape(folder, settings.first, settings.last, options_of(settings, None))
+        shape, facts = plan_shape(folder, settings.first, settings.last, span_options(settings, None))
         server = plan.servers[slot.span_index]
         kv = shape.total_pages * shape.page_size * slot.span.blocks * facts.kv_bytes(plan.dtype)
         assert (kv, replay_limit(settings, shape)) == (server.kv_bytes, server.replay_bytes)

@@ -16,7 +16,7 @@ from itertools import pairwise
 import grpc
 from support.chaos.requests import Script
 from support.chaos.resuming_client import Reader
-from support.processes.swarm import Answer, Stream
+from support.processes.streams import Answer, Stream
 
 from modelswarm.protocol.wire import api_pb2_grpc
 

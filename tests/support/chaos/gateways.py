@@ -14,10 +14,10 @@ from pathlib import Path
 from chaos.schedule import GATEWAY
 from support.processes.swarm import READY_SECONDS
 
-from modelswarm.local.backoff import Backoff
+from modelswarm.local.backoff import RestartBackoff
 from modelswarm.local.commands import child_environment
 from modelswarm.local.members import Announcement, read_announcement
-from modelswarm.local.supervisor import Change, Job, JobView, Supervisor
+from modelswarm.local.supervisor import Job, JobChange, JobStatus, Supervisor
 
 RESTART_SECONDS = 0.1
 ANYWHERE = "127.0.0.1:0"
@@ -35,7 +35,7 @@ class MoreGateways:
         names: Sequence[str],
         folder: Path,
         flags: Sequence[str],
-        listener: Callable[[Change], None],
+        listener: Callable[[JobChange], None],
     ) -> None:
         """`folder`: of the running swarm."""
         self._folder, self._flags = folder, tuple(flags)
@@ -46,7 +46,7 @@ class MoreGateways:
             env,
             folder / "logs",
             listener,
-            lambda: Backoff(RESTART_SECONDS, RESTART_SECONDS),
+            lambda: RestartBackoff(RESTART_SECONDS, RESTART_SECONDS),
         )
         self.names = tuple(names)
 
@@ -58,8 +58,8 @@ class MoreGateways:
         if self.names:
             self._supervisor.stop()
 
-    def kill(self, name: str, number: signal.Signals) -> JobView:
-        return self._supervisor.send(name, number)
+    def kill(self, name: str, number: signal.Signals) -> JobStatus:
+        return self._supervisor.send_signal(name, number)
 
     def announced(self, name: str) -> Announcement:
         """Where its doors are."""
@@ -71,12 +71,12 @@ class MoreGateways:
         def command(incarnation: int, lifeline: int) -> list[str]:
             known = self._announced.get(name)
             flags = {
-                "--members": str(self._folder / "members"),
+                "--discovery-dir": str(self._folder / "members"),
                 "--http": known.http if known else ANYWHERE,
                 "--grpc": known.grpc if known else ANYWHERE,
                 "--metrics": known.metrics if known else ANYWHERE,
                 "--name": name,
-                "--announce": str(announce),
+                "--run-file": str(announce),
                 "--parent-fd": str(lifeline),
             }
             module = [sys.executable, "-P", "-m", "modelswarm_gateway"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from chaos.schedule import LEASE_SECONDS
 from support.chaos.clients import Heard
 from support.chaos.resuming_client import GO_ON
-from support.models.toy import TOY_LENGTH
-from support.processes.swarm import Answer, Ask
+from support.models.tiny_models import TOY_LENGTH
+from support.processes.streams import Answer, Ask
 
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.models.tiny_models import VOCAB
-from support.models.toy import TOY_BLOCKS, TOY_LENGTH
-from support.processes.swarm import Answer
+from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
+from support.processes.streams import Answer
 from tokenizers import Tokenizer
 
 from modelswarm_gateway.models.detokenizer import Detokeniser
-from modelswarm_serving.model.hash_model import reference
+from modelswarm_serving.model.hash_model import reference_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ def _check_hash(answer: Answer) -> None:
     """Oracle 1. A stop string may end the answer before the reference ends."""
     ask = answer.ask
     end = min(TOY_LENGTH, len(ask.prompt) + ask.new)
-    right = reference(ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB)
+    right = reference_tokens(ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB)
     count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
     assert list(answer.tokens) == right[:count], "not what the hash model says"
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.swarm import Answer, Ask
+from support.processes.streams import Answer, Ask
 
 from modelswarm.protocol.messages import Sampling
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from support.processes.swarm import Answer, Ask
+from support.processes.streams import Answer, Ask
 
 TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to start on a busy machine
 SILENT_SECONDS = 6.0  # comments come more often, unless the gateway stands still

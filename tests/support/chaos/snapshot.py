@@ -40,7 +40,7 @@ def look(scene: World, clients: Sequence[Client]) -> str:
     """The swarm as it is now, as far as it says anything."""
     lines = [f"{client.name} waits for {client.doing}" for client in clients if client.doing]
     try:
-        snapshot = scene.running.view.snapshot()
+        snapshot = scene.running.view.fetch_snapshot()
         lines += [f"session {str(session)!r}" for session in snapshot.sessions]
         lines += [f"server {str(server)!r}" for server in snapshot.servers]
     except Exception as problem:  # it is disturbed, after all

@@ -19,12 +19,12 @@ import grpc
 from chaos.schedule import LEASE_SECONDS
 from support.chaos.gateways import MoreGateways, gateway_names
 from support.chaos.proxy import HOST, Network
-from support.models.toy import TOY_LENGTH
+from support.models.tiny_models import TOY_LENGTH
 from support.processes.swarm import Running, local_settings, metrics, total, wait_until
 
-from modelswarm.local.commands import GATEWAY, LocalSettings
+from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
 from modelswarm.local.planning import plan_document
-from modelswarm.local.supervisor import Change
+from modelswarm.local.supervisor import JobChange
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, slots_of
@@ -86,7 +86,7 @@ class World:
     def gateway_metrics(self) -> dict[str, str]:
         """Where each gateway tells what it counts."""
         more = {name: self.gateways.announced(name).metrics for name in self.gateways.names}
-        return {GATEWAY: self.running.local.metrics, **more}
+        return {GATEWAY_JOB: self.running.local.metrics, **more}
 
     def gateway_sessions(self) -> dict[str, float]:
         """What gateways still have of anybody, by name."""
@@ -114,7 +114,7 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
     pids: set[int] = set()
     lock = threading.Lock()
 
-    def changed(change: Change) -> None:
+    def changed(change: JobChange) -> None:
         with lock:
             pids.add(change.job.pid)
 
@@ -123,11 +123,11 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
         with LocalSwarm(swarm_plan, settings, changed) as local:
             running = Running(local)
             names = gateway_names(plan.gateways)[1:]
-            more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY], changed)
+            more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY_JOB], changed)
             try:
                 more.start()
                 wait_until(
-                    lambda: any(model.ready for model in running.view.snapshot().models),
+                    lambda: any(model.ready for model in running.view.fetch_snapshot().models),
                     READY_SECONDS,
                     "the model did not become ready",
                 )
@@ -137,7 +137,7 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
             finally:
                 more.stop()
                 running.close()
-            local.check()
+            local.raise_if_failed()
     finally:
         network.close()
 
@@ -167,7 +167,7 @@ spec:
 
 def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) -> LocalSettings:
     flags: dict[str, tuple[str, ...]] = {
-        GATEWAY: (
+        GATEWAY_JOB: (
             *("--session-idle", str(IDLE_SECONDS), "--lease", str(LEASE_SECONDS)),
             *("--keepalive", str(COMMENT_SECONDS)),
         ),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from chaos.schedule import Event, Fault
 from support.simulator.ring_coverage import Coverage
 
-from modelswarm_gateway.generation.session_locator import ASK_AGAIN
+from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 SOON = 20.0
 """Seconds to notice, to plan around several faults and to compute again what was lost, on a busy machine; also what is
@@ -50,7 +50,7 @@ def forks(events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Ite
 
 def _through(events: Iterable[Event], moment: float) -> list[Event]:
     """Those that last from there on until a search gives up."""
-    until = moment + ASK_AGAIN
+    until = moment + UNREACHED_SECONDS
     return [each for each in events if each.at <= moment and until <= each.at + each.seconds]
 
 

@@ -1,7 +1,7 @@
-"""A fleet alone, as one gateway keeps it: servers that have joined, and what it chooses among them.
+"""A registry alone, as one gateway keeps it: servers that have joined, and what it chooses among them.
 
 Used by the tests of planning and of prices. There are no sessions, no links and no server cores: what a server says is
-told to the fleet.
+told to the registry.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from support.core.review_swarm import MODEL, Swarm
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Beat, Hello
+from modelswarm.protocol.messages import Heartbeat, Hello
 from modelswarm_gateway.core.routing.cost_model import Needs
-from modelswarm_gateway.core.routing.path_search import Leg
-from modelswarm_gateway.core.routing.server_registry import Fleet
-from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import variant_of
 
-IDLE = Beat(steps=5, step_ms=8.0, free_pages=2560, total_pages=2560)
+IDLE = Heartbeat(steps=5, step_ms=8.0, free_pages=2560, total_pages=2560)
 
 
 def hello(name: str, first: int = 0, last: int = 4) -> Hello:
@@ -26,42 +26,42 @@ def hello(name: str, first: int = 0, last: int = 4) -> Hello:
     return replace(made, peer=f"{name}/1/b", target=f"{name}:1")
 
 
-def fleet_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> Fleet:
+def fleet_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> ServerRegistry:
     """`draw`: 64 random bits; without it numbers that are spread as evenly as can be."""
     numbers = iter(range(1 << 20))
 
     def evenly() -> int:
         return (next(numbers) * 0x9E3779B97F4A7C15) % (1 << 64)
 
-    fleet = Fleet(30.0, draw or evenly, lambda _: None)
+    registry = ServerRegistry(30.0, draw or evenly, lambda _: None)
     for hello in hellos:
-        assert fleet.join(hello)
-    return fleet
+        assert registry.register(hello)
+    return registry
 
 
 def cover(
-    fleet: Fleet,
+    registry: ServerRegistry,
     hello: Hello,
     now: float = 0.0,
     needs: Needs | None = None,
     *,
     cheapest: bool = False,
-) -> list[Leg]:
+) -> list[RouteHop]:
     """A route over all four blocks by servers of the kind of `hello`; empty if there is none."""
-    legs = fleet.cover(
+    legs = registry.cover(
         MODEL,
-        kind_of(hello),
+        variant_of(hello),
         (0, 4),
         now,
         between=(None, None),
-        needs=needs or Needs(length=64, positions=64),
+        needs=needs or Needs(max_length=64, kv_positions=64),
         cheapest=cheapest,
     )
     return legs or []
 
 
-def place(fleet: Fleet, hello: Hello, now: float = 0.0, *, cheapest: bool = False) -> PeerId:
+def place(registry: ServerRegistry, hello: Hello, now: float = 0.0, *, cheapest: bool = False) -> PeerId:
     """One session more, on a server that holds all blocks; which one it got."""
-    [leg] = cover(fleet, hello, now, cheapest=cheapest)
-    fleet.placed(leg.peer, 64, 5)
+    [leg] = cover(registry, hello, now, cheapest=cheapest)
+    registry.add_hop(leg.peer, 64, 5)
     return leg.peer

@@ -16,7 +16,7 @@ from support.core.review_swarm import MODEL, VOCABULARY, Server
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Beat,
+    Heartbeat,
     Hello,
     Item,
     Lane,
@@ -25,14 +25,10 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import (
-    Effect,
-    Emitted,
-    Fetched,
-    GatewaySettings,
-    TurnRequest,
-    Whereabouts,
-)
+from modelswarm_gateway.core.interface.effects import Effect, Emitted
+from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
@@ -93,15 +89,15 @@ class Gateways:
             n_blocks=self.n_blocks,
             dtype="float32",
             row_bytes=8,
-            max_length=core.longest_session,
+            max_length=core.max_session_length,
             total_pages=256,
             page_size=4,
         )
         server = self.servers[name] = Server(hello, core, HashModel(shape))
         for other in self.servers.values():
             if other is not server:
-                core.connected(other.peer, Role.SERVER, self.now)
-                other.core.connected(name, Role.SERVER, self.now)
+                core.on_peer_connected(other.peer, Role.SERVER, self.now)
+                other.core.on_peer_connected(name, Role.SERVER, self.now)
         return server
 
     def gateway(self, number: int, lease: float | None = None) -> Gateway:
@@ -113,7 +109,7 @@ class Gateways:
         core = GatewayCore(settings, name, number, lambda: draws.getrandbits(64))
         made = self.gateways[name] = Gateway(name, core)
         for server in self.servers.values():
-            server.core.connected(name, Role.GATEWAY, self.now, f"{name}:8000", lease)
+            server.core.on_peer_connected(name, Role.GATEWAY, self.now, f"{name}:8000", lease)
             core.connected(server.hello, self.now)
         self.run()
         return made
@@ -124,14 +120,14 @@ class Gateways:
         for key in [key for key in self.lanes if gateway.name in key]:
             del self.lanes[key]
         for server in self.servers.values():
-            server.core.disconnected(gateway.name, self.now)
+            server.core.on_peer_lost(gateway.name, self.now)
         self.run()
 
     def cut(self, gateway: Gateway, server: PeerId) -> None:
         """Their link breaks, and does not come back."""
         for key in ((gateway.name, server), (server, gateway.name)):
             self.lanes.pop(key, None)
-        self.servers[server].core.disconnected(gateway.name, self.now)
+        self.servers[server].core.on_peer_lost(gateway.name, self.now)
         gateway.core.disconnected(server, self.now)
         self.run()
 
@@ -143,7 +139,7 @@ class Gateways:
         for gateway in self.gateways.values():
             gateway.core.disconnected(server, self.now)
         for other in self.servers.values():
-            other.core.disconnected(server, self.now)
+            other.core.on_peer_lost(server, self.now)
         self.run()
 
     def deliver_all(self, sender: PeerId, to: PeerId) -> None:
@@ -176,7 +172,7 @@ class Gateways:
                 if name not in self.frozen:
                     gateway.core.tick(self.now)
                     for peer in self.servers:
-                        self.lanes.setdefault((name, peer), deque()).append(Beat())
+                        self.lanes.setdefault((name, peer), deque()).append(Heartbeat())
             for server in self.servers.values():
                 server.core.tick(self.now)
             self.run()
@@ -191,7 +187,7 @@ class Gateways:
                 else:
                     gateway.effects.append(effect)
         for name, server in self.servers.items():
-            for send in server.core.drain():
+            for send in server.core.take_sends():
                 self.lanes.setdefault((name, send.to.peer), deque()).append(send.item)
 
     # ---- what a node does

@@ -8,14 +8,14 @@ from support.core.network import GATEWAY, Client, Pump, Server, opened
 
 from modelswarm.protocol.identity import Handle
 from modelswarm.protocol.messages import (
-    Copy,
+    CopyKv,
     Create,
+    FaultReport,
     Fence,
-    Fenced,
-    Go,
+    FenceAck,
     Input,
     Neighbour,
-    Report,
+    StartEpoch,
     Turn,
     Window,
 )
@@ -45,11 +45,11 @@ class Spare:
         ]
 
     @property
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[FaultReport]:
         return [
             item
             for _, item in self.client.pump.answers
-            if isinstance(item, Report) and item.handle == self.reply
+            if isinstance(item, FaultReport) and item.handle == self.reply
         ]
 
     @property
@@ -80,18 +80,18 @@ def opened_beside(client: Client, hop: int, reply: int = WARM_REPLY, **settings:
     _, first, last = client.hops[hop]
     pump = client.pump
     server = pump.serve(first, last, **settings)
-    create = Create(client.session, first, last, repair=True)
+    create = Create(client.session, first, last, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
     fence = Fence(0, reply, client.epoch, 0, 0, create, turn)
     pump.put(GATEWAY, server.address.peer, fence)
     pump.run()
-    own = [i.own for _, i in pump.answers if isinstance(i, Fenced) and i.handle == reply]
+    own = [i.server_handle for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == reply]
     return Spare(client, hop, server, own[-1], reply)
 
 
 def warm(spare: Spare, **changes: object) -> None:
     client, hop = spare.client, spare.hop
-    go = Go(
+    go = StartEpoch(
         handle=spare.own,
         epoch=client.epoch,
         length=len(client.log),
@@ -102,7 +102,7 @@ def warm(spare: Spare, **changes: object) -> None:
         ring=None,
         credit=0,
         hops=len(client.hops),
-        warm=True,
+        standby=True,
     )
     client.pump.put(GATEWAY, spare.server.address.peer, replace(go, **changes))  # type: ignore[arg-type]
 
@@ -111,7 +111,7 @@ def order(spare: Spare, start: int = 0) -> None:
     to = Neighbour(spare.server.address, spare.own)
     client, hop = spare.client, spare.hop
     _, first, last = client.hops[hop]
-    client.put(hop, Copy(client.own[hop], client.epoch, to, start, first, last))
+    client.put(hop, CopyKv(client.own[hop], client.epoch, to, start, first, last))
 
 
 def deliver_all(pump: Pump) -> None:

@@ -13,10 +13,12 @@ from support.core.gateways import Gateway, Gateways
 from support.core.review_swarm import MODEL
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Fetched, SessionView, TurnRequest, Whereabouts
-from modelswarm_gateway.generation.named_sessions import SessionBook, wire_name
-from modelswarm_gateway.generation.request import Ask, TokenPrompt
-from modelswarm_gateway.generation.session_locator import Finder
+from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.interface.views import SessionView
+from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
+from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
+from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.models.sampling_defaults import Options
 from modelswarm_gateway.runtime.session_queries import Questions
 
@@ -32,20 +34,20 @@ class Desk:
     gateway: Gateway
     seen: int = 0
     questions: Questions = field(init=False)
-    book: SessionBook = field(init=False)
-    finder: Finder = field(init=False)
+    book: NamedSessions = field(init=False)
+    finder: SessionLocator = field(init=False)
 
     def __post_init__(self) -> None:
         core = self.gateway.core
         self.questions = Questions(core, self._now, self._flush, lambda _: ())
-        self.book = SessionBook(
+        self.book = NamedSessions(
             self._open,
             lambda name: core.close(name, self.made.now),
             self._now,
             limit=10,
             idle_seconds=600.0,
         )
-        self.finder = Finder(self, self.book, self._now)  # type: ignore[arg-type]
+        self.finder = SessionLocator(self, self.book, self._now)  # type: ignore[arg-type]
 
     def _now(self) -> float:
         return self.made.now
@@ -75,10 +77,10 @@ class Desk:
 
     def bring(self, prompt: Sequence[int]) -> int:
         """Raises Elsewhere where another gateway has it."""
-        ask = Ask(MODEL, TokenPrompt(tuple(prompt)), "prompt", Options(), session_id=KEY[1])
+        ask = GenerationRequest(MODEL, TokenPrompt(tuple(prompt)), "prompt", Options(), session_id=KEY[1])
 
         async def run() -> int:
-            task = asyncio.ensure_future(self.finder.bring(ask, KEY))
+            task = asyncio.ensure_future(self.finder.acquire(ask, KEY))
             while not task.done():
                 await asyncio.sleep(0.01)
                 self.made.wait(0.1)

@@ -16,18 +16,18 @@ from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, PeerId
 from modelswarm.protocol.messages import (
     Close,
     Create,
+    FaultReport,
     Fence,
-    Fenced,
-    Go,
+    FenceAck,
     Input,
     Item,
     Lane,
     Neighbour,
-    Report,
     Role,
     Rows,
     Sampling,
     Send,
+    StartEpoch,
     Token,
     Turn,
     Window,
@@ -35,8 +35,8 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Task, Work
-from modelswarm_serving.model.hash_model import HashModel, reference
+from modelswarm_serving.model.base import ModelShape, Result, Task, BatchItem
+from modelswarm_serving.model.hash_model import HashModel, reference_tokens
 
 GATEWAY = "gateway/1/a"
 VOCABULARY = 97
@@ -51,9 +51,9 @@ class Server:
     out: tuple[Task, ...] = ()  # the step that is out
 
     @property
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[BatchItem, ...]:
         """Of the step that is out, without copies."""
-        return tuple(task for task in self.out if isinstance(task, Work))
+        return tuple(task for task in self.out if isinstance(task, BatchItem))
 
     def plan(self, now: float) -> bool:
         if not self.out:
@@ -114,17 +114,17 @@ class Pump:
             lease_seconds=lease_seconds,
             token_budget=token_budget,
             row_window=row_window,
-            coming_bytes=coming_bytes,
+            in_flight_bytes=coming_bytes,
             replay_bytes=replay_bytes,
-            copy_rate=copy_rate,
+            transfer_rate=copy_rate,
         )
         draws = random.Random(name)
         core = ServerCore(settings, shape, lambda: draws.getrandbits(64))
         server = Server(address, core, HashModel(shape))
-        core.connected(GATEWAY, Role.GATEWAY, self.now)
+        core.on_peer_connected(GATEWAY, Role.GATEWAY, self.now)
         for other in self.servers.values():
-            core.connected(other.address.peer, Role.SERVER, self.now)
-            other.core.connected(name, Role.SERVER, self.now)
+            core.on_peer_connected(other.address.peer, Role.SERVER, self.now)
+            other.core.on_peer_connected(name, Role.SERVER, self.now)
         self.servers[name] = server
         return server
 
@@ -133,7 +133,7 @@ class Pump:
 
     def collect(self) -> None:
         for name, server in self.servers.items():
-            for send in server.core.drain():
+            for send in server.core.take_sends():
                 self.seen.append((name, send))
                 if send.to.peer in self.servers:
                     self.put(name, send.to.peer, send.item, send.lane)
@@ -180,7 +180,7 @@ class Pump:
                 self.lanes.pop(key, None)
         for peer, gone in ((one, other), (other, one)):
             if peer in self.servers:
-                self.servers[peer].core.disconnected(gone, self.now)
+                self.servers[peer].core.on_peer_lost(gone, self.now)
         self.collect()
 
     def tick(self, seconds: float) -> None:
@@ -218,8 +218,8 @@ class Client:
     base: int = 100  # its names for the hops: base, base + 1, ...
     own: list[int] = field(default_factory=list)
     read: int = 0  # answers looked at
-    fenced: dict[int, Fenced] = field(default_factory=dict)
-    reports: list[Report] = field(default_factory=list)
+    fenced: dict[int, FenceAck] = field(default_factory=dict)
+    reports: list[FaultReport] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)  # of the present epoch
     end: int = 0
 
@@ -231,7 +231,7 @@ class Client:
 
     def turn(self, new: int) -> Turn:
         self.end = len(self.log) + new
-        return Turn(reserve=max(self.end - 1, 0), end=self.end, sampling=self.sampling)
+        return Turn(reserved_positions=max(self.end - 1, 0), end=self.end, sampling=self.sampling)
 
     def fence(
         self,
@@ -254,7 +254,7 @@ class Client:
                 again = Turn(self.end - 1, self.end, self.sampling)
             fence = Fence(
                 handle=self.own[index],
-                reply=self.base + index,
+                gateway_handle=self.base + index,
                 epoch=self.epoch,
                 kv_cut=length - 1 if kv_cut is None else kv_cut,
                 log_cut=length if log_cut is None else log_cut,
@@ -267,19 +267,19 @@ class Client:
         """Sort what has come for this session."""
         names = range(self.base, self.base + len(self.hops))
         for _, item in self.pump.answers[self.read :]:
-            if isinstance(item, Fenced | Token | Report) and item.handle in names:
+            if isinstance(item, FenceAck | Token | FaultReport) and item.handle in names:
                 self._hear(item)
         self.read = len(self.pump.answers)
 
-    def _hear(self, item: Fenced | Token | Report) -> None:
+    def _hear(self, item: FenceAck | Token | FaultReport) -> None:
         index = item.handle - self.base
-        if isinstance(item, Report):
+        if isinstance(item, FaultReport):
             self.reports.append(item)
         elif item.epoch != self.epoch:
             return
-        elif isinstance(item, Fenced):
+        elif isinstance(item, FenceAck):
             self.fenced[index] = item
-            self.own[index] = item.own
+            self.own[index] = item.server_handle
         else:
             self.tokens.append(item)
             if item.token >= 0:
@@ -290,14 +290,14 @@ class Client:
         """By the pass R6."""
         answers = [self.fenced[index] for index in range(len(self.hops))]
         states = [
-            HopState(answer.kv, last, answer.kept)
+            HopState(answer.kv, last, answer.retained)
             for answer, (_, _, last) in zip(answers, self.hops, strict=True)
         ]
         return [point.start for point in restart_points(states)]
 
     def go(
         self, *, credit: int = FOREVER, sample: bool = True, body_lane: Lane = Lane.BULK
-    ) -> list[Go]:
+    ) -> list[StartEpoch]:
         starts = self.starts()
         gos = [self._go_of(index, starts, credit, sample) for index in range(len(self.hops))]
         for index, go in enumerate(gos):
@@ -309,9 +309,9 @@ class Client:
             self.put(index, body, body_lane)
         return gos
 
-    def _go_of(self, index: int, starts: list[int], credit: int, sample: bool) -> Go:
+    def _go_of(self, index: int, starts: list[int], credit: int, sample: bool) -> StartEpoch:
         last = len(self.hops) - 1
-        return Go(
+        return StartEpoch(
             handle=self.own[index],
             epoch=self.epoch,
             length=len(self.log),
@@ -333,7 +333,7 @@ class Client:
         self.fence(new)
         self.pump.run()
         self.listen()
-        assert all(answer.refused is None for answer in self.fenced.values())
+        assert all(answer.refusal is None for answer in self.fenced.values())
         self.go(credit=credit, sample=sample)
 
     def finish(self) -> list[Token]:
@@ -356,7 +356,7 @@ class Client:
             self.put(index, Close(handle))
 
     def expected(self, prompt: Sequence[int], new: int) -> list[int]:
-        return reference(
+        return reference_tokens(
             prompt,
             self.sampling,
             new,

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from modelswarm_gateway.core.detection.outlier_detector import FAR, SLOW
+from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
 from modelswarm_gateway.core.detection.peer_comparison import (
-    DEVIATION,
-    LEAST_SPREAD,
-    NOISE,
-    Alike,
-    Times,
+    MAD_TO_SIGMA,
+    MIN_SPREAD,
+    TIMER_NOISE,
+    PeerGroup,
+    SecondsBySize,
 )
 
 
@@ -24,27 +24,27 @@ class Compared:
 
 
 def slow(compared: Compared) -> bool:
-    return compared.ratio >= SLOW and compared.deviations >= FAR
+    return compared.ratio >= MIN_RATIO and compared.deviations >= MIN_DEVIATIONS
 
 
-def compare(own: Times, others: Sequence[Times]) -> Compared | None:
+def compare(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
     """None: there is no size of steps that another has made too."""
-    group = Alike()
+    group = PeerGroup()
     for number, times in enumerate((own, *others)):
-        group.add(f"s{number}")
-        group.put(f"s{number}", times, math.inf)
-    look = group.look()
+        group.add_peer(f"s{number}")
+        group.set_times(f"s{number}", times, math.inf)
+    look = group.compare()
     row = group.peers.index("s0")
     if math.isnan(look.ratios[row]):
         return None
     return Compared(float(look.ratios[row]), float(look.deviations[row]))
 
 
-def compare_simply(own: Times, others: Sequence[Times]) -> Compared | None:
+def compare_simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
     return _simply(own, others) or _simply(own, [at_most(times) for times in others])
 
 
-def at_most(times: Times) -> Times:
+def at_most(times: SecondsBySize) -> SecondsBySize:
     """What steps of any size took no longer than: larger ones."""
     return {
         size: times[min(each for each in times if each >= size)]
@@ -52,15 +52,15 @@ def at_most(times: Times) -> Times:
     }
 
 
-def _simply(own: Times, others: Sequence[Times]) -> Compared | None:
+def _simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
     found = []
     for size, seconds in sorted(own.items()):
         known = [times[size] for times in others if size in times]
         if not known:
             continue
-        typical, seconds = max(NOISE, median(known)), max(NOISE, seconds)
-        spread = DEVIATION * median(abs(each - typical) for each in known)
-        spread = max(spread, LEAST_SPREAD * typical)
+        typical, seconds = max(TIMER_NOISE, median(known)), max(TIMER_NOISE, seconds)
+        spread = MAD_TO_SIGMA * median(abs(each - typical) for each in known)
+        spread = max(spread, MIN_SPREAD * typical)
         found.append(Compared(seconds / typical, (seconds - typical) / spread))
     found.sort(key=lambda compared: compared.ratio)
     return found[len(found) // 2] if found else None

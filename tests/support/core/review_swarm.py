@@ -21,18 +21,13 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import (
-    Broken,
-    Effect,
-    Emitted,
-    GatewaySettings,
-    Refused,
-    TurnRequest,
-)
+from modelswarm_gateway.core.interface.effects import Broken, Effect, Emitted, Refused
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result
-from modelswarm_serving.model.hash_model import HashModel, reference
+from modelswarm_serving.model.hash_model import HashModel, reference_tokens
 
 GATEWAY = "gateway/1/a"
 VOCABULARY = 97
@@ -116,26 +111,26 @@ class Swarm:
             n_blocks=n_blocks,
             dtype=dtype,
             row_bytes=row_bytes,
-            max_length=core.longest_session,
+            max_length=core.max_session_length,
             total_pages=pages,
             page_size=page_size,
         )
         server = self.servers[name] = Server(hello, core, HashModel(shape))
         for other in self.servers.values():
             if other is not server:
-                core.connected(other.peer, Role.SERVER, self.now)
-                other.core.connected(name, Role.SERVER, self.now)
+                core.on_peer_connected(other.peer, Role.SERVER, self.now)
+                other.core.on_peer_connected(name, Role.SERVER, self.now)
         if link:
             self.link(server)
         return server
 
     def link(self, server: Server, **lies: object) -> None:
-        server.core.connected(GATEWAY, Role.GATEWAY, self.now)
+        server.core.on_peer_connected(GATEWAY, Role.GATEWAY, self.now)
         self.core.connected(replace(server.hello, **lies), self.now)  # type: ignore[arg-type]
         self.run()
 
     def unlink(self, server: Server) -> None:
-        server.core.disconnected(GATEWAY, self.now)
+        server.core.on_peer_lost(GATEWAY, self.now)
         self.core.disconnected(server.peer, self.now)
         self.run()
 
@@ -144,7 +139,7 @@ class Swarm:
         del self.servers[server.peer]
         self.core.disconnected(server.peer, self.now)
         for other in self.servers.values():
-            other.core.disconnected(server.peer, self.now)
+            other.core.on_peer_lost(server.peer, self.now)
         self.run()
 
     def freeze(self, server: Server) -> None:
@@ -188,7 +183,7 @@ class Swarm:
             for server in self.servers.values():
                 server.core.tick(self.now)
                 if not server.frozen and (server.peer, GATEWAY) not in self._swallowed:
-                    self.core.receive(server.peer, server.core.beat(), self.now)
+                    self.core.receive(server.peer, server.core.heartbeat(), self.now)
             self.core.tick(self.now)
             self.run()
 
@@ -199,7 +194,7 @@ class Swarm:
             else:
                 self.effects.append(effect)
         for name, server in self.servers.items():
-            self._queue.extend((name, send.to.peer, send.item) for send in server.core.drain())
+            self._queue.extend((name, send.to.peer, send.item) for send in server.core.take_sends())
 
     # ---- a client
 
@@ -222,6 +217,6 @@ class Swarm:
 
 
 def expected(prompt: list[int], new: int, n_blocks: int = 4) -> list[int]:
-    return reference(
+    return reference_tokens(
         prompt, Sampling(), new, len(prompt) + new, n_blocks=n_blocks, vocabulary=VOCABULARY
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.effects import GatewaySettings, Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 PROMPT = tuple(range(1, 21))
 AHEAD = 3  # tokens: it comes to rest when the log has 24 entries
@@ -35,5 +36,5 @@ def reroutes(script: Script) -> list[str]:
 
 
 def leave(script: Script, peer: PeerId) -> None:
-    script.core.moves.leave(peer, "drain", script.now)
+    script.core.moves.drain(peer, "drain", script.now)
     script.run()

@@ -14,24 +14,26 @@ from typing import TypeVar
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId, name_of
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Beat,
+    FaultKind,
+    FaultReport,
     Fence,
-    Fenced,
+    FenceAck,
+    Heartbeat,
     Hello,
     Item,
-    KeptRows,
     Lane,
     Refusal,
-    Report,
+    RetainedRows,
     Role,
     Sampling,
     Send,
     Token,
-    Trouble,
     Window,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Effect, GatewaySettings, TurnRequest
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 MODEL = "m"
 T = TypeVar("T", bound=Item)
@@ -105,26 +107,26 @@ class Script:
                         effect.to.peer, self._answer(effect.to.peer, effect.item), self.now
                     )
 
-    def _answer(self, peer: PeerId, fence: Fence) -> Fenced:
+    def _answer(self, peer: PeerId, fence: Fence) -> FenceAck:
         if fence.create is not None:
             if peer in self.refusing:
-                return Fenced(fence.reply, NO_HANDLE, fence.epoch, refused=self.refusing[peer])
+                return FenceAck(fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=self.refusing[peer])
             name = fence.create.session
             key = (name, peer, fence.create.first, fence.create.last)
-            self.hops[key] = Opened(peer, next(self._handles), fence.reply, name)
+            self.hops[key] = Opened(peer, next(self._handles), fence.gateway_handle, name)
             hop = self.hops[key]
         else:
             hop = next(hop for hop in self.hops.values() if hop.own == fence.handle)
             hop.kv = min(hop.kv, fence.kv_cut)
-        hop.reply = fence.reply
-        return Fenced(hop.reply, hop.own, fence.epoch, kv=hop.kv, kept=self.kept(hop))
+        hop.reply = fence.gateway_handle
+        return FenceAck(hop.reply, hop.own, fence.epoch, kv=hop.kv, retained=self.kept(hop))
 
     def grant(self, peer: PeerId) -> None:
         """It answers the last Fence now that it was silent to."""
         [*_, fence] = self.told(peer, Fence)
         self.says(peer, self._answer(peer, fence))
 
-    def kept(self, hop: Opened) -> tuple[KeptRows, ...]:
+    def kept(self, hop: Opened) -> tuple[RetainedRows, ...]:
         return ()
 
     def hop(self, peer: PeerId, session: str | None = None) -> Opened:
@@ -152,14 +154,14 @@ class Script:
         hop.kv = kv
         self.says(peer, Window(hop.reply, self.epoch(session), kv, 0))
 
-    def reports(self, session: str, peer: PeerId, trouble: Trouble, other: PeerId = "") -> None:
-        self.says(peer, Report(self.hop(peer).reply, self.epoch(session), trouble, other))
+    def reports(self, session: str, peer: PeerId, trouble: FaultKind, other: PeerId = "") -> None:
+        self.says(peer, FaultReport(self.hop(peer).reply, self.epoch(session), trouble, other))
 
     def wait(self, seconds: float, tick: float = 0.05) -> None:
         for _ in range(round(seconds / tick)):
             self.now += tick
             for peer in sorted(self.alive):
-                self.core.receive(peer, Beat(), self.now)
+                self.core.receive(peer, Heartbeat(), self.now)
             self.core.tick(self.now)
             self.run()
 

@@ -1,6 +1,6 @@
 """Requests of an administrator without a program in between: kubectl costs a tenth of a second per call.
 
-Used by tests that look often or write a lot. One `Plain` per thread.
+Used by tests that look often or write a lot. One `ApiClient` per thread.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tools.devcluster.control_plane.api_level import ApiLevel
-from tools.devcluster.waiting import NoAnswer
+from tools.devcluster.waiting import NoAnswer, wait_for
 
 Json = dict[str, Any]
+CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
 SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
 PODS = "/api/v1/namespaces/{}/pods"
 USER = "system:serviceaccount:{}:{}"  # the user that a ServiceAccount is: namespace, name
@@ -28,7 +31,7 @@ class Unanswered(httpx.HTTPStatusError, NoAnswer):
     """The server is too busy or lacks a part of itself: 429 or 5xx."""
 
 
-class Plain:
+class ApiClient:
     def __init__(self, level: ApiLevel) -> None:
         pair = level.pki.client("admin", "system:masters")
         trust = ssl.create_default_context(cafile=str(level.pki.ca.certificate))
@@ -38,7 +41,7 @@ class Plain:
     def close(self) -> None:
         self._client.close()
 
-    def __enter__(self) -> Plain:
+    def __enter__(self) -> ApiClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,6 +90,14 @@ class Plain:
         answer = self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer["status"]["allowed"])
 
+    def request(
+        self, verb: str, path: str, body: Json | None, content: str, **query: str
+    ) -> Answer:
+        """The response, whatever its code."""
+        headers = {"Content-Type": content}
+        answer = self._client.request(verb, path, params=query, json=body, headers=headers)
+        return Answer(answer.status_code, answer.json(), tuple(answer.headers.get_list("Warning")))
+
     def lines(
         self, path: str, opened: Callable[[socket.socket], None], **query: str
     ) -> Iterator[str]:
@@ -109,3 +120,94 @@ def read(answer: httpx.Response) -> Json:
         failed = Unanswered if passing else httpx.HTTPStatusError
         raise failed(answer.text, request=answer.request, response=answer)
     return dict(answer.json())
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    body: Json
+    warnings: tuple[str, ...]
+
+    @property
+    def accepted(self) -> bool:
+        return self.code < 300
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """`field: sentence` of everything that is wrong; the whole message where there is no list."""
+        told = self.body.get("details", {}).get("causes", ())
+        listed = tuple(f"{cause.get('field', '')}: {cause['message']}" for cause in told)
+        return listed or (str(self.body.get("message", "")),)
+
+
+class SwarmClient:
+    """Requests for the ModelSwarms of one namespace. Returns every response, refusals too."""
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client, self._path = client, SWARMS.format(namespace)
+
+    def create(self, document: Json, *, dry_run: bool = False, strict: bool = True) -> Answer:
+        return self._send("POST", self._path, document, dry_run=dry_run, strict=strict)
+
+    def replace(self, document: Json) -> Answer:
+        """As `kubectl replace`: whatever is stored."""
+        name = document["metadata"]["name"]
+        version = self.get(name)["metadata"]["resourceVersion"]
+        document = document | {"metadata": {"name": name, "resourceVersion": version}}
+        return self._send("PUT", f"{self._path}/{name}", document)
+
+    def merge(self, name: str, patch: Json, *, status: bool = False) -> Answer:
+        path = f"{self._path}/{name}" + ("/status" if status else "")
+        return self._send("PATCH", path, patch, content=MERGE)
+
+    def get(self, name: str) -> Json:
+        return self._send("GET", f"{self._path}/{name}", None).body
+
+    def delete(self, name: str) -> None:
+        answer = self._send("DELETE", f"{self._path}/{name}", None)
+        assert answer.code in (200, 404), answer.body
+
+    def _send(
+        self,
+        verb: str,
+        path: str,
+        document: Json | None,
+        *,
+        dry_run: bool = False,
+        strict: bool = True,
+        content: str = "application/json",
+    ) -> Answer:
+        query = {"fieldValidation": "Strict" if strict else "Warn"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return self._client.request(verb, path, document, content, **query)
+
+
+def install_crd(level: ApiLevel) -> None:
+    """Apply the CRD as the file is, and wait until the API server serves it."""
+    level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    wait_crd_served(level)
+
+
+def wait_crd_served(level: ApiLevel) -> None:
+    """Objects of a resource that was made just now are refused at first."""
+    # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
+    level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
+    with ApiClient(level) as client:
+        every = "/apis/modelswarm.io/v1alpha1/modelswarms"
+        wait_for("modelswarms are served", lambda: client.find(every), 60, every=0.05)
+
+
+def swarm(name: str = "counting", **spec: Any) -> Json:
+    return {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": name},
+        "spec": {"model": {"source": "demo://counting"}, **spec},
+    }
+
+
+def created(answer: Answer) -> Json:
+    """What is stored now."""
+    assert answer.accepted, answer.causes
+    return answer.body

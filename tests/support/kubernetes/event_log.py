@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import httpx
-from support.kubernetes.api_client import Json, Plain
+from support.kubernetes.api_client import ApiClient, Json
 
 AGAIN_SECONDS = 0.1
 CLOSE_SECONDS = 40.0  # longer than a request may take to be answered
@@ -25,7 +25,7 @@ Seen = Callable[[float, str, Json], None]  # when; ADDED, MODIFIED or DELETED; t
 class Watch:
     """`seen` runs in the watch's thread."""
 
-    def __init__(self, plain: Plain, path: str, selector: str, seen: Seen) -> None:
+    def __init__(self, plain: ApiClient, path: str, selector: str, seen: Seen) -> None:
         self._plain = plain
         self._path = path
         self._selector = selector

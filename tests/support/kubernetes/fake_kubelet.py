@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-from support.kubernetes.api_client import MERGE, PODS, STRATEGIC, Json, Plain
+from support.kubernetes.api_client import MERGE, PODS, STRATEGIC, ApiClient, Json
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -23,7 +23,7 @@ PENDING = "pending"  # bound, and nothing more
 UNBOUND = "unbound"
 
 
-def make_node(plain: Plain, name: str, **labels: str) -> None:
+def make_node(plain: ApiClient, name: str, **labels: str) -> None:
     """Ready, with some room."""
     node = {
         "apiVersion": "v1",
@@ -35,7 +35,7 @@ def make_node(plain: Plain, name: str, **labels: str) -> None:
     set_node_ready(plain, name, True)
 
 
-def set_node_ready(plain: Plain, name: str, ready: bool) -> None:
+def set_node_ready(plain: ApiClient, name: str, ready: bool) -> None:
     condition = {
         "type": "Ready",
         "status": "True" if ready else "Unknown",
@@ -52,7 +52,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def set_status(plain: Plain, pod: Json, **status: Any) -> None:
+def set_status(plain: ApiClient, pod: Json, **status: Any) -> None:
     meta = pod["metadata"]
     plain.patch(
         f"{PODS.format(meta['namespace'])}/{meta['name']}/status",
@@ -109,15 +109,23 @@ class FakeKubelet:
     """For all pods of one namespace. `fate` says how far a pod gets; it is asked again and again."""
 
     def __init__(self, level: ApiLevel, namespace: str, nodes: tuple[str, ...]) -> None:
-        self.fate: Callable[[Json], str] = lambda pod: READY
-        self.lets_go: Callable[[Json], bool] = lambda pod: True  # a deleted pod ends
-        self._plain = Plain(level)
+        self.fate: Callable[[Json], str]
+        self.lets_go: Callable[[Json], bool]  # whether a deleted pod ends
+        self.nodes: tuple[str, ...]  # that pods are bound to, in turn
+        self._all_nodes = nodes
+        self.reset()
+        self._plain = ApiClient(level)
         self._path = PODS.format(namespace)
-        self.nodes = nodes  # that pods are bound to, in turn
         self._bound = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
+
+    def reset(self) -> None:
+        """Every pod becomes ready, on any node, and ends when it is deleted."""
+        self.fate = lambda pod: READY
+        self.lets_go = lambda pod: True
+        self.nodes = self._all_nodes
 
     def __enter__(self) -> FakeKubelet:
         for name in self.nodes:

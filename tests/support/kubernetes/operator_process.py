@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from support.kubernetes.api_client import USER, Plain
+from support.kubernetes.api_client import USER, ApiClient
 
 from modelswarm_operator.kube.access_review import Need, lease_needs, needs, node_needs
 from tools.devcluster.control_plane.api_level import ApiLevel
@@ -43,14 +43,14 @@ def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = 
         _binding("ClusterRoleBinding", "ClusterRole", f"{namespace}-nodes", namespace),
     )
     if left_out:
-        with Plain(level) as plain:
+        with ApiClient(level) as plain:
             for need in (*needs(), *lease_needs(), *node_needs()):
                 if (need.resource, need.verb) in left_out:
                     what = f"{need.verb} {need.resource} to be refused"
                     wait_for(what, partial(_is_refused, plain, namespace, need), 30, every=0.02)
 
 
-def _is_refused(plain: Plain, namespace: str, need: Need) -> bool:
+def _is_refused(plain: ApiClient, namespace: str, need: Need) -> bool:
     where = namespace if need.kind.namespaced else ""
     user = USER.format(namespace, ACCOUNT)
     return not plain.may(user, need.verb, need.resource, where, need.kind.group)
@@ -95,6 +95,7 @@ class Operator:
             *flags,
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_read = 0  # characters of the log that belong to earlier tests
 
     def __enter__(self) -> Operator:
         return self.start()
@@ -166,6 +167,13 @@ class Operator:
         return self.metric("modelswarm_operator_leader") == 1.0
 
     def text(self) -> str:
+        """The log since `forget_log`."""
+        return self._whole_log()[self._log_read :]
+
+    def forget_log(self) -> None:
+        self._log_read = len(self._whole_log())
+
+    def _whole_log(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def check_log(self) -> None:

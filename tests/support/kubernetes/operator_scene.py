@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.kubernetes.api_client import PODS, SWARMS, Json, Plain
+from support.kubernetes import api_client
+from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json, install_crd
 from support.kubernetes.fake_kubelet import FakeKubelet
 from support.kubernetes.fault_proxy import Call, FaultProxy
 from support.kubernetes.operator_process import ACCOUNT, Operator, grant, shown
@@ -23,24 +24,20 @@ from support.kubernetes.operator_process import ACCOUNT, Operator, grant, shown
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.waiting import wait_for
 
-CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
 NODES = ("node-a", "node-b")
 SETTLED_SECONDS = 180.0
 TIMES = {"lastTransitionTime", "notBefore", "lastFailure"}
+LEFTOVERS = (
+    PODS,
+    "/api/v1/namespaces/{}/services",
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "/api/v1/namespaces/{}/resourcequotas",
+)
 
 
 def swarm(name: str = "counting", **spec: Any) -> Json:
-    return {
-        "apiVersion": "modelswarm.io/v1alpha1",
-        "kind": "ModelSwarm",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"source": "demo://counting"},
-            "spans": {"count": 2},
-            "replicas": 2,
-            **spec,
-        },
-    }
+    """A document of two spans with two servers each, unless `spec` says otherwise."""
+    return api_client.swarm(name, **{"spans": {"count": 2}, "replicas": 2, **spec})
 
 
 @dataclass
@@ -48,7 +45,7 @@ class Scene:
     level: ApiLevel
     namespace: str
     folder: Path
-    plain: Plain
+    plain: ApiClient
     kubelet: FakeKubelet
     proxy: FaultProxy
     kubeconfig: Path  # of the operator, through the proxy
@@ -209,6 +206,24 @@ class Scene:
         assert not new, f"{new}\n{self.explain()}"
 
 
+    def clean(self) -> None:
+        """End all faults and remove everything that a test has left in the namespace."""
+        self.proxy.fault = lambda call: None
+        self.proxy.drops = lambda call, event: False
+        self.proxy.frozen.clear()
+        self.kubelet.reset()
+        for found in self.plain.items(SWARMS.format(self.namespace)):
+            self.annotate(found["metadata"]["name"], protect=None)
+            self.remove(found["metadata"]["name"])
+        self.wait("no swarm", lambda: not self.plain.items(SWARMS.format(self.namespace)), 60)
+        for path in LEFTOVERS:
+            self.plain.delete(path.format(self.namespace), gracePeriodSeconds=0)
+        self.wait("no pod", lambda: not self.plain.items(PODS.format(self.namespace)), 60)
+        self.operator.check_log()
+        self.operator.forget_log()
+        self.proxy.calls.clear()
+
+
 def _ports(service: Json) -> list[Json]:
     return [{"name": each["name"], "port": each["port"]} for each in service["spec"]["ports"]]
 
@@ -237,7 +252,7 @@ def scene(
     own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(level.url, level.pki.ca, own))
-        plain = stack.enter_context(Plain(level))
+        plain = stack.enter_context(ApiClient(level))
         kubelet = stack.enter_context(FakeKubelet(level, namespace, nodes))
         config = level.service_account_kubeconfig(namespace, ACCOUNT, server=proxy.url)
         operator = Operator(config, namespace, folder, *flags)
@@ -245,10 +260,47 @@ def scene(
         yield Scene(level, namespace, folder, plain, kubelet, proxy, config, operator)
 
 
-def install_crd(level: ApiLevel) -> None:
-    level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
-    level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
-    with Plain(level) as plain:
-        every = "/apis/modelswarm.io/v1alpha1/modelswarms"
-        wait_for("modelswarms are served", lambda: plain.find(every), 60, every=0.05)
+class SharedScene:
+    """One operator in one namespace for all tests of a module: a new one would take four seconds for each.
+
+    A scene that can't be cleaned after a test, because the test failed or its operator died, is not used again.
+    """
+
+    def __init__(
+        self, level: ApiLevel, folder: Path, *flags: str, nodes: tuple[str, ...] = NODES
+    ) -> None:
+        self._level = level
+        self._folder = folder
+        self._flags = ("--resync", "2", *flags)
+        self._nodes = nodes
+        self._stack = ExitStack()
+        self._scene: Scene | None = None
+
+    def __enter__(self) -> SharedScene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._drop()
+
+    @contextmanager
+    def use(self) -> Iterator[Scene]:
+        """The scene for one test; it must hold no swarm, no pod and no fault at the beginning."""
+        scene = self._scene or self._open()
+        try:
+            yield scene
+            scene.clean()
+        except BaseException:
+            self._drop()
+            raise
+
+    def _open(self) -> Scene:
+        level, nodes = self._level, self._nodes
+        namespace = self._stack.enter_context(level.namespace())
+        made = scene(level, namespace, self._folder, *self._flags, nodes=nodes)
+        self._scene = opened = self._stack.enter_context(made)
+        opened.operator.start().wait_ready()
+        return opened
+
+    def _drop(self) -> None:
+        self._scene = None
+        self._stack.close()

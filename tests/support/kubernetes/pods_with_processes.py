@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.processes.hash_swarm import MODEL, Doors, HashSwarm, wait_for
+from support.eventually import eventually
+from support.processes.swarm import MODEL, Doors, HashSwarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -119,7 +120,7 @@ class PodSwarm(HashSwarm):
         )
 
     def wait_serves(self, name: str) -> None:
-        wait_for(f"{name} serves", lambda: self.serves(name))
+        eventually(f"{name} serves", lambda: self.serves(name))
         self.tell(name, ready=True)
 
     def serves(self, name: str) -> bool:
@@ -172,7 +173,7 @@ class PodSwarm(HashSwarm):
         where = ("--kubernetes", "--namespace", self.namespace, "--kubeconfig", str(self.allow()))
         doors = self.gateway(*where, *flags, name=name)
         if whole:
-            wait_for(f"{whole} servers are linked", lambda: self.linked(doors) == whole)
+            eventually(f"{whole} servers are linked", lambda: self.linked(doors) == whole)
         return doors
 
     @staticmethod

@@ -1,99 +1,268 @@
-"""The chart installed in a real cluster, as tests of whole swarms use it: torch from this machine, small and quick.
+"""The chart as the quickstart installs it on real nodes: streams through the gateway's Service, their routes, and a
+timeline of what happens meanwhile.
 
-`installed` gives a release in one namespace; `serve` applies a swarm and waits until it is Ready. The host reaches
-Services and pods, so no port is forwarded.
+Used by the tests on real nodes, which share one release, and by the benchmarks of the real cluster. The host reaches
+Services and pods, so no port is forwarded. Knows no expectation: `support.processes.oracles` judges the answers.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import pairwise
 
+import grpc
 import httpx
-import yaml
-from support.kubernetes.chart import CHART
+from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json
+from support.kubernetes.event_log import Lives, Watch
+from support.kubernetes.quickstart import NAMESPACE
+from support.processes.streams import Ask, Stream
+from support.processes.swarm import metrics, total
 
+from modelswarm.client.swarm import SwarmClient, SwarmClientError
+from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from tools.devcluster.control_plane.kubectl import Kubectl
-from tools.devcluster.nodes.volumes import host_volume, site_packages, torch_mounted
 from tools.devcluster.real import RealCluster
+from tools.devcluster.waiting import wait_for
 
-EXAMPLE = CHART.parents[1] / "examples" / "counting.yaml"
-INSTALL_SECONDS = 180.0
-READY_SECONDS = 240.0  # four servers import torch, two on each of two nodes that share this machine
-SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
-HTTP = 8000  # of a gateway's pod
-VALUES: dict[str, Any] = {
-    "image": {"pullPolicy": "Never"},
-    "operator": {"resources": SMALL, "resyncSeconds": 5},
-    "gateway": {"resources": SMALL, "leaveDelaySeconds": 3, "drainSeconds": 5, "holdSeconds": 60},
-    "server": {"image": {"repository": "modelswarm/server-slim"}},
-}
+SWARM = "counting"
+SERVERS = "modelswarm.io/role=server"
+EVENTS = "/api/v1/namespaces/{}/events"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+WHOLE_SECONDS = 240.0
+NOTICED_SECONDS = 4.0  # until a fault has reached the stream, at the latest
+HTTP, GRPC, METRICS = 8000, 8001, 8002
+
+
+class Timeline:
+    """What happened, in seconds from a moment that is chosen later."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[float, str]] = []
+        self._lock = threading.Lock()
+
+    def add(self, when: float, words: str) -> None:
+        with self._lock:
+            self._marks.append((when, words))
+
+    def now(self, words: str) -> float:
+        when = time.perf_counter()
+        self.add(when, words)
+        return when
+
+    def told(self, since: float) -> list[str]:
+        with self._lock:
+            marks = sorted(mark for mark in self._marks if mark[0] >= since - 0.005)
+        return [f"t+{max(0.0, when - since):.2f} {words}" for when, words in marks]
 
 
 @dataclass(frozen=True, slots=True)
+class StreamRoute:
+    """The pods that a stream runs through."""
+
+    gateway: str  # pod
+    servers: tuple[str, ...]  # pods, head first
+
+
 class Release:
-    cluster: RealCluster
-    kubectl: Kubectl
+    """The release, its gateways, and the swarm of the quickstart."""
+
+    def __init__(self, cluster: RealCluster, plain: ApiClient, stack: ExitStack) -> None:
+        self.cluster = cluster
+        self.kubectl: Kubectl = cluster.kubectl.within(NAMESPACE)
+        self.plain = plain
+        self.timeline = Timeline()
+        self.lives = Lives(self.timeline.add)
+        self._told: dict[str, str] = {}  # the last words of each condition, and Events by uid
+        self._stack = stack
+        service = self.kubectl.get("service", "modelswarm-gateway")
+        self.address = str(service["spec"]["clusterIP"])
+        for path, selector, seen in (
+            (PODS, SERVERS, self.lives.seen),
+            (SWARMS, "", self._swarm_seen),
+            (EVENTS, "", self._event_seen),
+        ):
+            watch = Watch(plain, path.format(NAMESPACE), selector, seen)
+            stack.callback(watch.close)
+
+    # ---- the gateways' Service
 
     @property
     def url(self) -> str:
-        """Of the gateway's Service."""
-        service = self.kubectl.get("service", "modelswarm-gateway")
-        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        return f"http://{self.address}:{HTTP}"
 
-    def serve(self, document: Path = EXAMPLE, seconds: float = READY_SECONDS) -> str:
-        """The name of the swarm, once it is Ready."""
-        text = document.read_text(encoding="utf-8")
-        name: str = yaml.safe_load(text)["metadata"]["name"]
-        self.kubectl.apply(text)
-        self.kubectl.wait_condition("modelswarm", name, "Ready", seconds)
-        return name
-
-    def answers(self, swarm: str) -> bool:
-        """Through each of its gateways: Ready is the operator's word, and they link the last server after it."""
-        for pod in self.kubectl.items("pods", "app.kubernetes.io/component=gateway"):
-            url = f"http://{pod['status']['podIP']}:{HTTP}/v1/models"
-            models = httpx.get(url, timeout=10).json()["data"]
+    def serves(self, swarm: str) -> bool:
+        """Every gateway says so: Ready is the operator's word, and gateways link the last server after it."""
+        for address in self.gateways().values():
+            models = httpx.get(f"http://{address}:{HTTP}/v1/models", timeout=10).json()["data"]
             if not any(model["id"] == swarm and model["ready"] for model in models):
                 return False
         return True
 
-    def servers(self, swarm: str) -> list[dict[str, Any]]:
-        """Its pods that are not on their way out."""
-        chosen = f"modelswarm.io/swarm={swarm},modelswarm.io/role=server"
-        pods = self.kubectl.items("pods", chosen)
-        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    # ---- streams
+
+    def stream(self, ask: Ask) -> Stream:
+        """Through the Service: any of the gateways."""
+        channel = grpc.insecure_channel(
+            f"{self.address}:{GRPC}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stack.callback(channel.close)
+        return Stream(api_pb2_grpc.InferenceStub(channel), ask)
+
+    def carried(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
+        """Of the only stream that runs."""
+
+        def look() -> StreamRoute | None:
+            assert not stream.done, "the stream ended before anybody looked"
+            found = [
+                StreamRoute(gateway, tuple(name_of(hop.peer) for hop in session.route))
+                for gateway, session in self.sessions()
+                if session.state == "running" and session.route
+            ]
+            return found[0] if len(found) == 1 else None
+
+        return wait_for("one running session", look, seconds, every=0.01)
+
+    def sessions(self) -> list[tuple[str, api_pb2.Session]]:
+        """Of all gateways, with the gateway's pod."""
+        found = []
+        for name, address in self.gateways().items():
+            with SwarmClient(f"{address}:{GRPC}") as door:
+                try:
+                    found += [(name, session) for session in door.fetch_snapshot(2.0).sessions]
+                except SwarmClientError:
+                    continue  # it may just have gone; then it carries nothing
+        return found
+
+    def gateways(self) -> dict[str, str]:
+        """Running pods and their addresses."""
+        selector = "app.kubernetes.io/component=gateway"
+        pods = self.plain.items(PODS.format(NAMESPACE), labelSelector=selector)
+        return {
+            pod["metadata"]["name"]: pod["status"]["podIP"]
+            for pod in pods
+            if pod["status"].get("podIP") and pod["status"]["phase"] == "Running"
+        }
+
+    def reroutes(self) -> float:
+        """Of all gateways so far."""
+        return sum(self._counted(address) for address in self.gateways().values())
+
+    def _counted(self, address: str) -> float:
+        return total(metrics(f"{address}:{METRICS}"), "modelswarm_gateway_reroutes_total")
+
+    # ---- pods
+
+    def pod(self, name: str) -> Json | None:
+        return self.plain.find(f"{PODS.format(NAMESPACE)}/{name}")
+
+    def pods(self, swarm: str = "") -> list[Json]:
+        """Server pods of one swarm, or of all."""
+        chosen = f"{SERVERS},modelswarm.io/swarm={swarm}" if swarm else SERVERS
+        return self.plain.items(PODS.format(NAMESPACE), labelSelector=chosen)
+
+    def node_of(self, name: str) -> str:
+        found = self.pod(name)
+        assert found is not None, f"no pod {name}"
+        return str(found["spec"]["nodeName"])
+
+    def delete_pod(self, name: str, *, force: bool = False) -> float:
+        """As `kubectl delete pod` (`--force`), without kubectl's own start; when it was asked."""
+        when = self.timeline.now(f"pod {name} is deleted{' by force' if force else ''}")
+        options = {"gracePeriodSeconds": 0} if force else {}
+        self.plain.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
+        return when
+
+    # ---- the operator
+
+    def operator(self) -> str:
+        """Who leads, as it calls itself: its pod's name, "_" and a mark of this life; "" while nobody does."""
+        (lease,) = self.plain.items(LEASES.format(NAMESPACE))
+        return str(lease["spec"].get("holderIdentity") or "")
+
+    # ---- the swarm
+
+    def swarm(self) -> Json:
+        return self.plain.get(f"{SWARMS.format(NAMESPACE)}/{SWARM}")
+
+    def conditions(self) -> dict[str, Json]:
+        told = self.swarm().get("status", {}).get("conditions", ())
+        return {each["type"]: each for each in told}
+
+    def is_whole(self, servers: int = 4) -> bool:
+        """Ready, nothing under way, every server Ready and linked to every gateway, and nothing else there."""
+        states = {kind: each["status"] for kind, each in self.conditions().items()}
+        if states.get("Ready") != "True" or states.get("Progressing") != "False":
+            return False
+        names = {pod["metadata"]["name"] for pod in self.pods()}
+        return len(names) == servers and all(
+            self._linked(address) == names for address in self.gateways().values()
+        )
+
+    def _linked(self, address: str) -> set[str]:
+        with SwarmClient(f"{address}:{GRPC}") as door:
+            try:
+                return {name_of(server.peer) for server in door.fetch_snapshot(2.0).servers}
+            except SwarmClientError:
+                return set()
+
+    def wait_whole(self, servers: int = 4, seconds: float = WHOLE_SECONDS) -> None:
+        wait_for(
+            f"{servers} servers, all of them ready and linked",
+            lambda: self.is_whole(servers),
+            seconds,
+            every=0.25,
+            explain=self.explain,
+        )
+
+    def wait(self, what: str, look: Callable[[], object], seconds: float) -> None:
+        wait_for(what, look, seconds, every=0.1, explain=self.explain)
+
+    def explain(self) -> str:
+        pods = self.kubectl("get", "pods", "-o", "wide")
+        events = self.kubectl("events", "--for", f"modelswarm/{SWARM}")
+        return f"{pods}\n{events[-3000:]}\n{self.conditions()}"
+
+    def events(self) -> list[str]:
+        """Reasons of the swarm's Events, oldest first."""
+        field = "involvedObject.kind=ModelSwarm"
+        found = self.plain.items(EVENTS.format(NAMESPACE), fieldSelector=field)
+        return [each["reason"] for each in found]
+
+    def _swarm_seen(self, when: float, kind: str, swarm: Json) -> None:
+        for each in (swarm.get("status") or {}).get("conditions") or ():
+            words = f"{each['type']}={each['status']} ({each['reason']}: {each['message']})"
+            if kind != "DELETED" and self._told.get(each["type"]) != words:
+                self._told[each["type"]] = words
+                self.timeline.add(when, f"condition {words}")
+
+    def _event_seen(self, when: float, kind: str, event: Json) -> None:
+        uid = event["metadata"]["uid"]  # a watch that begins again tells all of them again
+        if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._told:
+            self._told[uid] = kind
+            self.timeline.add(when, f"Event {event['reason']}: {event['message']}")
 
 
 @contextmanager
-def installed(
-    cluster: RealCluster, namespace: str, folder: Path, more: Sequence[str] = ()
-) -> Iterator[Release]:
-    """In a namespace of its own; gone afterwards, with its swarms."""
-    kubectl = cluster.kubectl.within(namespace)
-    claim = host_volume(kubectl, "torch", site_packages(), namespace)
-    values = folder / "values.yaml"
-    template = torch_mounted(claim)
-    template["spec"]["containers"][0]["resources"] = SMALL
-    values.write_text(
-        json.dumps({**VALUES, "serverPodTemplate": template, "watchNamespaces": [namespace]})
-    )
-    words = (
-        "upgrade",
-        "--install",
-        "modelswarm",
-        str(CHART),
-        "-f",
-        str(values),
-        "--take-ownership",
-    )
-    kubectl.helm(*words, "--wait", f"--timeout={INSTALL_SECONDS:.0f}s", *more)
-    try:
-        yield Release(cluster, kubectl)
-    finally:
-        kubectl("delete", "modelswarms", "--all", "--timeout=60s", seconds=90)
-        kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
+def open_release(cluster: RealCluster) -> Iterator[Release]:
+    """What the quickstart's block `install` has made."""
+    with ApiClient(cluster.api) as plain, ExitStack() as stack:
+        yield Release(cluster, plain, stack)
+
+
+def pause_after(stream: Stream, fault: float) -> tuple[float, float]:
+    """(the longest pause that began within seconds of the fault, when it ended).
+
+    A pause that the fault fell into counts from the fault.
+    """
+    gaps = [
+        (b - max(a, fault), b)
+        for a, b in pairwise(stream.times)
+        if b > fault and a < fault + NOTICED_SECONDS
+    ]
+    assert gaps, "no token came after the fault"
+    return max(gaps)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Model, Pick, Picked, Result, Work
+from modelswarm_serving.model.base import Model, SampleRequest, SampledToken, Result, BatchItem
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
 OPTIONS = SpanOptions(threads=1, pages=256, page_size=4)
@@ -25,7 +25,7 @@ class Stream:
 
     log: list[int]
     sampling: Sampling = field(default_factory=Sampling)
-    picked: list[Picked] = field(default_factory=list)
+    picked: list[SampledToken] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     done: int = 0  # positions whose KV is there
 
@@ -68,27 +68,27 @@ class Chain:
             rows = [result.rows for result in results]
         for stream, n, result in zip(streams, counts, results, strict=True):
             stream.done += n
-            if result.picked is not None:
-                stream.picked.append(result.picked)
-                stream.log.append(result.picked.token)
+            if result.sampled is not None:
+                stream.picked.append(result.sampled)
+                stream.log.append(result.sampled.token)
 
     def _work(
         self, span: Model, stream: Stream, count: int, rows: bytes | memoryview | None
-    ) -> Work:
+    ) -> BatchItem:
         shape = span.shape
         end = stream.done + count
         while len(stream.pages) * shape.page_size < end:
             stream.pages.append(self._free.pop(0))
         last = end == len(stream.log)
-        return Work(
+        return BatchItem(
             pages=stream.pages,
             first=stream.done,
             count=count,
             blocks=(shape.first, shape.last),
             tokens=stream.log[stream.done : end] if shape.is_head else None,
             rows=None if shape.is_head else rows,
-            emit=end if shape.is_tail else stream.done,
-            pick=Pick(stream.sampling, end, stream.log) if shape.is_tail and last else None,
+            emit_from=end if shape.is_tail else stream.done,
+            sample=SampleRequest(stream.sampling, end, stream.log) if shape.is_tail and last else None,
         )
 
 

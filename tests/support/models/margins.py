@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Pick
-from modelswarm_serving.model.sampling.filters import Cut, Flags, find_cut, is_filtered
+from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.sampling.filters import Thresholds, Flags, find_thresholds, is_filtered
 from modelswarm_serving.model.sampling.noise import Floats, gumbel
-from modelswarm_serving.model.sampling.sampler import keys_of, penalised, scaled
+from modelswarm_serving.model.sampling.sampler import noise_keys, apply_penalty, apply_temperature
 
 
 def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
@@ -26,19 +26,19 @@ def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int
     through a filter, and how far any token outside is from coming in and winning.
     (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
     """
-    pick = Pick(sampling, position, log)
-    scores = penalised(logits.float()[None], [pick])
+    pick = SampleRequest(sampling, position, log)
+    scores = apply_penalty(logits.float()[None], [pick])
     if sampling.temperature == 0.0:
         first, second = torch.topk(scores[0], 2).values.tolist()
         return float(first - second)
-    best_scores, ids = torch.sort(scaled(scores, [sampling]), descending=True)
+    best_scores, ids = torch.sort(apply_temperature(scores, [sampling]), descending=True)
     best = best_scores.cpu().numpy()
-    runs = (best + gumbel(keys_of([pick]), ids.cpu().numpy()))[0]
+    runs = (best + gumbel(noise_keys([pick]), ids.cpu().numpy()))[0]
     if not is_filtered(sampling):
         return float(_gap(runs) * sampling.temperature)
     total = torch.logsumexp(best_scores, dim=-1).cpu().numpy()
-    cut = find_cut(best, total, [sampling])
-    kept = best[0] >= cut.lowest[0]
+    cut = find_thresholds(best, total, [sampling])
+    kept = best[0] >= cut.min_score[0]
     winner = int(np.where(kept, runs, -np.inf).argmax())
     distance = _filter_distance(best[0], cut, sampling, kept)
     # one outside must come in and win
@@ -54,7 +54,7 @@ def _gap(runs: Floats) -> float:
     return float(first - second)
 
 
-def _filter_distance(best: Floats, cut: Cut, sampling: Sampling, kept: Flags) -> Floats:
+def _filter_distance(best: Floats, cut: Thresholds, sampling: Sampling, kept: Flags) -> Floats:
     """Per token, in falling order: how much its standing must change before a filter treats it otherwise.
 
     A kept token drops out through the nearest filter. One outside comes in when all filters that bar it let go.
@@ -68,7 +68,7 @@ def _filter_distance(best: Floats, cut: Cut, sampling: Sampling, kept: Flags) ->
     return chosen
 
 
-def _signed_distances(best: Floats, cut: Cut, sampling: Sampling) -> list[Floats]:
+def _signed_distances(best: Floats, cut: Thresholds, sampling: Sampling) -> list[Floats]:
     """Per active filter: positive inside, negative outside."""
     found: list[Floats] = []
     k = sampling.top_k

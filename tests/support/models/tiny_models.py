@@ -1,26 +1,22 @@
 """Small random models of every family, as complete Hugging Face folders in several shards.
 
 For tests that compare with transformers or start real servers. Weights are drawn large enough that logits differ
-clearly, so that greedy choices are not a matter of rounding.
+clearly, so that greedy choices are not a matter of rounding. Also the toy, the model of the kill tests, and the tally of
+what was judged on it. torch takes seconds to import, so that only the functions that need it do so.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
-from transformers.utils import logging
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
 BLOCKS = 4
@@ -30,6 +26,9 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+TOY_BLOCKS = 8
+TOY_LENGTH = 1024  # positions of its context
 
 _WINDOW = 12  # of the sliding families; shorter than the tests' prompts
 _EXTRAS: dict[str, dict[str, Any]] = {
@@ -52,7 +51,11 @@ def make_model(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """Write config, weights in shards, tokenizer and generation defaults into `folder`; gives it back."""
+    """Write config, weights in shards, tokenizer and generation defaults into `folder`, and return it."""
+    import torch
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, GenerationConfig
+    from transformers.utils import logging
+
     config = AutoConfig.for_model(
         "gemma3_text" if family == "gemma3" else family,
         **{
@@ -84,8 +87,24 @@ def make_model(
     return folder
 
 
+def make_toy(folder: Path) -> Path:
+    """Write a random Llama, heavy enough that a long prompt takes a moment to read."""
+    return make_model(
+        folder,
+        blocks=TOY_BLOCKS,
+        hidden_size=128,
+        intermediate_size=256,
+        max_position_embeddings=TOY_LENGTH,
+        initializer_range=0.1,
+        shard_size="1MB",
+    )
+
+
 def load_whole(folder: Path) -> PreTrainedModel:
     """The reference: transformers' own model, fp32, on the CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     whole: PreTrainedModel = model.eval()
     return whole
@@ -112,9 +131,24 @@ def _alternating(blocks: int) -> list[str]:
     return ["full_attention" if i % 2 else "sliding_attention" for i in range(blocks)]
 
 
-@torch.no_grad()
 def _spread_norms(model: PreTrainedModel) -> None:
     """Norm weights and biases start as constants, which would hide a norm applied twice or a bias left out."""
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith(".bias"):
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith(".bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens that were judged beside what the whole model says. Near ties are counted and published."""
+
+    tokens: int = 0
+    near_ties: int = 0  # rounding might change these picks
+    flips: int = 0  # those that it did change
+
+
+JUDGED = Tally()
+"""Of this test run; `conftest.py` prints it at the end."""

@@ -14,21 +14,21 @@ from support.processes.server import ServerProcess
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle
 from modelswarm.protocol.messages import (
-    Beat,
     Close,
     Create,
+    FaultReport,
     Fence,
-    Fenced,
+    FenceAck,
     Finish,
-    Go,
+    Heartbeat,
     Input,
     Item,
     Lane,
     ModelFileChunk,
     ModelFileRequest,
     Neighbour,
-    Report,
     Sampling,
+    StartEpoch,
     Token,
     Turn,
 )
@@ -56,8 +56,8 @@ class FakeGateway:
         return [item for item in self.heard.items if isinstance(item, Token)]
 
     @property
-    def reports(self) -> list[Report]:
-        return [item for item in self.heard.items if isinstance(item, Report)]
+    def reports(self) -> list[FaultReport]:
+        return [item for item in self.heard.items if isinstance(item, FaultReport)]
 
     async def link(self) -> None:
         for server in self._servers:
@@ -78,14 +78,16 @@ class FakeGateway:
             self.node.send(server.address, [fence])
         await self.heard.until(lambda: replies.keys() <= self._fenced().keys())
         fenced = self._fenced()
-        assert all(fenced[reply].refused is None for reply in replies), fenced
-        return Route(tuple(Neighbour(a, fenced[reply].own) for reply, a in replies.items()))
+        assert all(fenced[reply].refusal is None for reply in replies), fenced
+        return Route(
+            tuple(Neighbour(a, fenced[reply].server_handle) for reply, a in replies.items())
+        )
 
     def go(self, route: Route, prompt: Sequence[int], credit: int = 1 << 20) -> None:
         hops = route.hops
         for i, hop in enumerate(hops):
             tail = i == len(hops) - 1
-            go = Go(
+            go = StartEpoch(
                 hop.handle,
                 EPOCH,
                 length=len(prompt),
@@ -124,16 +126,16 @@ class FakeGateway:
 
     async def all_pages_free(self, deadline: float = 10.0) -> None:
         """Waits for a beat that says so; beats come every 5 s when nothing runs."""
-        seen = len(self.of(Beat))
+        seen = len(self.of(Heartbeat))
 
         def free() -> bool:
-            beats = [beat for beat in self.of(Beat)[seen:] if isinstance(beat, Beat)]
+            beats = [beat for beat in self.of(Heartbeat)[seen:] if isinstance(beat, Heartbeat)]
             return any(b.free_pages == b.total_pages and b.sessions == 0 for b in beats)
 
         await self.heard.until(free, deadline)
 
-    def _fenced(self) -> dict[Handle, Fenced]:
-        return {item.handle: item for item in self.heard.items if isinstance(item, Fenced)}
+    def _fenced(self) -> dict[Handle, FenceAck]:
+        return {item.handle: item for item in self.heard.items if isinstance(item, FenceAck)}
 
     def _finished(self, before: int) -> bool:
         assert not self.reports, self.reports

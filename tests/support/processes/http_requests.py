@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from support.processes.hash_swarm import CONTEXT, MODEL, Doors
+from support.processes.swarm import CONTEXT, MODEL, Doors
 
 LONG: dict[str, Any] = {
     "model": MODEL,

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from support.processes.swarm import LOOK_SECONDS, Answer, Ask, Faults, Running, Stream, wait_until
+from support.processes.streams import Answer, Ask, Stream
+from support.processes.swarm import LOOK_SECONDS, Faults, Running, wait_until
 
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
@@ -210,7 +211,7 @@ def _wait_left(running: Running, peer: str) -> list[str]:
 
 def _wait_unlinked(running: Running, peer: str) -> None:
     wait_until(
-        lambda: peer not in {server.peer for server in running.view.snapshot().servers},
+        lambda: peer not in {server.peer for server in running.view.fetch_snapshot().servers},
         _SIGHT,
         f"the gateway still shows {peer}",
     )

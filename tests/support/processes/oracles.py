@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from support.models.margins import margin
-from support.models.toy import JUDGED
-from support.processes.swarm import Answer
+from support.models.tiny_models import JUDGED
+from support.processes.streams import Answer
 from transformers import PreTrainedModel
 
-from modelswarm_serving.model.base import Pick
-from modelswarm_serving.model.hash_model import reference
+from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.hash_model import reference_tokens
 from modelswarm_serving.model.sampling.sampler import sample
 
 TAU = 2e-4  # in logits
@@ -73,7 +73,7 @@ def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
 def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -> None:
     """Oracle 1. A stop string may end the answer before the reference ends."""
     ask = answer.ask
-    right = reference(
+    right = reference_tokens(
         ask.prompt,
         ask.sampling,
         ask.new,
@@ -99,7 +99,7 @@ def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float]
     log, sampling = answer.log, answer.ask.sampling
     first = len(answer.ask.prompt)
     rows = logits_of(model, log[:-1])[first - 1 :]
-    picks = [Pick(sampling, position, log[:position]) for position in range(first, len(log))]
+    picks = [SampleRequest(sampling, position, log[:position]) for position in range(first, len(log))]
     picked = [found.token for found in sample(rows, picks) if found is not None]
     margins = [
         margin(row, sampling, pick.log, pick.position)

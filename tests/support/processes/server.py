@@ -1,4 +1,4 @@
-"""Server processes for tests: started for real, gone at the end whatever happens.
+"""Server processes for tests: started for real, gone at the end whatever happens. And the state of any process.
 
 Used by tests that talk to servers over links, without a gateway process.
 """
@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ class ServerProcess:
 
 
 def command(members: Path, name: str, blocks: str, *flags: str) -> list[str]:
-    fixed = ["--members", str(members), "--name", name, "--blocks", blocks]
+    fixed = ["--discovery-dir", str(members), "--name", name, "--blocks", blocks]
     return [sys.executable, "-m", "modelswarm_serving", *fixed, *flags]
 
 
@@ -92,3 +94,38 @@ async def refusal(*arguments: str) -> tuple[int, str]:
             await process.wait()
     assert process.returncode is not None
     return process.returncode, stderr.decode()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def group_alive(leader: int) -> bool:
+    """Whether any process is left of the group that `leader` began, be it dead itself."""
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone_within(pids: Sequence[int], seconds: float, lives: Callable[[int], bool] = alive) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(lives(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def children(parent: int) -> list[int]:
+    """Of a process, by the kernel's own list."""
+    listed = subprocess.run(
+        ("ps", "-A", "-o", "pid=,ppid="), capture_output=True, text=True, check=True
+    )
+    pairs = [line.split() for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, of in pairs if int(of) == parent]

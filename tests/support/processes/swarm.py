@@ -1,165 +1,61 @@
-"""A running swarm as tests see it: real processes of a small model, streams of token ids through the gateway's gRPC
-door, and kills.
+"""Swarms of real processes on this machine, and what tests ask of them: streams, kills, metrics.
 
-Used by the tests that kill and that compare with transformers. `LocalSwarm` runs the processes, exactly as `up` does;
-this adds what tests ask of it. What is right is not known here: see `oracles.py`.
+`Running` is a `LocalSwarm`, the product's own class that `up` uses. `HashSwarm` starts each server and gateway by itself,
+for tests that need odd ones. Used by tests of processes and of chaos. What is right is not known here: see `oracles.py`.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import threading
+import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import grpc
+import httpx
+import numpy as np
+from safetensors.numpy import save_file
+from support.eventually import eventually
+from support.models.tokenizers import BYTES_FROM, END, model_files
+from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
 
-from modelswarm.client.swarm import SwarmDoor, SwarmDoorError
-from modelswarm.local.commands import LocalSettings
+from modelswarm.client.swarm import SwarmClient, SwarmClientError
+from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
 from modelswarm.local.members import Member
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.placement.plan import SwarmPlan
 from modelswarm.protocol.identity import name_of
-from modelswarm.protocol.messages import Sampling, Trouble
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
+from modelswarm.resources.spec import ModelSwarm
 
-MODEL = "toy"
+BLOCKS, CONTEXT, MODEL = (
+    4,
+    512,
+    "hash",
+)  # of the model of a `HashSwarm`, unless a test says otherwise
+ENDLESS = (
+    100_000  # a context so long that no answer ends before a test has done what it means to do
+)
 READY_SECONDS = 120.0  # for processes to start; the machine may be busy
-ANSWER_SECONDS = 120.0
-LOOK_SECONDS = 0.003
+EMPTY_SECONDS = 30.0  # until the pages of sessions that have ended are free
 PAGES = "modelswarm_server_kv_pages"
 COUNTED_SECONDS = 0.15  # after this, a server's metrics show at least what was true before it
-REPORTED = tuple(trouble.value for trouble in Trouble if trouble is not Trouble.OVERDUE)
-"""Causes of faults that somebody tells of. All others are read off a clock: where a server stands still for want of a
-processor, its gateway is right to leave it, and a test that broke nothing sees a fault."""
-_CALM_TRIES = 4  # the machine may stand still in some of them
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. It runs to `new` tokens unless a stop string or one of `sampling.eos` ends it."""
-
-    prompt: tuple[int, ...]
-    new: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    session: str = ""
-    model: str = MODEL
-
-    def message(self) -> api_pb2.GenerateRequest:
-        wanted = self.sampling
-        return api_pb2.GenerateRequest(
-            model=self.model,
-            tokens=api_pb2.TokenIds(ids=self.prompt),
-            max_tokens=self.new,
-            sampling=api_pb2.Sampling(
-                temperature=wanted.temperature,
-                top_p=wanted.top_p,
-                top_k=wanted.top_k,
-                min_p=wanted.min_p,
-                repetition_penalty=wanted.repetition_penalty,
-                seed=wanted.seed,
-            ),
-            stop=self.stop,
-            session_id=self.session,
-            ignore_eos=not wanted.eos,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """All that one request was given."""
-
-    ask: Ask
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]  # of every token, in the session's log
-    text: str
-    finish: str
-
-    @property
-    def log(self) -> list[int]:
-        return [*self.ask.prompt, *self.tokens]
-
-
-class Stream:
-    """A request under way, read by a thread of its own."""
-
-    def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
-        self.ask = ask
-        self._parts: list[api_pb2.GenerateResponse] = []
-        self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
-        self._error: grpc.RpcError | None = None
-        self._done = False
-        self._changed = threading.Condition()
-        self._call = stub.GenerateStream(ask.message(), timeout=ANSWER_SECONDS)
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        try:
-            for part in self._call:
-                with self._changed:
-                    self._parts.append(part)
-                    if part.token_ids:
-                        self.times.append(time.perf_counter())
-                    self._changed.notify_all()
-        except grpc.RpcError as error:
-            self._error = error
-        with self._changed:
-            self._done = True
-            self._changed.notify_all()
-
-    @property
-    def count(self) -> int:
-        """Tokens that have come."""
-        with self._changed:
-            return sum(len(part.token_ids) for part in self._parts)
-
-    @property
-    def done(self) -> bool:
-        with self._changed:
-            return self._done
-
-    def wait_tokens(self, count: int) -> None:
-        """Until so many tokens have come; the stream must not end before."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._done or sum(len(part.token_ids) for part in self._parts) >= count,
-                ANSWER_SECONDS,
-            )
-        assert self.count >= count, f"{self.count} tokens came: {self._error}"
-
-    def cancel(self) -> None:
-        """As a client does that loses interest."""
-        self._call.cancel()  # type: ignore[no-untyped-call]
-        self._thread.join()
-
-    def answer(self) -> Answer:
-        """All of it; raises the grpc.RpcError that ended it."""
-        heard, error = self.heard()
-        if error is not None:
-            raise error
-        return heard
-
-    def heard(self) -> tuple[Answer, grpc.RpcError | None]:
-        """What came until it ended, and the error that ended it, if one did."""
-        self._thread.join()
-        parts = self._parts
-        answer = Answer(
-            ask=self.ask,
-            tokens=tuple(token for part in parts for token in part.token_ids),
-            positions=tuple(
-                part.position + index for part in parts for index in range(len(part.token_ids))
-            ),
-            text="".join(part.text for part in parts),
-            finish=parts[-1].finish_reason if parts else "",
-        )
-        return answer, self._error
+PATIENT = ("--silence", "20", "--fence", "30")
+"""Flags of a gateway in tests that are not about silence: there, a server that gets no processor for seconds is no
+fault, and a recovery is counted exactly."""
+HASH = LocalSettings(hash_model=True, publish=False, flags={GATEWAY_JOB: PATIENT})
+TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +64,6 @@ class Faults:
 
     reroutes: int  # faults that sent a session in a turn into the loop
     resumed: int  # sessions that had a fault and went on to their next token
-    told: int  # of the reroutes, those whose cause was reported
-    mended: int  # of the resumed, those whose first cause was
-
-    @property
-    def silences(self) -> int:
-        """Faults that nobody told of, and recoveries that began with one."""
-        return self.reroutes - self.told + self.resumed - self.mended
 
 
 class Running:
@@ -182,7 +71,7 @@ class Running:
 
     def __init__(self, local: LocalSwarm) -> None:
         self.local = local
-        self.view = SwarmDoor(local.grpc)
+        self.view = SwarmClient(local.grpc)
         self._channel = grpc.insecure_channel(local.grpc)
         self._stub = api_pb2_grpc.InferenceStub(self._channel)
         self._calm: dict[Ask, Answer] = {}
@@ -204,26 +93,18 @@ class Running:
         return [stream.answer() for stream in [self.start(ask) for ask in asks]]
 
     def calm(self, ask: Ask) -> Answer:
-        """What this ask gets when nobody is killed and no server stands still; asked once."""
+        """Return the answer without a kill. It is asked for once."""
         if ask not in self._calm:
-            self._calm[ask] = self._undisturbed(ask)
-        return self._calm[ask]
-
-    def _undisturbed(self, ask: Ask) -> Answer:
-        for _ in range(_CALM_TRIES):
             self.wait_whole()
             before = self.faults()
-            answer = self.ask(ask)
-            after = self.faults()
-            assert after.told == before.told, "the undisturbed run was disturbed"
-            if after == before:
-                return answer
-        raise AssertionError(f"a server seemed silent in each of {_CALM_TRIES} undisturbed runs")
+            self._calm[ask] = self.ask(ask)
+            assert self.faults() == before, "the undisturbed run was disturbed"
+        return self._calm[ask]
 
     # ---- what there is
 
     def sessions(self) -> list[api_pb2.Session]:
-        return list(self.view.snapshot().sessions)
+        return list(self.view.fetch_snapshot().sessions)
 
     def only_session(self) -> api_pb2.Session:
         found = self.sessions()
@@ -231,26 +112,20 @@ class Running:
         return found[0]
 
     def wait_session(self, suits: Callable[[api_pb2.Session], bool]) -> api_pb2.Session:
-        """Until the only session there is looks as wanted."""
-        found: list[api_pb2.Session] = []
-
-        def seen() -> bool:
-            found[:] = [session for session in self.sessions() if suits(session)]
-            return bool(found)
-
-        wait_until(seen, ANSWER_SECONDS, "no session came to look as wanted")
+        """Wait until a session looks as wanted, and return it."""
+        found = eventually(
+            "a session looks as wanted",
+            lambda: [session for session in self.sessions() if suits(session)],
+            ANSWER_SECONDS,
+            self.sessions,
+        )
         return found[0]
 
     def faults(self) -> Faults:
         values = metrics(self.local.metrics)
-        reported = [f'cause="{cause}"' for cause in REPORTED]
-        reroutes, resumed = "modelswarm_gateway_reroutes_total", 'outcome="resumed"'
-        recoveries = "modelswarm_gateway_recoveries_total"
         return Faults(
-            reroutes=int(total(values, reroutes)),
-            resumed=int(total(values, recoveries, resumed)),
-            told=int(sum(total(values, reroutes, cause) for cause in reported)),
-            mended=int(sum(total(values, recoveries, resumed, cause) for cause in reported)),
+            reroutes=int(total(values, "modelswarm_gateway_reroutes_total")),
+            resumed=int(total(values, "modelswarm_gateway_recoveries_total", 'outcome="resumed"')),
         )
 
     def members(self) -> list[Member]:
@@ -289,8 +164,8 @@ class Running:
 
         def whole() -> bool:
             try:
-                linked = {server.peer for server in self.view.snapshot().servers}
-            except SwarmDoorError:
+                linked = {server.peer for server in self.view.fetch_snapshot().servers}
+            except SwarmClientError:
                 return (
                     False  # the gateway was killed, too, and its channel has not noticed its return
                 )
@@ -298,13 +173,13 @@ class Running:
             return linked == alive and len(alive) == len(self.local.slots)
 
         ready = self.local.wait_ready(READY_SECONDS)
-        assert ready, f"not all serve: {[server.job for server in self.local.servers]}"
-        wait_until(whole, READY_SECONDS, "the swarm did not become whole again")
+        assert ready, f"not all serve: {[server.job_status for server in self.local.servers]}"
+        eventually("the swarm is whole again", whole, READY_SECONDS)
 
-    def wait_empty(self, seconds: float = 10.0) -> None:
+    def wait_empty(self, seconds: float = EMPTY_SECONDS) -> None:
         """Until no server holds a page for anybody."""
         time.sleep(COUNTED_SECONDS)
-        wait_until(lambda: not self.pages_in_use(), seconds, lambda: f"{self.pages_in_use()}")
+        eventually("no page is in use", lambda: not self.pages_in_use(), seconds, self.pages_in_use)
 
 
 @contextmanager
@@ -318,7 +193,7 @@ apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
 metadata: {{name: {name}}}
 spec:
-  model: {{source: "file://{folder}", servedName: {MODEL}}}
+  model: {{source: "file://{folder}", servedName: {TOY_MODEL}}}
   spans: {{count: {spans}}}
   replicas: {replicas}
   sessions: {{maxLength: {length}, concurrent: {sessions}}}
@@ -327,16 +202,16 @@ spec:
     with LocalSwarm(plan, settings or local_settings(name)) as local:
         running = Running(local)
         try:
-            wait_until(
-                lambda: any(model.ready for model in running.view.snapshot().models),
+            eventually(
+                "the model is ready",
+                lambda: any(model.ready for model in running.view.fetch_snapshot().models),
                 READY_SECONDS,
-                "the model did not become ready",
             )
             running.wait_whole()
             yield running
         finally:
             running.close()
-        local.check()
+        local.raise_if_failed()
 
 
 def local_settings(
@@ -345,8 +220,10 @@ def local_settings(
     hash_model: bool = False,
     lease: float | None = None,
     token_budget: int | None = None,
+    gateway_flags: Sequence[str] = (),
+    detects_silence: bool = False,
 ) -> LocalSettings:
-    """Dead servers come back at once: a test kills many."""
+    """Settings of a swarm whose dead servers come back at once: a test kills many."""
     return LocalSettings(
         publish=False,
         run_name=f"test-{name}-{os.getpid()}",  # another test run may be on
@@ -355,17 +232,8 @@ def local_settings(
         lease=lease,
         token_budget=token_budget,
         restart_limit=0.1,
+        flags={GATEWAY_JOB: (*(() if detects_silence else PATIENT), *gateway_flags)},
     )
-
-
-def wait_until(
-    condition: Callable[[], bool], seconds: float, problem: str | Callable[[], str]
-) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(problem if isinstance(problem, str) else problem())
-        time.sleep(LOOK_SECONDS)
 
 
 def metrics(target: str) -> dict[str, float]:
@@ -383,3 +251,159 @@ def total(values: dict[str, float], name: str, *labels: str) -> float:
         for sample, value in values.items()
         if sample.partition("{")[0] == name and all(label in sample for label in labels)
     )
+
+
+def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
+    """A folder that the hash model takes its outline from and the gateway its tokenizer."""
+    config = {
+        "num_hidden_layers": BLOCKS,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": context,
+        "vocab_size": BYTES_FROM + 256,
+        "tie_word_embeddings": True,
+        "eos_token_id": END,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in model_files(config=config, **changes).items():
+        (folder / name).write_bytes(content)
+    save_file({"model.norm.weight": np.zeros(8, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Where a gateway can be reached."""
+
+    http: str
+    grpc: str
+    metrics: str
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.http}"
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        text = httpx.get(f"http://{self.metrics}/metrics", timeout=10).text
+        marks = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in text.splitlines()
+            if line.partition("{")[0].partition(" ")[0] == name and all(m in line for m in marks)
+        )
+
+
+class HashSwarm:
+    """Server processes with the hash model, and gateways: each is found by its file, as in a real run.
+
+    Use it as a context manager: at its end all of its processes are gone.
+    """
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        self.root = root
+        self.members = root / "members"
+        self.members.mkdir(parents=True)
+        self.folder = model_folder(root / "model", **changes)
+        self.found_by: tuple[str, ...] = ("--discovery-dir", str(self.members))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait(10)
+
+    def start(self, name: str, module: str, *flags: str) -> subprocess.Popen[bytes]:
+        log = (self.root / f"{name}.log").open("ab")
+        command = [sys.executable, "-m", module, *self.found_by, *flags]
+        process = subprocess.Popen(
+            [*command, "--name", name],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        log.close()
+        self.processes[name] = process
+        return process
+
+    def server(self, name: str, blocks: str, *flags: str, model: str = MODEL) -> None:
+        source = ("--model", f"file://{self.folder}", "--served-name", model, "--hash-model")
+        self.start(name, "modelswarm_serving", "--blocks", blocks, *source, *flags)
+
+    def servers_ready(self, *names: str) -> None:
+        for name in names:
+            eventually(f"{name} serves", (self.members / f"{name}.json").exists)
+
+    def member(self, name: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.members / f"{name}.json").read_text())
+        return content
+
+    def gateway(
+        self, *flags: str, name: str = "gateway", ready: bool = True, detects_silence: bool = False
+    ) -> Doors:
+        """Start a gateway that waits for silent servers, unless `detects_silence` or a flag says otherwise."""
+        if not detects_silence and not {"--hold", "--silence"} & set(flags):
+            flags = (*PATIENT, *flags)
+        (self.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
+        announced = self.root / f"{name}.json"
+        ports = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+        self.start(name, "modelswarm_gateway", *ports, "--run-file", str(announced), *flags)
+        eventually("the gateway is up", announced.exists)
+        said = json.loads(announced.read_text())
+        doors = Doors(said["http"], said["grpc"], said["metrics"], said["pid"])
+        if ready:
+            eventually("the gateway is ready", lambda: self.is_ready(doors))
+        return doors
+
+    @staticmethod
+    def is_ready(doors: Doors) -> bool:
+        return httpx.get(f"{doors.url}/ready", timeout=10).status_code == 200
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        self.processes[name].send_signal(number)
+        if number == signal.SIGKILL:
+            self.processes[name].wait(10)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text()
+
+
+def two_spans(root: Path, *server_flags: str, **changes: Any) -> HashSwarm:
+    """Two servers that hold all blocks between them, ready; no gateway yet."""
+    swarm = HashSwarm(root, **changes)
+    swarm.server("s0", "0:2", *server_flags)
+    swarm.server("s1", "2:4", *server_flags)
+    swarm.servers_ready("s0", "s1")
+    return swarm
+
+
+def document(folder: Path, name: str = "tiny", **spec: Any) -> dict[str, Any]:
+    """A swarm document for a model folder."""
+    return {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": name},
+        "spec": {"model": {"source": f"file://{folder}"}, **spec},
+    }
+
+
+def plan(folder: Path, *, spans: int, replicas: int, name: str = "tiny", **spec: Any) -> SwarmPlan:
+    content = document(folder, name, spans={"count": spans}, replicas=replicas, **spec)
+    return plan_document(ModelSwarm.parse(content))
+
+
+def write_document(path: Path, folder: Path, **spec: Any) -> Path:
+    """JSON is YAML."""
+    path.write_text(json.dumps(document(folder, **spec)), encoding="utf-8")
+    return path

@@ -23,8 +23,8 @@ from modelswarm_gateway.core.interface.effects import (
     Moved,
     Refused,
     Rerouted,
-    TurnRequest,
 )
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 @dataclass(slots=True)

@@ -13,10 +13,12 @@ from support.simulator.network import Endpoint
 from support.simulator.server_process import ServerProcess, Tools
 
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
-from modelswarm.protocol.messages import Beat, Fence, Item, Lane, Send, reply_address
+from modelswarm.protocol.messages import Fence, Heartbeat, Item, Lane, Send, reply_address
 from modelswarm_gateway.beats import BeatTimer
-from modelswarm_gateway.core.interface.effects import Effect, GatewaySettings, SessionView, Unlink
-from modelswarm_gateway.core.migration.migration import parts
+from modelswarm_gateway.core.interface.effects import Effect, Unlink
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.views import SessionView
+from modelswarm_gateway.core.migration.migration import involved_servers
 from modelswarm_gateway.core.sessions.session import State
 
 TICK = 0.05
@@ -127,12 +129,12 @@ class GatewayProcess:
 
     def leave(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.moves.leave(peer, ORDERED, self._tools.clock.now)
+            self.core.moves.drain(peer, ORDERED, self._tools.clock.now)
             self.pump()
 
     def stay(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.moves.stay(peer, ORDERED, self._tools.clock.now)
+            self.core.moves.undrain(peer, ORDERED, self._tools.clock.now)
             self.pump()
 
     # -- what faults look for ---------------------------------------------------------------
@@ -144,7 +146,7 @@ class GatewayProcess:
 
     def moves(self, peer: PeerId) -> bool:
         """Whether a session is on its way from there, or to there."""
-        return any(peer in parts(move) for move in self.core.moves._moves.values())
+        return any(peer in involved_servers(move) for move in self.core.moves._migrations.values())
 
     # -- work ------------------------------------------------------------------------------
 
@@ -178,6 +180,6 @@ class GatewayProcess:
         self.core.tick(now)
         self.pump()
         for peer in self._beats.due(now, self.core.live):
-            send = Send(reply_address(peer), Lane.LIVE, Beat())
+            send = Send(reply_address(peer), Lane.LIVE, Heartbeat())
             self._tools.network.send(self.address.peer, send)
         self.later(TICK, self.tick)

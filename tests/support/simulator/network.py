@@ -16,11 +16,11 @@ from support.simulator.scenario import Weather
 from support.simulator.trace import Trace, Violation
 
 from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
-from modelswarm.protocol.messages import Beat, Hello, Item, Lane, Rows, Send
+from modelswarm.protocol.messages import Heartbeat, Hello, Item, Lane, Rows, Send
 
 _UNLIMITED = 1 << 60
 DIAL_SECONDS = 1.0  # until a dial that nobody answers is given up
-_NEVER_REPEATED = (Hello, Beat)
+_NEVER_REPEATED = (Hello, Heartbeat)
 
 
 class Endpoint(Protocol):

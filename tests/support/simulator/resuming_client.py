@@ -12,9 +12,10 @@ from support.simulator.gateway_process import GatewayProcess
 from support.simulator.server_process import MODEL, Tools
 from support.simulator.trace import Violation
 
-from modelswarm_gateway.core.interface.effects import Effect, Fetched, Outranked, Whereabouts
+from modelswarm_gateway.core.interface.effects import Effect, Outranked
+from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
 from modelswarm_gateway.core.sessions.session import State
-from modelswarm_gateway.generation.session_locator import ASK_AGAIN
+from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 PAUSE = 0.1
 PARKED = State.PARKED.value
@@ -52,7 +53,7 @@ class Heir:
         self._client.orphaned(gateway)
         self._round += 1
         self.looking, self._where = True, None
-        self._sure = self._tools.clock.now + delay + ASK_AGAIN
+        self._sure = self._tools.clock.now + delay + UNREACHED_SECONDS
         self._again(delay)
 
     def look_back(self, asleep: GatewayProcess) -> None:

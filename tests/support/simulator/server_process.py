@@ -19,21 +19,21 @@ from modelswarm.protocol.heartbeat import BUSY_SECONDS
 from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
-    Fenced,
-    Go,
+    FenceAck,
     Hello,
     Item,
     Lane,
     Role,
     Rows,
     Send,
+    StartEpoch,
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Task, Work
+from modelswarm_serving.model.base import ModelShape, Result, Task, BatchItem
 from modelswarm_serving.model.hash_model import HashModel
 
 MODEL = "hash"
@@ -70,7 +70,7 @@ class ServerProcess:
         name: str,
         span: tuple[int, int],
         boot: int,
-        sees_go: Callable[[ServerProcess, Go], None],
+        sees_go: Callable[[ServerProcess, StartEpoch], None],
     ) -> None:
         self._tools = tools
         self.name = name
@@ -97,7 +97,7 @@ class ServerProcess:
             lease_seconds=layout.lease_seconds,
             token_budget=layout.token_budget,
             row_window=layout.row_window,
-            coming_bytes=layout.coming_bytes,
+            in_flight_bytes=layout.coming_bytes,
             replay_bytes=layout.replay_bytes,
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)
@@ -135,27 +135,27 @@ class ServerProcess:
 
     def linked(self, other: Endpoint) -> None:
         role = Role.SERVER if other.address.target else Role.GATEWAY
-        self.core.connected(other.address.peer, role, self._tools.clock.now)
+        self.core.on_peer_connected(other.address.peer, role, self._tools.clock.now)
         if role is Role.GATEWAY:
             self._beats.join(other.address.peer)
         self._pump()
 
     def unlinked(self, peer: PeerId) -> None:
         self._beats.leave(peer)
-        self.core.disconnected(peer, self._tools.clock.now)
+        self.core.on_peer_lost(peer, self._tools.clock.now)
         self._pump()
 
     def received(self, peer: PeerId, item: Item) -> None:
-        if isinstance(item, Go):
+        if isinstance(item, StartEpoch):
             self.sees_go(self, item)
-        if isinstance(item, Rows) and item.store_only and self._bare(item):
+        if isinstance(item, Rows) and item.kv_copy and self._bare(item):
             self.evicted = True
         self.core.receive(peer, item, self._tools.clock.now)
         self._pump()
 
     def _bare(self, rows: Rows) -> bool:
         """A copy's part without kept rows: of a hop that ends at another boundary, or that has lost its own."""
-        hop = self.core._life.hops.get(rows.handle)
+        hop = self.core._fencing.hops.get(rows.handle)
         blocks = 0 if hop is None else hop.last - hop.first
         return len(rows.payload) == rows.count * blocks * self.shape.kv_bytes
 
@@ -167,18 +167,18 @@ class ServerProcess:
 
     def evict(self) -> bool:
         """The kept rows of some hop go, as when memory is short."""
-        kept = list(self.core._log._runs)
+        kept = list(self.core._replay_log._runs)
         if kept:
             self._evict(self._rng.choice(kept))
         return bool(kept)
 
     def _evict(self, handle: Handle) -> None:
         self.evicted = True
-        self.core._log.drop(handle)
+        self.core._replay_log.drop(handle)
 
     def retire(self) -> None:
         """A graceful stop begins: no new hops."""
-        self.core.leave(self._tools.clock.now)
+        self.core.start_draining(self._tools.clock.now)
         self._pump()
 
     def stop(self, seconds: float) -> None:
@@ -201,7 +201,7 @@ class ServerProcess:
     def _beat(self) -> None:
         due = self._beats.due(self._tools.clock.now, self.core.busy_gateways)
         if due:
-            beat = self.core.beat()
+            beat = self.core.heartbeat()
             for peer in due:
                 self._send(Send(reply_address(peer), Lane.LIVE, beat))
 
@@ -215,9 +215,9 @@ class ServerProcess:
             if self._work:
                 self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
         chance = self._tools.scenario.weather.evict_chance
-        for send in core.drain():
-            if chance and isinstance(send.item, Fenced) and self._rng.random() < chance:
-                self._evict(send.item.own)
+        for send in core.take_sends():
+            if chance and isinstance(send.item, FenceAck) and self._rng.random() < chance:
+                self._evict(send.item.server_handle)
             self._beats.sent(send.to.peer, now)
             self._send(send)
 
@@ -272,4 +272,4 @@ class ServerProcess:
 
 def _rows(tasks: Sequence[Task]) -> int:
     """Those that are computed: copies of KV are not."""
-    return sum(task.count for task in tasks if isinstance(task, Work))
+    return sum(task.count for task in tasks if isinstance(task, BatchItem))

@@ -10,7 +10,7 @@ import enum
 from typing import Any
 
 from modelswarm.protocol.identity import Epoch, Handle
-from modelswarm.protocol.messages import Fence, Fenced
+from modelswarm.protocol.messages import Fence, FenceAck
 
 
 class Violation(AssertionError):
@@ -36,9 +36,9 @@ class Trace:
 
     def _learn(self, item: object) -> None:
         if isinstance(item, Fence) and item.create is not None:
-            self._names[item.reply] = item.create.session
-        elif isinstance(item, Fenced) and item.handle in self._names:
-            self._names[item.own] = self._names[item.handle]
+            self._names[item.gateway_handle] = item.create.session
+        elif isinstance(item, FenceAck) and item.handle in self._names:
+            self._names[item.server_handle] = self._names[item.handle]
 
     def session_of(self, about: object) -> str:
         session = getattr(about, "session", None)

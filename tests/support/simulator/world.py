@@ -31,7 +31,7 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     Unlink,
 )
-from modelswarm_gateway.core.migration.migration import BALANCE, Ended
+from modelswarm_gateway.core.migration.migration import BALANCE, MigrationOutcome
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
@@ -242,7 +242,7 @@ class World:
                 self.outcome.refused += 1
             case Moved():
                 self.outcome.moves[effect.outcome] += 1
-                balanced = effect.why == BALANCE and effect.outcome == Ended.MOVED.value
+                balanced = effect.why == BALANCE and effect.outcome == MigrationOutcome.MIGRATED.value
                 self.outcome.balanced += balanced
 
     def _check_cause(self, effect: Rerouted) -> None:

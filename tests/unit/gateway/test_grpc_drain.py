@@ -9,7 +9,7 @@ import pytest
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.identity import PeerId, name_of
-from modelswarm.protocol.messages import Beat, Close, Wish
+from modelswarm.protocol.messages import Heartbeat, Close, DrainState
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.grpc.drain import drain
 from modelswarm_gateway.errors import ApiError, Code
@@ -61,20 +61,20 @@ async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions
     script, drains = two_tails()
     c = "c/1/0"
     states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
-    script.says(c, Beat(wish=Wish.STAY))
+    script.says(c, Heartbeat(drain=DrainState.SERVE))
     assert not (await anext(states)).done, "what it says is older than the drain"
-    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
-    script.says(c, Beat(wish=Wish.STAY))
-    assert drains.look(c).leaving and not drains.is_empty(c)  # type: ignore[union-attr]
-    script.says(c, Beat(wish=Wish.LEAVE, sessions=2))
+    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
+    script.says(c, Heartbeat(drain=DrainState.SERVE))
+    assert drains.look(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
+    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=2))
     second = await anext(states)
     assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert not (await anext(states)).done
-    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     late = await anext(states)
     assert (late.other_sessions, late.done) == (1, False), "it was on its way when the wish was"
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert [state.done for state in [s async for s in states]] == [False, True]
 
 
@@ -86,15 +86,15 @@ async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has
     script.sent.clear()
     drains.begin("b/1/0")
     told = [type(item) for to, item in script.sent if to == "b/1/0"]
-    assert told == [Close, Beat]
+    assert told == [Close, Heartbeat]
 
 
 async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:
     script, drains = two_tails()
     states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     await anext(states)
-    script.says("b/1/0", Beat(wish=Wish.LEAVE, sessions=1))
-    script.says("b/1/0", Beat(wish=Wish.STAY, sessions=1))
+    script.says("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
+    script.says("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
     with pytest.raises(ApiError) as told:
         async with asyncio.timeout(5):
             async for _ in states:
@@ -104,8 +104,8 @@ async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> 
 
 async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway() -> None:
     script, _ = two_tails()
-    for wish, leaving in ((Wish.LEAVE, "drain"), (None, "drain"), (Wish.STAY, "")):
-        script.says("b/1/0", Beat(wish=wish, sessions=1))
+    for wish, leaving in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
+        script.says("b/1/0", Heartbeat(drain=wish, sessions=1))
         assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving
 
 
@@ -121,41 +121,41 @@ async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
     drains.begin(c)
     is_back(script, c)
     script.sent.clear()
-    script.says(c, Beat())
-    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.LEAVE]
-    script.says(c, Beat())
+    script.says(c, Heartbeat())
+    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
+    script.says(c, Heartbeat())
     assert not drains.is_empty(c), "its other gateways know nothing of it"
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_empty(c)
 
 
 async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> None:
     script, drains = two_tails()
     c = "c/1/0"
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     drains.undo(c)
     is_back(script, c)
     script.sent.clear()
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.taken_back(c)
-    assert [beat.wish for beat in script.told(c, Beat)] == [Wish.STAY]
-    script.says(c, Beat(wish=Wish.LEAVE))
+    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.SERVE]
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.taken_back(c), "what it says is older than what it was told"
-    script.says(c, Beat(wish=Wish.STAY))
-    script.says(c, Beat(wish=Wish.LEAVE))
+    script.says(c, Heartbeat(drain=DrainState.SERVE))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert not drains.taken_back(c)
 
 
-@pytest.mark.parametrize("wish", [Wish.STAY, Wish.LEAVE])
-async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [DrainState.SERVE, DrainState.DRAIN])
+async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: DrainState) -> None:
     script, drains = two_tails()
     c = "c/1/0"
     drains.begin(c)
     is_back(script, c)
     script.sent.clear()
-    script.says(c, Beat(wish=wish))
-    assert drains.taken_back(c) is (wish is Wish.STAY)
-    assert not script.told(c, Beat)
+    script.says(c, Heartbeat(drain=wish))
+    assert drains.taken_back(c) is (wish is DrainState.SERVE)
+    assert not script.told(c, Heartbeat)
 
 
 async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None:
@@ -163,13 +163,13 @@ async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None
     script, drains = two_tails(lives.__contains__)
     c = "c/1/0"
     states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
-    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     assert (await anext(states)).other_sessions == 1
     script.core.disconnected(c, script.now)
     broken = await anext(states)
     assert not broken.done and not broken.gone
     script.serve("c", 2, 4)
-    script.says(c, Beat(wish=Wish.LEAVE, sessions=1))
+    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     again = await anext(states)
     assert again.other_sessions == 1 and not again.done
     script.core.disconnected(c, script.now)

@@ -21,7 +21,7 @@ from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_comple
 from modelswarm_gateway.discovery.dialer import Directory
 from modelswarm_gateway.discovery.file_source import MembersFolder
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.request import Ask, TextPrompt, prompt_tokens
+from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
 from modelswarm_gateway.models.registry import Library
 from modelswarm_gateway.models.sampling_defaults import Defaults, Options, read_defaults
 from modelswarm_gateway.models.tokenizer import ModelText
@@ -131,11 +131,11 @@ async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
 
 async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
     text = ModelText(model_files())
-    ask_for = Ask("m", TextPrompt("a " * 4_000_000), "prompt", Options())
+    ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", Options())
     began = time.process_time()
     with pytest.raises(ApiError) as caught:
-        await prompt_tokens(ask_for, text, 512)
+        await encode_prompt(ask_for, text, 512)
     assert caught.value.code is Code.CONTEXT_LENGTH
     assert time.process_time() - began < 0.2
-    ids = await prompt_tokens(replace(ask_for, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
+    ids = await encode_prompt(replace(ask_for, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
     assert len(ids) > 0

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.named_sessions import Key, SessionBook
+from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions
 
 
 class Desk:
@@ -18,11 +18,11 @@ class Desk:
         self.now = 0.0
         self.open: list[str] = []
         self._names: Iterator[int] = count()
-        self.book = SessionBook(
+        self.book = NamedSessions(
             self._open, self.open.remove, lambda: self.now, limit=limit, idle_seconds=10
         )
 
-    def _open(self, key: Key, above: int) -> str:
+    def _open(self, key: SessionKey, above: int) -> str:
         name = f"{key[0]}{next(self._names)}"
         self.open.append(name)
         return name
@@ -65,18 +65,18 @@ def test_idle_sessions_end_and_busy_ones_do_not() -> None:
     desk.book.acquire(("m", "b"))
     desk.book.release(("m", "b"))
     desk.now = 9
-    desk.book.sweep()
+    desk.book.evict_expired()
     assert len(desk.book) == 2
     desk.now = 11
-    desk.book.sweep()
+    desk.book.evict_expired()
     assert desk.open == ["m0"]
 
 
 def test_a_dropped_session_is_closed_once() -> None:
     desk = Desk()
     desk.book.acquire(("m", "a"))
-    desk.book.drop(("m", "a"))
-    desk.book.drop(("m", "a"))
+    desk.book.drop_session(("m", "a"))
+    desk.book.drop_session(("m", "a"))
     assert desk.open == []
 
 
@@ -85,6 +85,6 @@ def test_sessions_of_another_model_do_not_give_way_for_pages_they_do_not_hold() 
     for key in (("m", "a"), ("x", "b")):
         desk.book.acquire(key)
         desk.book.release(key)
-    assert desk.book.evict("x")
-    assert not desk.book.evict("x")
+    assert desk.book.evict_idle("x")
+    assert not desk.book.evict_idle("x")
     assert desk.open == ["m0"]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, Leg, Table
+from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, RouteHop, PathTable
 
 Between = tuple[str | None, str | None]
 
@@ -20,25 +20,25 @@ def delay(one: str, other: str) -> float:
     return 0.5 if one == other else 3.0 + len(one + other)
 
 
-def table(*servers: tuple[str, int, int], blocks: int = 8, **hops: float) -> Table:
+def table(*servers: tuple[str, int, int], blocks: int = 8, **hops: float) -> PathTable:
     """Servers in one zone, one ms for a block; `hops`: what a hop on some of them costs."""
-    made = Table([Candidate(*server) for server in servers], blocks, delay)
+    made = PathTable([Candidate(*server) for server in servers], blocks, delay)
     for peer, ms in hops.items():
-        made.hop_ms[made.row[peer]] = ms
+        made.hop_ms[made.row_of[peer]] = ms
     return made
 
 
 def route(
-    of: Table,
+    of: PathTable,
     blocks: tuple[int, int],
     between: Between = (None, None),
     draw: Callable[[], float] | None = None,
-) -> list[Leg] | None:
-    to_go = of.to_go(blocks, of.hop_ms, between[1])
-    return of.walk(blocks, to_go, of.hop_ms, between[0], draw)
+) -> list[RouteHop] | None:
+    to_go = of.cost_to_go(blocks, of.hop_ms, between[1])
+    return of.sample_path(blocks, to_go, of.hop_ms, between[0], draw)
 
 
-def hops(legs: list[Leg] | None) -> list[tuple[str, int, int]] | None:
+def hops(legs: list[RouteHop] | None) -> list[tuple[str, int, int]] | None:
     return None if legs is None else [(leg.peer, leg.first, leg.last) for leg in legs]
 
 
@@ -63,7 +63,7 @@ def test_fewer_hops_win_over_more() -> None:
 
 def test_a_route_enters_a_fast_server_in_the_middle_of_its_span() -> None:
     servers = table(("slow", 0, 8), ("head", 0, 3), ("wide", 1, 8))
-    servers.block_ms[servers.row["slow"]] = 10.0
+    servers.block_ms[servers.row_of["slow"]] = 10.0
     assert hops(route(servers, (0, 8))) == [("head", 0, 3), ("wide", 3, 8)]
 
 
@@ -111,11 +111,11 @@ def test_a_clearly_worse_server_is_hardly_ever_drawn() -> None:
 def test_a_leg_tells_what_it_was_chosen_against() -> None:
     servers = table(("a", 0, 8), ("b", 0, 8), b=2.0)
     [leg] = route(servers, (0, 8), draw=lambda: 0.999999999999) or []
-    assert leg == Leg("b", 0, 8, to_go_ms=10.0, best_ms=8.0, best="a", options=2)
+    assert leg == RouteHop("b", 0, 8, cost_to_go_ms=10.0, best_ms=8.0, best_peer="a", options=2)
 
 
 def test_the_gap_of_a_repair_is_filled_near_its_neighbours() -> None:
-    servers = Table([Candidate("a", 2, 4, "east"), Candidate("b", 2, 4, "west")], 8, delay)
+    servers = PathTable([Candidate("a", 2, 4, "east"), Candidate("b", 2, 4, "west")], 8, delay)
     assert hops(route(servers, (2, 4), ("west", "west"))) == [("b", 2, 4)]
     assert hops(route(servers, (2, 4), (None, "east"))) == [("a", 2, 4)]
 
@@ -123,14 +123,14 @@ def test_the_gap_of_a_repair_is_filled_near_its_neighbours() -> None:
 # ---- properties
 
 
-def drawn_table(rng: random.Random) -> tuple[Table, list[Candidate]]:
+def drawn_table(rng: random.Random) -> tuple[PathTable, list[Candidate]]:
     blocks = rng.randint(1, 7)
     servers = []
     for index in range(rng.randint(1, 9)):
         first = rng.randrange(blocks)
         span = first, rng.randint(first + 1, blocks)
         servers.append(Candidate(f"s{index}", *span, rng.choice(("", "east", "west"))))
-    made = Table(servers, blocks, delay)
+    made = PathTable(servers, blocks, delay)
     made.hop_ms[:] = [rng.choice((rng.random(), LAST_RESORT, math.inf)) for _ in servers]
     made.block_ms[:] = [rng.uniform(0.1, 9.0) for _ in servers]
     return made, servers
@@ -152,11 +152,11 @@ def every_route(
 
 
 def cost(
-    of: Table, servers: list[Candidate], way: list[tuple[str, int, int]], at: Between
+    of: PathTable, servers: list[Candidate], way: list[tuple[str, int, int]], at: Between
 ) -> float:
     zones = {s.peer: s.zone for s in servers}
     line = [zone for zone in [at[0], *(zones[p] for p, _, _ in way), at[1]] if zone is not None]
-    used = sum(of.hop_ms[of.row[p]] + (b - a) * of.block_ms[of.row[p]] for p, a, b in way)
+    used = sum(of.hop_ms[of.row_of[p]] + (b - a) * of.block_ms[of.row_of[p]] for p, a, b in way)
     return float(used) + sum(delay(a, b) for a, b in itertools.pairwise(line))
 
 
@@ -176,9 +176,9 @@ def test_the_route_is_the_cheapest_of_all(seed: int) -> None:
     found = hops(legs)
     assert found is not None and legs is not None
     assert cost(of, servers, found, at) == pytest.approx(cheapest)
-    assert legs[0].to_go_ms == pytest.approx(cheapest)
+    assert legs[0].cost_to_go_ms == pytest.approx(cheapest)
     if at == (None, None):
-        assert of.cost(found) == pytest.approx(cheapest)
+        assert of.path_cost(found) == pytest.approx(cheapest)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -195,7 +195,7 @@ def test_a_drawn_route_covers_every_block_once_and_needs_no_more_last_resorts(se
         assert [b for _, first, last in found for b in range(first, last)] == list(range(*blocks))
         spans = {s.peer: s for s in servers}
         assert all(spans[p].first <= a < b <= spans[p].last for p, a, b in found)
-        assert of.cost(found) // LAST_RESORT == of.cost(best) // LAST_RESORT
+        assert of.path_cost(found) // LAST_RESORT == of.path_cost(best) // LAST_RESORT
 
 
 def test_ten_thousand_servers_are_no_other_matter_than_ten() -> None:
@@ -207,10 +207,10 @@ def test_ten_thousand_servers_are_no_other_matter_than_ten() -> None:
         Candidate(f"s{n}", first, min(last, 100), f"z{rng.randrange(20)}")
         for n, (first, last) in enumerate(spans)
     ]
-    of = Table(servers, 100, delay)
+    of = PathTable(servers, 100, delay)
     of.block_ms[:] = np.random.default_rng(1).uniform(0.5, 2.0, len(servers))
     best = route(of, (0, 100))
     found = route(of, (0, 100), draw=rng.random)
     assert best is not None and found is not None
-    assert of.cost(hops(best) or []) == pytest.approx(best[0].to_go_ms)
-    assert of.cost(hops(found) or []) <= 1.5 * best[0].to_go_ms
+    assert of.path_cost(hops(best) or []) == pytest.approx(best[0].cost_to_go_ms)
+    assert of.path_cost(hops(found) or []) <= 1.5 * best[0].cost_to_go_ms

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from modelswarm.protocol.messages import Finish, Sampling, Turn
-from modelswarm_gateway.core.interface.effects import KeptTurn
+from modelswarm_gateway.core.interface.turn import KeptTurn
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import wire_name
-from modelswarm_gateway.generation.resumption import LogMark, event_id, parse_id, resumed
+from modelswarm_gateway.generation.resumption import LogMark, format_event_id, parse_event_id, resume_turn
 
 PROMPT = (5, 6, 7)
 MARK = "0123cdef"
-TURN = Turn(reserve=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
+TURN = Turn(reserved_positions=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
 
 
 def kept(*generated: int) -> KeptTurn:
@@ -25,15 +25,15 @@ def kept(*generated: int) -> KeptTurn:
         ("57", (57, "")),
         ("0:57", (57, "")),
         (" 0:3 ", (3, "")),
-        (event_id(57, MARK), (57, MARK)),
-        (f"0:{event_id(57, MARK)}", (57, MARK)),
-        (event_id(57, ""), (57, "")),
+        (format_event_id(57, MARK), (57, MARK)),
+        (f"0:{format_event_id(57, MARK)}", (57, MARK)),
+        (format_event_id(57, ""), (57, "")),
     ],
 )
 def test_an_id_is_a_position_with_or_without_its_choice_and_its_mark(
     said: str, found: tuple[int, str]
 ) -> None:
-    assert parse_id(said) == found
+    assert parse_event_id(said) == found
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_an_id_is_a_position_with_or_without_its_choice_and_its_mark(
 )
 def test_another_id_is_refused(said: str) -> None:
     with pytest.raises(ApiError) as refused:
-        parse_id(said)
+        parse_event_id(said)
     assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "Last-Event-ID")
 
 
 def test_what_was_generated_is_told_with_its_positions_and_the_turn_goes_on() -> None:
-    found = resumed(PROMPT, kept(8, 9), after=3)
+    found = resume_turn(PROMPT, kept(8, 9), after=3)
     assert found is not None
-    assert [(e.position, e.token, e.finish) for e in found.events(3)] == [
+    assert [(e.position, e.token, e.finish) for e in found.token_events(3)] == [
         (3, 8, Finish.NONE),
         (4, 9, Finish.NONE),
     ]
@@ -56,16 +56,16 @@ def test_what_was_generated_is_told_with_its_positions_and_the_turn_goes_on() ->
 
 
 def test_a_turn_that_had_ended_ends_again_in_the_same_way() -> None:
-    stopped = resumed(PROMPT, kept(8, 2), after=3)
-    full = resumed(PROMPT, kept(8, 9, 8, 9, 8, 9, 8), after=2)
+    stopped = resume_turn(PROMPT, kept(8, 2), after=3)
+    full = resume_turn(PROMPT, kept(8, 9, 8, 9, 8, 9, 8), after=2)
     assert stopped is not None and full is not None
-    assert stopped.events(3)[-1].finish is Finish.STOP
-    assert full.events(3)[-1].finish is Finish.LENGTH
+    assert stopped.token_events(3)[-1].finish is Finish.STOP
+    assert full.token_events(3)[-1].finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize("log", [None, KeptTurn((5, 6), TURN), KeptTurn(PROMPT, TURN)])
 def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(log: KeptTurn | None) -> None:
-    assert resumed(PROMPT, log, after=2) is None
+    assert resume_turn(PROMPT, log, after=2) is None
 
 
 @pytest.mark.parametrize(
@@ -79,29 +79,29 @@ def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(log: KeptT
 )
 def test_what_is_not_there_is_not_made_up(log: KeptTurn | None, after: int, code: Code) -> None:
     with pytest.raises(ApiError) as refused:
-        resumed(PROMPT, log, after)
+        resume_turn(PROMPT, log, after)
     assert refused.value.code is code
 
 
 def test_a_mark_is_the_same_however_its_log_is_told() -> None:
     mark = LogMark(PROMPT)
-    mark.add((8,))
-    mark.add((9, 300_000))
+    mark.extend((8,))
+    mark.extend((9, 300_000))
     assert str(mark) == str(LogMark((*PROMPT, 8, 9, 300_000)))
     assert str(mark) != str(LogMark((*PROMPT, 8, 9, 300_001)))
 
 
 def test_a_stream_goes_on_only_with_the_log_that_was_sent() -> None:
     sent = str(LogMark((*PROMPT, 8)))
-    found = resumed(PROMPT, kept(8, 9), 3, sent)
+    found = resume_turn(PROMPT, kept(8, 9), 3, sent)
     assert found is not None
     assert found.generated == (8, 9)
     for log in (kept(9, 9), kept(), None, KeptTurn((5, 6, 8, 9), TURN)):
         with pytest.raises(ApiError) as refused:
-            resumed(PROMPT, log, 3, sent)
+            resume_turn(PROMPT, log, 3, sent)
         assert refused.value.code is Code.SESSION_LOST, "an older log, or that of another turn"
     with pytest.raises(ApiError) as refused:
-        resumed((5, 6, 8), kept(8, 9), 3, sent)
+        resume_turn((5, 6, 8), kept(8, 9), 3, sent)
     assert refused.value.code is Code.INVALID_REQUEST, "it is the prompt that is another one"
 
 

@@ -10,20 +10,20 @@ import pytest
 from modelswarm.errors import UserError
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway import timeouts
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.settings import parse
 
-MEMBERS = ("--members", "/tmp/members")
+MEMBERS = ("--discovery-dir", "/tmp/members")
 
 
 @pytest.mark.parametrize(
     ("flags", "seconds"),
     (
         ((), 5.0),
-        (("--hold", "0"), 5.0),  # nobody is ever held
-        (("--hold", "2"), 1.0),
-        (("--hold", "30", "--keepalive", "29"), 29.0),
-        (("--hold", "0", "--keepalive", "29"), 29.0),
+        (("--hold-limit", "0"), 5.0),  # nobody is ever held
+        (("--hold-limit", "2"), 1.0),
+        (("--hold-limit", "30", "--keepalive", "29"), 29.0),
+        (("--hold-limit", "0", "--keepalive", "29"), 29.0),
     ),
 )
 def test_who_waits_hears_something_before_the_hold_is_over(
@@ -35,11 +35,11 @@ def test_who_waits_hears_something_before_the_hold_is_over(
 @pytest.mark.parametrize(
     ("flags", "field", "other"),
     (
-        (("--hold", "20", "--keepalive", "20"), "--keepalive", "--hold 20 s"),
-        (("--hold", "4", "--fence", "5"), "--fence", "--hold 4 s"),
-        (("--silence", "2", "--fence", "2"), "--silence", "--fence 2 s"),
-        (("--silence", "5"), "--silence", "--fence 5 s"),  # the default
-        (("--fence", "0.3"), "--fence", "--silence 0.3 s"),  # the default
+        (("--hold-limit", "20", "--keepalive", "20"), "--keepalive", "--hold-limit 20 s"),
+        (("--hold-limit", "4", "--fence-timeout", "5"), "--fence-timeout", "--hold-limit 4 s"),
+        (("--suspect-after", "2", "--fence-timeout", "2"), "--suspect-after", "--fence-timeout 2 s"),
+        (("--suspect-after", "5"), "--suspect-after", "--fence-timeout 5 s"),  # the default
+        (("--fence-timeout", "0.3"), "--fence-timeout", "--suspect-after 0.3 s"),  # the default
     ),
 )
 def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
@@ -52,44 +52,44 @@ def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
 
 
 @pytest.mark.parametrize(
-    "flags", ((), ("--hold", "0.5"), ("--hold", "0", "--fence", "9"), ("--fence", "60"))
+    "flags", ((), ("--hold-limit", "0.5"), ("--hold-limit", "0", "--fence-timeout", "9"), ("--fence-timeout", "60"))
 )
 def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
     settings = parse([*MEMBERS, *flags])
-    assert settings.silence_seconds < settings.fence_seconds
+    assert settings.suspect_after_seconds < settings.fence_timeout_seconds
 
 
 @pytest.mark.parametrize(
     ("flags", "seconds"),
     (
-        (("--hold", "2"), 2.0),
-        (("--hold", "60"), 5.0),
-        (("--hold", "0"), 5.0),
-        (("--hold", "0.1"), 0.6),  # or nobody could be suspected before
-        (("--hold", "1", "--silence", "2"), 4.0),
+        (("--hold-limit", "2"), 2.0),
+        (("--hold-limit", "60"), 5.0),
+        (("--hold-limit", "0"), 5.0),
+        (("--hold-limit", "0.1"), 0.6),  # or nobody could be suspected before
+        (("--hold-limit", "1", "--suspect-after", "2"), 4.0),
     ),
 )
 def test_a_fence_is_waited_for_no_longer_than_sessions_wait(
     flags: tuple[str, ...], seconds: float
 ) -> None:
-    assert parse([*MEMBERS, *flags]).fence_seconds == seconds
+    assert parse([*MEMBERS, *flags]).fence_timeout_seconds == seconds
 
 
 def test_a_server_that_beats_less_often_than_silence_allows_is_named_with_both_flags() -> None:
-    hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, beat_ms=5000)
+    hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, heartbeat_ms=5000)
     fault = timeouts.beat_fault(0.3, hello)
     assert fault is not None
-    assert "s0/1/a" in fault and "--beat 5," in fault and "--silence 0.3," in fault
+    assert "s0/1/a" in fault and "--heartbeat 5," in fault and "--suspect-after 0.3," in fault
     assert "15 s of silence" in fault
-    for beat_ms, silence in ((0, 0.3), (100, 0.2), (150, 0.3), (5000, 10.0)):
-        assert timeouts.beat_fault(silence, replace(hello, beat_ms=beat_ms)) is None
+    for heartbeat_ms, silence in ((0, 0.3), (100, 0.2), (150, 0.3), (5000, 10.0)):
+        assert timeouts.beat_fault(silence, replace(hello, heartbeat_ms=heartbeat_ms)) is None
 
 
 def test_a_server_whose_sessions_would_end_while_they_are_fenced_is_named_with_both_flags() -> None:
     hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, model="m", hold_ms=2000)
     fault = timeouts.hold_fault(5.0, hello)
     assert fault is not None
-    assert "s0/1/a" in fault and "--hold 2," in fault and "--fence 5:" in fault
+    assert "s0/1/a" in fault and "--hold-limit 2," in fault and "--fence-timeout 5:" in fault
     for hold_ms, fence in ((0, 5.0), (2000, 2.0), (5000, 2.0)):
         assert timeouts.hold_fault(fence, replace(hello, hold_ms=hold_ms)) is None
 
@@ -118,6 +118,6 @@ def test_no_link_is_closed_before_its_server_could_be_suspected() -> None:
 
 def test_the_defaults_are_those_of_the_core() -> None:
     settings, core = parse(MEMBERS), GatewaySettings()
-    assert (settings.silence_seconds, settings.fence_seconds, settings.hold_seconds) == (
+    assert (settings.suspect_after_seconds, settings.fence_timeout_seconds, settings.hold_limit_seconds) == (
         core.silent_seconds, core.fenced_seconds, core.hold_seconds
     )  # fmt: skip

@@ -63,7 +63,7 @@ def _anonymous(manifest: dict[str, Any]) -> str:
     container.pop("resources")
     # The limit that its swarm had when it was made; the operator gives today's with the delete.
     pod["spec"].pop("terminationGracePeriodSeconds")
-    del container["args"][container["args"].index("--drain") + 1]
+    del container["args"][container["args"].index("--drain-timeout") + 1]
     return json.dumps(pod, sort_keys=True).replace(pod["metadata"]["name"], "NAME")
 
 

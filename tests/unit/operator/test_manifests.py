@@ -49,7 +49,7 @@ def test_a_server_is_told_all_it_needs() -> None:
     assert flags["--max-length"] == "512"
     assert flags["--advertise"] == "$(POD_IP):7000"
     assert flags["--zone"] == "$(NODE_ZONE)"
-    assert flags["--drain"] == "295"  # of the 300 s that its pod gets to end
+    assert flags["--drain-timeout"] == "295"  # of the 300 s that its pod gets to end
     assert flags["--name"].endswith("-s0-1") and flags["--incarnation"] == "1"
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
         "links": 7000,

@@ -22,7 +22,7 @@ from modelswarm_operator.kube.resources import SWARM
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.manifests.pod_template import patched
 from modelswarm_operator.reconcile.model.facts import told_model
-from modelswarm_operator.reconcile.pods.inventory import Ground, Grounds
+from modelswarm_operator.reconcile.pods.inventory import NodeState, NodeHealth
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
     Decision,
@@ -144,8 +144,8 @@ def test_a_pod_that_waited_long_is_given_a_new_node_before_that_is_known() -> No
     ]))  # fmt: skip
     now = pod.created + 1801.0
     others = {"n0": NodeView("n0", ready=True)}
-    assert Grounds(others, World().policy, now).under(pod) is Ground.SHAKY
-    assert Grounds(others, World().policy, now + 60.0).under(pod) is Ground.GONE
+    assert NodeHealth(others, World().policy, now).node_state_of(pod) is NodeState.UNREADY
+    assert NodeHealth(others, World().policy, now + 60.0).node_state_of(pod) is NodeState.DELETED
 
 
 def test_a_refused_child_that_is_not_wanted_any_more_is_no_problem() -> None:

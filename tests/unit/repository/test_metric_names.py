@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from support.kubernetes.prometheus import lint
 
-from modelswarm.protocol.messages import Beat
+from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.errors import Code
 from modelswarm_gateway.metrics.counters import CAUSES, Metrics, Outcome
 from tools.make_metrics_page import PAGE, page
@@ -74,9 +74,9 @@ async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
     for name, (first, last) in spans.items():
         model = "other-model" if name == "s3" else MODEL
         node.linked(f"{name}/1/x", hello(name, first, last, model))
-    node.received("s0/1/x", [Beat(free_pages=10, total_pages=10)])
-    node.received("s1/1/x", [Beat(free_pages=0, total_pages=10, draining=True)])
-    node.received("s2/1/x", [Beat(free_pages=3, total_pages=10)])
+    node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
+    node.received("s1/1/x", [Heartbeat(free_pages=0, total_pages=10, draining=True)])
+    node.received("s2/1/x", [Heartbeat(free_pages=3, total_pages=10)])
 
     def shown(name: str, **labels: str) -> float | None:
         return value(registry, f"modelswarm_gateway_{name}", **{"model": MODEL, **labels})
@@ -112,7 +112,7 @@ async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> No
     node = new_node()
     metrics = Metrics(node, vllm_names=True)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
-    node.received("s0/1/x", [Beat(free_pages=2, total_pages=10)])
+    node.received("s0/1/x", [Heartbeat(free_pages=2, total_pages=10)])
     turn = metrics.turn(MODEL, 5, 0.0)
     turn.began(0.5)
     turn.tokens(1, 2.0)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import ModelShape, Pick, Result, Work
-from modelswarm_serving.model.hash_model import HashModel, reference
+from modelswarm_serving.model.base import ModelShape, SampleRequest, Result, BatchItem
+from modelswarm_serving.model.hash_model import HashModel, reference_tokens
 
 SHAPE = ModelShape(
     first=0,
@@ -25,23 +25,23 @@ PROMPT = [5, 9, 2, 77, 31, 8, 8, 8, 60, 1]
 PAGES = [3, 11, 7, 0]
 
 
-def work(first: int, log: list[int], pages: list[int] = PAGES) -> Work:
+def work(first: int, log: list[int], pages: list[int] = PAGES) -> BatchItem:
     """Rows [first, end of the log), then a pick."""
-    return Work(
+    return BatchItem(
         pages=pages,
         first=first,
         count=len(log) - first,
         blocks=(0, 3),
         tokens=log[first:],
         rows=None,
-        emit=len(log),
-        pick=Pick(Sampling(), len(log), log),
+        emit_from=len(log),
+        sample=SampleRequest(Sampling(), len(log), log),
     )
 
 
 def token(result: Result) -> int:
-    assert result.picked is not None
-    return result.picked.token
+    assert result.sampled is not None
+    return result.sampled.token
 
 
 def generate(
@@ -57,7 +57,7 @@ def generate(
 
 
 def expected(new: int) -> list[int]:
-    return reference(PROMPT, Sampling(), new, 64, n_blocks=3, vocabulary=SHAPE.vocab_size)
+    return reference_tokens(PROMPT, Sampling(), new, 64, n_blocks=3, vocabulary=SHAPE.vocab_size)
 
 
 def test_paged_steps_equal_the_reference() -> None:
@@ -97,7 +97,7 @@ def test_a_repeated_or_missing_or_moved_row_counts() -> None:
 
 def test_a_stale_log_copy_counts() -> None:
     stale = [*PROMPT[:2], 3, *PROMPT[3:]]
-    spoilt = replace(work(0, PROMPT), pick=Pick(Sampling(), len(PROMPT), stale))
+    spoilt = replace(work(0, PROMPT), pick=SampleRequest(Sampling(), len(PROMPT), stale))
     assert token(HashModel(SHAPE).step([spoilt])[0]) != expected(1)[0]
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_word_of_a_wide_row_counts() -> None:
     row = bytes(range(8)) * 4
     for at in range(32):
         model = HashModel(wide)
-        whole = Work([0], 0, 1, (1, 2), None, row, 0, None)
+        whole = BatchItem([0], 0, 1, (1, 2), None, row, 0, None)
         damaged = bytearray(row)
         damaged[at] ^= 1
         good, bad = model.step([whole, replace(whole, rows=bytes(damaged))])
@@ -122,7 +122,7 @@ BAD_WORK: list[dict[str, object]] = [
     {"rows": bytes(80)},
     {"emit": 11},
     {"tokens": None},
-    {"pick": Pick(Sampling(), 9, PROMPT[:9])},
+    {"pick": SampleRequest(Sampling(), 9, PROMPT[:9])},
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelswarm_serving.runtime.liveness import LOOP_SECONDS, STEP_SECONDS, Health
+from modelswarm_serving.runtime.liveness import LOOP_SECONDS, STEP_SECONDS, Liveness
 
 
 class Server:
@@ -12,18 +12,18 @@ class Server:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.health = Health(lambda: self.now)
+        self.health = Liveness(lambda: self.now)
 
     def pass_time(self, seconds: float, *, turning: bool = True) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
             if turning:
-                self.health.turned()
+                self.health.on_loop()
 
     def verdict(self) -> tuple[bool, bool]:
         """(lives, serves)"""
-        return self.health.stuck is None, self.health.unready is None
+        return self.health.stall_reason is None, self.health.unready_reason is None
 
 
 def test_loading_may_take_as_long_as_it_takes() -> None:
@@ -31,27 +31,27 @@ def test_loading_may_take_as_long_as_it_takes() -> None:
     assert server.verdict() == (True, False)
     server.pass_time(24 * 3600, turning=False)
     assert server.verdict() == (True, False)
-    assert server.health.unready == "the model is being loaded"
+    assert server.health.unready_reason == "the model is being loaded"
 
 
 def test_a_server_that_has_loaded_serves_until_it_leaves() -> None:
     server = Server()
-    server.health.serves()
+    server.health.mark_ready()
     server.pass_time(1000)
     assert server.verdict() == (True, True)
-    server.health.leaves()
+    server.health.mark_stopping()
     assert server.verdict() == (True, False)
 
 
 def test_an_event_loop_that_stands_still_is_told_of_and_forgiven() -> None:
     server = Server()
-    server.health.serves()
+    server.health.mark_ready()
     server.pass_time(1)
     server.pass_time(LOOP_SECONDS - 1, turning=False)
     assert server.verdict() == (True, True)
     server.pass_time(3, turning=False)
     assert server.verdict() == (False, False)
-    assert "event loop" in str(server.health.unready)
+    assert "event loop" in str(server.health.unready_reason)
     server.pass_time(1)
     assert server.verdict() == (True, True)
 
@@ -59,13 +59,13 @@ def test_an_event_loop_that_stands_still_is_told_of_and_forgiven() -> None:
 @pytest.mark.parametrize("steps", [1, 50])
 def test_a_step_may_take_long_but_not_for_ever(steps: int) -> None:
     server = Server()
-    server.health.serves()
+    server.health.mark_ready()
     for _ in range(steps):
-        server.health.step_began()
+        server.health.on_step_started()
         server.pass_time(STEP_SECONDS - 1)
         assert server.verdict() == (True, True)
-        server.health.step_ended()
-    server.health.step_began()
+        server.health.on_step_finished()
+    server.health.on_step_started()
     server.pass_time(STEP_SECONDS + 2)
     assert server.verdict() == (False, False)
-    assert "a step has run for" in str(server.health.stuck)
+    assert "a step has run for" in str(server.health.stall_reason)

@@ -6,51 +6,51 @@ import random
 
 import pytest
 
-from modelswarm_serving.core.kv.page_allocator import PagePool
+from modelswarm_serving.core.kv.page_allocator import PageAllocator
 
 
 def test_a_request_gets_neighbours_from_the_lowest_run_that_holds_it() -> None:
-    pool = PagePool(10)
-    first, second, third = pool.take(3), pool.take(2), pool.take(4)
+    pool = PageAllocator(10)
+    first, second, third = pool.allocate(3), pool.allocate(2), pool.allocate(4)
     assert (first, second, third) == ([0, 1, 2], [3, 4], [5, 6, 7, 8])
-    pool.give(first)
-    assert pool.take(2) == [0, 1]
-    assert pool.take(2) == [2, 9]  # no run of two is left
+    pool.release(first)
+    assert pool.allocate(2) == [0, 1]
+    assert pool.allocate(2) == [2, 9]  # no run of two is left
     assert pool.free == 0
 
 
 def test_runs_that_touch_become_one() -> None:
-    pool = PagePool(6)
-    a, b, c = pool.take(2), pool.take(2), pool.take(2)
-    pool.give(a)
-    pool.give(c)
-    pool.give(b)
-    assert pool.take(6) == [0, 1, 2, 3, 4, 5]
+    pool = PageAllocator(6)
+    a, b, c = pool.allocate(2), pool.allocate(2), pool.allocate(2)
+    pool.release(a)
+    pool.release(c)
+    pool.release(b)
+    assert pool.allocate(6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_more_than_is_free_is_an_error_and_takes_nothing() -> None:
-    pool = PagePool(3)
-    pool.take(2)
+    pool = PageAllocator(3)
+    pool.allocate(2)
     with pytest.raises(ValueError, match="2 pages wanted, 1 free"):
-        pool.take(2)
+        pool.allocate(2)
     assert pool.free == 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_page_is_ever_with_two_owners_or_lost(seed: int) -> None:
     rng = random.Random(seed)
-    pool = PagePool(64)
+    pool = PageAllocator(64)
     owned: list[list[int]] = []
     for _ in range(2000):
         if owned and rng.random() < 0.5:
             pages = owned.pop(rng.randrange(len(owned)))
             keep = rng.randrange(len(pages) + 1)
-            pool.give(pages[keep:])
+            pool.release(pages[keep:])
             if keep:
                 owned.append(pages[:keep])
         else:
             count = rng.randint(0, min(12, pool.free))
-            owned.append(pool.take(count))
+            owned.append(pool.allocate(count))
         everyone = [page for pages in owned for page in pages]
         assert len(everyone) == len(set(everyone))
         assert len(everyone) + pool.free == 64

@@ -31,67 +31,67 @@ def filled(limit: int = 1 << 20) -> ReplayLog:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 15), (0, 10), (3, 7), (9, 12), (14, 15), (5, 5)])
 def test_kept_rows_come_back_as_they_were_given(start: int, end: int) -> None:
-    taken = filled().take(1, start, end)
+    taken = filled().read(1, start, end)
     assert taken is not None and bytes(taken) == rows(start, end)
 
 
 def test_what_is_not_kept_is_not_there() -> None:
     log = filled()
-    assert log.run(1) == (0, 15)
-    assert log.run(2) == (0, 0)
-    assert log.take(1, 0, 16) is None
-    assert log.take(2, 0, 1) is None
+    assert log.retained_range(1) == (0, 15)
+    assert log.retained_range(2) == (0, 0)
+    assert log.read(1, 0, 16) is None
+    assert log.read(2, 0, 1) is None
 
 
 def test_a_group_is_kept_as_it_was_given_and_not_copied() -> None:
     log = ReplayLog(SIZE, 1 << 20)
     given = rows(0, 10)
     log.append(1, 0, given)
-    assert log.take(1, 0, 10) is given
+    assert log.read(1, 0, 10) is given
 
 
 def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
     log = filled()
     assert log.bytes == cost(10, 1, 1, 1, 1, 1)
-    log.cut(1, 12)
-    assert log.run(1) == (0, 12) and log.bytes == cost(10, 1, 1)
-    log.cut(1, 4)  # the buffer of ten rows is still alive
-    assert log.run(1) == (0, 4) and log.bytes == cost(10)
-    taken = log.take(1, 0, 4)
-    assert taken is not None and bytes(taken) == rows(0, 4) and log.take(1, 0, 5) is None
-    log.cut(1, 0)
-    assert log.run(1) == (0, 0) and log.bytes == 0
+    log.truncate(1, 12)
+    assert log.retained_range(1) == (0, 12) and log.bytes == cost(10, 1, 1)
+    log.truncate(1, 4)  # the buffer of ten rows is still alive
+    assert log.retained_range(1) == (0, 4) and log.bytes == cost(10)
+    taken = log.read(1, 0, 4)
+    assert taken is not None and bytes(taken) == rows(0, 4) and log.read(1, 0, 5) is None
+    log.truncate(1, 0)
+    assert log.retained_range(1) == (0, 0) and log.bytes == 0
 
 
 def test_closing_gives_everything_back() -> None:
     log = filled()
     log.drop(1)
     log.drop(1)
-    assert log.bytes == 0 and log.run(1) == (0, 0) and log.dropped == 0
+    assert log.bytes == 0 and log.retained_range(1) == (0, 0) and log.evictions == 0
 
 
 def test_rows_that_come_again_replace_what_was_there() -> None:
     log = filled()
     log.append(1, 8, rows(8, 11, mark=7))
-    assert log.run(1) == (0, 11)
-    taken = log.take(1, 6, 11)
+    assert log.retained_range(1) == (0, 11)
+    taken = log.read(1, 6, 11)
     assert taken is not None and bytes(taken) == rows(6, 8) + rows(8, 11, mark=7)
 
 
 def test_rows_after_a_hole_are_not_kept() -> None:
     log = filled()
     log.append(1, 16, rows(16, 20))
-    assert log.run(1) == (0, 15)
+    assert log.retained_range(1) == (0, 15)
 
 
 def test_the_hop_that_was_used_longest_ago_goes_first_and_as_a_whole() -> None:
     log = ReplayLog(SIZE, cost(10, 10, 10))
     for hop in (1, 2, 3):
         log.append(hop, 0, rows(0, 10))
-    log.take(1, 0, 1)
+    log.read(1, 0, 1)
     log.append(3, 10, rows(10, 11))
-    assert [log.run(hop) for hop in (1, 2, 3)] == [(0, 10), (0, 0), (0, 11)]
-    assert log.dropped == 1 and log.bytes <= log.limit
+    assert [log.retained_range(hop) for hop in (1, 2, 3)] == [(0, 10), (0, 0), (0, 11)]
+    assert log.evictions == 1 and log.bytes <= log.limit
 
 
 def test_a_hop_that_went_keeps_the_rows_that_follow() -> None:
@@ -99,7 +99,7 @@ def test_a_hop_that_went_keeps_the_rows_that_follow() -> None:
     for hop in (1, 2, 3):
         log.append(hop, 0, rows(0, 10))
     log.append(1, 10, rows(10, 12))
-    assert log.run(1) == (10, 12)
+    assert log.retained_range(1) == (10, 12)
 
 
 def test_a_hop_too_long_for_the_memory_keeps_its_first_rows() -> None:
@@ -107,14 +107,14 @@ def test_a_hop_too_long_for_the_memory_keeps_its_first_rows() -> None:
     log.append(2, 0, rows(0, 5))
     for first in (0, 10, 20, 30):
         log.append(1, first, rows(first, first + 10))
-    assert log.run(1) == (0, 20) and log.run(2) == (0, 0)
-    assert log.bytes == log.limit and log.dropped == 1
+    assert log.retained_range(1) == (0, 20) and log.retained_range(2) == (0, 0)
+    assert log.bytes == log.limit and log.evictions == 1
 
 
 def test_without_memory_nothing_is_kept() -> None:
     log = ReplayLog(SIZE, 0)
     log.append(1, 0, rows(0, 10))
-    assert not log.on and log.bytes == 0 and log.run(1) == (0, 0)
+    assert not log.is_enabled and log.bytes == 0 and log.retained_range(1) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -132,14 +132,14 @@ def test_whatever_is_done_the_bytes_add_up_and_the_rows_are_right(seed: int) -> 
             ends[hop] += count
         elif rng.random() < 0.8:
             ends[hop] = rng.randint(0, ends[hop])
-            log.cut(hop, ends[hop])
+            log.truncate(hop, ends[hop])
         else:
             ends[hop] = 0
             log.drop(hop)
         assert 0 <= log.bytes <= log.limit
-        start, end = log.run(hop)
+        start, end = log.retained_range(hop)
         assert end <= ends[hop]
-        taken = log.take(hop, start, end)
+        taken = log.read(hop, start, end)
         wanted = b"".join(rows(at, at + 1, marks[hop, at]) for at in range(start, end))
         assert taken is not None or start == end
         assert taken is None or bytes(taken) == wanted

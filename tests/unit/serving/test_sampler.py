@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Pick, Picked
+from modelswarm_serving.model.base import SampleRequest, SampledToken
 from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.noise import draw_key, gumbel
 from modelswarm_serving.model.sampling.sampler import sample
@@ -48,8 +48,8 @@ def logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
     return torch.randn(rows, VOCAB, generator=generator) * spread
 
 
-def pick_one(row: Tensor, sampling: Sampling, position: int = 6) -> Picked:
-    (picked,) = sample(row[None], [Pick(sampling, position, LOG)])
+def pick_one(row: Tensor, sampling: Sampling, position: int = 6) -> SampledToken:
+    (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG)])
     assert picked is not None
     return picked
 
@@ -89,7 +89,7 @@ def test_every_pick_follows_transformers_distribution(sampling: Sampling) -> Non
 
 def test_a_pick_is_the_same_in_any_batch() -> None:
     rows = logits(1, len(SAMPLINGS))
-    picks = [Pick(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    picks = [SampleRequest(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
     together = sample(rows, picks)
     alone = [sample(rows[i : i + 1], [pick])[0] for i, pick in enumerate(picks)]
     backwards = sample(rows.flip(0), picks[::-1])[::-1]
@@ -103,7 +103,7 @@ def test_the_shortcut_over_the_best_scores_changes_nothing(
     candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = logits(2, len(SAMPLINGS), spread=0.5)
-    picks = [Pick(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    picks = [SampleRequest(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
     expected = sample(rows, picks)
     monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
     monkeypatch.setattr(sampler, "_MOST_CANDIDATES", candidates)
@@ -123,7 +123,7 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     row[:4] = torch.tensor([0.0, 0.5, 1.0, 2.0])
     expected = torch.softmax(row, dim=-1)[:4]
     count = 4000
-    picks = [Pick(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)]
+    picks = [SampleRequest(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)]
     drawn = sample(row.expand(count, -1), picks)
     tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
     frequencies = torch.bincount(tokens, minlength=4)[:4] / count
@@ -147,7 +147,7 @@ def test_the_noise_is_fixed_for_ever() -> None:
 def test_logits_that_are_not_finite_give_no_pick_to_their_row_alone() -> None:
     rows = logits(3, 3)
     rows[1, 17] = float("nan")
-    found = sample(rows, [Pick(Sampling(), 0, LOG)] * 3)
+    found = sample(rows, [SampleRequest(Sampling(), 0, LOG)] * 3)
     assert [picked is None for picked in found] == [False, True, False]
 
 

@@ -10,19 +10,19 @@ import pytest
 from modelswarm.errors import UserError
 from modelswarm_serving.settings import parse
 
-GOOD = ["--members", "/tmp/m", "--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
+GOOD = ["--discovery-dir", "/tmp/m", "--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
 
 
 def test_defaults_are_what_the_contract_says() -> None:
     settings = parse(GOOD)
     assert (settings.first, settings.last) == (0, 4)
-    assert (settings.listen, settings.members) == ("127.0.0.1:0", Path("/tmp/m"))
+    assert (settings.listen, settings.discovery_dir) == ("127.0.0.1:0", Path("/tmp/m"))
     assert (settings.incarnation, settings.dtype, settings.threads) == (1, "float32", 1)
     assert (settings.pages, settings.memory, settings.page_size) == (None, None, 16)
     assert (settings.max_length, settings.lease_seconds) == (None, 30.0)
     assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
     assert settings.served_name == "counting"
-    assert (settings.tokenizer, settings.chat_template, settings.hold_seconds) == (None, None, None)
+    assert (settings.tokenizer, settings.chat_template, settings.hold_limit_seconds) == (None, None, None)
     assert settings.zone == ""
     assert parse([*GOOD, "--zone", "eu-1a"]).zone == "eu-1a"
 
@@ -45,7 +45,7 @@ def test_memory_is_a_quantity() -> None:
 
 
 def test_the_hash_model_needs_no_source() -> None:
-    flags = ["--members", "m", "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    flags = ["--discovery-dir", "m", "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse(flags)
     assert settings.model is None
     assert settings.served_name == "hash"
@@ -111,8 +111,8 @@ def test_a_missing_flag_is_named(missing: str) -> None:
 
 
 def test_without_a_members_folder_a_server_is_found_by_other_means() -> None:
-    at = GOOD.index("--members")
-    assert parse([*GOOD[:at], *GOOD[at + 2 :]]).members is None
+    at = GOOD.index("--discovery-dir")
+    assert parse([*GOOD[:at], *GOOD[at + 2 :]]).discovery_dir is None
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from modelswarm.local.backoff import Backoff
+from modelswarm.local.backoff import RestartBackoff
 
 
 def test_waits_double_up_to_the_most() -> None:
-    backoff = Backoff()
+    backoff = RestartBackoff()
 
-    waits = [backoff.died(ran=1.0) for _ in range(9)]
+    waits = [backoff.next_delay(ran=1.0) for _ in range(9)]
 
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_a_minute_of_good_running_forgets_earlier_deaths() -> None:
-    backoff = Backoff()
+    backoff = RestartBackoff()
     for _ in range(5):
-        backoff.died(ran=0.1)
+        backoff.next_delay(ran=0.1)
 
-    assert backoff.died(ran=59.9) == 16.0
-    assert backoff.died(ran=60.0) == 0.5
-    assert backoff.died(ran=0.1) == 1.0
+    assert backoff.next_delay(ran=59.9) == 16.0
+    assert backoff.next_delay(ran=60.0) == 0.5
+    assert backoff.next_delay(ran=0.1) == 1.0

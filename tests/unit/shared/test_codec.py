@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import enum
+import re
 import typing
 
 import pytest
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch
 from modelswarm.protocol.messages import (
-    Beat,
+    Heartbeat,
     Close,
-    Copy,
+    CopyKv,
     Counters,
     Create,
     Fence,
-    Fenced,
-    Find,
-    Found,
-    FoundHop,
-    Go,
+    FenceAck,
+    FindSession,
+    SessionInfo,
+    HopInfo,
+    StartEpoch,
     Hello,
     Input,
-    KeptRows,
+    RetainedRows,
     Lane,
-    Live,
-    LiveSession,
+    OwnedSessions,
+    OwnedSession,
     LogChunk,
     LogRequest,
     Message,
@@ -33,13 +34,13 @@ from modelswarm.protocol.messages import (
     ModelFileRequest,
     Neighbour,
     Refusal,
-    Report,
+    FaultReport,
     Role,
     Sampling,
-    Trouble,
+    FaultKind,
     Turn,
     Window,
-    Wish,
+    DrainState,
 )
 from modelswarm.protocol.wire import swarm_pb2
 from modelswarm.protocol.wire.codec import FrameError, decode, encode
@@ -56,30 +57,32 @@ MESSAGES: list[Message] = [
     Hello((0, 3), "g", Role.GATEWAY, "", Lane.BULK, max_length=7, total_pages=8, page_size=9),
     Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 4, True, HASHES), Turn(99, 100, SAMPLING), 3),
     Fence(HANDLE, 4, Epoch(0, 0), 10, 11),
-    Fence(HANDLE, 4, EPOCH, 10, 11, None, Turn(1, 2), ran=Epoch(0, 4)),
-    Fenced(4, HANDLE, EPOCH, 5, 6, Counters(EPOCH, 1, 2, 3, 4, 5, 6), (KeptRows(4, 0, 9),), 77),
-    Fenced(4, NO_HANDLE, EPOCH, refused=Refusal.NO_PAGES, free_pages=3),
-    Fenced(4, NO_HANDLE, EPOCH, unknown=True),
-    Go(HANDLE, EPOCH, 10, 3, 4, None, NEIGHBOUR, None, 0, 2, False),
-    Go(HANDLE, EPOCH, 10, 3, 4, NEIGHBOUR, None, NEIGHBOUR, 12, warm=True),
+    Fence(HANDLE, 4, EPOCH, 10, 11, None, Turn(1, 2), last_started=Epoch(0, 4)),
+    FenceAck(
+        4, HANDLE, EPOCH, 5, 6, Counters(EPOCH, 1, 2, 3, 4, 5, 6), (RetainedRows(4, 0, 9),), 77
+    ),
+    FenceAck(4, NO_HANDLE, EPOCH, refusal=Refusal.NO_PAGES, free_pages=3),
+    FenceAck(4, NO_HANDLE, EPOCH, unknown=True),
+    StartEpoch(HANDLE, EPOCH, 10, 3, 4, None, NEIGHBOUR, None, 0, 2, False),
+    StartEpoch(HANDLE, EPOCH, 10, 3, 4, NEIGHBOUR, None, NEIGHBOUR, 12, standby=True),
     Input(HANDLE, EPOCH, 5, tuple(range(300))),
     Input(HANDLE, EPOCH, 0, ()),
     Window(HANDLE, EPOCH, 5, 6, 7, HASHES),
-    Report(4, EPOCH, Trouble.LINK_DOWN, "s1/2/a", 3, "why"),
-    Live((LiveSession("s", HANDLE, EPOCH), LiveSession("t", 1, EPOCH))),
-    Live(()),
+    FaultReport(4, EPOCH, FaultKind.LINK_DOWN, "s1/2/a", 3, "why"),
+    OwnedSessions((OwnedSession("s", HANDLE, EPOCH), OwnedSession("t", 1, EPOCH))),
+    OwnedSessions(()),
     Close(HANDLE),
-    Beat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, running=8),
-    Beat(wish=Wish.LEAVE),
-    Beat(),
+    Heartbeat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, running=8),
+    Heartbeat(drain=DrainState.DRAIN),
+    Heartbeat(),
     ModelFileRequest("tokenizer.json"),
     ModelFileChunk("tokenizer.json", 256, 1000, bytes(range(256)), False),
     ModelFileChunk("x", 0, 0, b"", True),
-    Copy(HANDLE, EPOCH, NEIGHBOUR, 7, 2, 4),
-    Copy(HANDLE, EPOCH, None),
-    Find("s"),
-    Find("s", opens=True, number=7),
-    Found(
+    CopyKv(HANDLE, EPOCH, NEIGHBOUR, 7, 2, 4),
+    CopyKv(HANDLE, EPOCH, None),
+    FindSession("s"),
+    FindSession("s", claims=True, search_id=7),
+    SessionInfo(
         "s",
         EPOCH,
         "g1/1/a",
@@ -87,11 +90,11 @@ MESSAGES: list[Message] = [
         True,
         0.5,
         30_000.0,
-        (FoundHop(0, 4, 9, 10, EPOCH), FoundHop(4, 8, 9, 0, EPOCH)),
-        (FoundHop(8, 9, 3, 4, Epoch(2, 1)),),
+        (HopInfo(0, 4, 9, 10, EPOCH), HopInfo(4, 8, 9, 0, EPOCH)),
+        (HopInfo(8, 9, 3, 4, Epoch(2, 1)),),
         Epoch(2, 1),
     ),
-    Found("s", Epoch(0, 0), opener="g2/1/a", number=7),
+    SessionInfo("s", Epoch(0, 0), claimant="g2/1/a", search_id=7),
     LogRequest("s"),
     LogRequest("s", EPOCH),
     LogChunk("s", EPOCH, 0, 300, tuple(range(300)), Turn(99, 100, SAMPLING)),
@@ -111,20 +114,20 @@ def test_the_table_above_has_every_message() -> None:
 
 @pytest.mark.parametrize("refusal", Refusal)
 def test_every_refusal_crosses(refusal: Refusal) -> None:
-    message = Fenced(1, NO_HANDLE, EPOCH, refused=refusal)
+    message = FenceAck(1, NO_HANDLE, EPOCH, refusal=refusal)
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize("trouble", Trouble)
-def test_every_trouble_crosses(trouble: Trouble) -> None:
-    message = Report(1, EPOCH, trouble)
+@pytest.mark.parametrize("trouble", FaultKind)
+def test_every_trouble_crosses(trouble: FaultKind) -> None:
+    message = FaultReport(1, EPOCH, trouble)
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize("kind", [Lane, Role, Refusal, Trouble])
+@pytest.mark.parametrize("kind", [Lane, Role, Refusal, FaultKind])
 def test_the_wire_has_no_enum_value_that_the_messages_lack(kind: type[enum.Enum]) -> None:
     values = getattr(swarm_pb2, kind.__name__).keys()
-    prefix = f"{kind.__name__.upper()}_"
+    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper() + "_"
     names = {value.removeprefix(prefix) for value in values} - {"UNSPECIFIED"}
     assert names == {member.name for member in kind}
 
@@ -147,14 +150,14 @@ WRONG = {
     "text that is not UTF-8": b"\x5a\x03\x0a\x01\xff",
     "a missing epoch": envelope(window=swarm_pb2.Window(handle=1)),
     "a missing enum": envelope(
-        report=swarm_pb2.Report(handle=1, epoch=swarm_pb2.Epoch(counter=1))
+        fault_report=swarm_pb2.FaultReport(handle=1, epoch=swarm_pb2.Epoch(counter=1))
     ),
-    "an unknown enum": encode(Report(4, EPOCH, Trouble.GAP)).replace(b"\x18\x01", b"\x18\x63"),
+    "an unknown enum": encode(FaultReport(4, EPOCH, FaultKind.GAP)).replace(b"\x18\x01", b"\x18\x63"),
     "a version of one number": envelope(
         hello=swarm_pb2.Hello(version=[1], role=swarm_pb2.ROLE_SERVER, lane=swarm_pb2.LANE_LIVE)
     ),
     "a neighbour without an address": envelope(
-        go=swarm_pb2.Go(
+        start_epoch=swarm_pb2.StartEpoch(
             handle=1, epoch=swarm_pb2.Epoch(), successor=swarm_pb2.Neighbour(handle=2)
         )
     ),

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from modelswarm.errors import ModelSwarmError, UserError
-from modelswarm.process.command_line import REFUSED, exit_code, read_flags, split_target
+from modelswarm.process.command_line import USER_ERROR_EXIT_CODE, run_with_exit_code, read_flags, split_target
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_target_comes_apart(target: str, parts: tuple[str, int]) -> None:
 @pytest.mark.parametrize("target", ["8000", ":8000", "a:", "a:b", "a:65536", "a:-1", "a:٣", ""])
 def test_what_is_no_target_is_refused_with_the_flag_and_an_example(target: str) -> None:
     with pytest.raises(UserError, match=r"^--http: .* is not HOST:PORT, like 10\.0\.0\.7:7000$"):
-        split_target("--http", target, like="10.0.0.7:7000")
+        split_target("--http", target, example="10.0.0.7:7000")
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -45,14 +45,14 @@ def _raise(error: Exception) -> NoReturn:
 def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
     error: Exception, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert exit_code("program", lambda: _raise(error), flag="--{}".format) == REFUSED == 2
+    assert run_with_exit_code("program", lambda: _raise(error), name_flag="--{}".format) == USER_ERROR_EXIT_CODE == 2
     assert capsys.readouterr().err == f"program: {sentence}\n"
 
 
 def test_other_errors_and_exit_codes_are_passed_on() -> None:
-    assert exit_code("program", lambda: 1) == 1
+    assert run_with_exit_code("program", lambda: 1) == 1
     with pytest.raises(ZeroDivisionError):
-        exit_code("program", lambda: 1 // 0)
+        run_with_exit_code("program", lambda: 1 // 0)
 
 
 def test_flags_become_the_settings_and_help_ends_the_process() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
-    Beat,
+    Heartbeat,
     Close,
     Finish,
     Input,
@@ -182,7 +182,7 @@ def test_a_frame_cut_anywhere_is_never_taken_for_a_whole_one() -> None:
 
 def test_flipped_bits_never_do_worse_than_a_frame_error() -> None:
     dice = random.Random(2)
-    whole = next(iter(pack([*MIXED, Beat(1, 2.0), Input(5, EPOCH, 0, (1, 2, 3))])))
+    whole = next(iter(pack([*MIXED, Heartbeat(1, 2.0), Input(5, EPOCH, 0, (1, 2, 3))])))
     refused = 0
     for _ in range(20000):
         frame = bytearray(whole)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from modelswarm.cli.demo.example import TEXT
+from modelswarm.cli.demo.example import EXAMPLE_TEXT
 from modelswarm.errors import DocumentError
 from modelswarm.resources.loading import load_document, parse_document
 from modelswarm.resources.spec import ModelSwarm, seconds_of
@@ -44,7 +44,7 @@ def test_the_example_is_a_valid_document() -> None:
 
 
 def test_an_installed_package_knows_the_example_by_heart() -> None:
-    assert parse_document(TEXT, "the example") == load_document(EXAMPLE)
+    assert parse_document(EXAMPLE_TEXT, "the example") == load_document(EXAMPLE)
 
 
 def test_what_is_left_out_gets_its_default() -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.errors import stopping
+from modelswarm_gateway.errors import gateway_stopping
 from modelswarm_gateway.runtime.drains import Drains, uncovered, undone
 
 LOOK_SECONDS = 0.1
@@ -33,7 +33,7 @@ async def drain(
     empty = 0
     while last is None or not last.done:
         if not accepting():
-            raise stopping()
+            raise gateway_stopping()
         now = _state(drains, peer)
         empty = empty + 1 if now.done else 0
         now.done = now.gone or empty > SETTLED_LOOKS
@@ -52,9 +52,9 @@ async def _until_covered(
     """Until other servers hold all its blocks, or it has no link."""
     deadline = asyncio.get_running_loop().time() + seconds
     last: api_pb2.DrainState | None = None
-    while (view := drains.look(peer)) is not None and view.only_there:
+    while (view := drains.look(peer)) is not None and view.sole_blocks:
         if asyncio.get_running_loop().time() >= deadline:
-            raise uncovered(peer, view.only_there)
+            raise uncovered(peer, view.sole_blocks)
         now = _state(drains, peer)
         if now != last:
             yield now
@@ -70,8 +70,8 @@ def _state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
     return api_pb2.DrainState(
         peer=peer,
         own_sessions=view.hops,
-        other_sessions=view.others,
-        moving=view.moving,
-        uncovered_blocks=view.only_there,
+        other_sessions=view.other_hops,
+        moving=view.migrating,
+        uncovered_blocks=view.sole_blocks,
         done=drains.is_empty(peer),
     )

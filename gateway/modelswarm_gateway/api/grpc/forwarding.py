@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.failover import MOVED
 from modelswarm_gateway.api.forwarding import CONNECT_SECONDS, MARK, Gone, Lives, watched
-from modelswarm_gateway.errors import ApiError, Code, code_of
-from modelswarm_gateway.generation.request import Ask
-from modelswarm_gateway.generation.service import Service
+from modelswarm_gateway.errors import ApiError, Code, parse_code
+from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.service import GenerationService
 
 
 async def passed_on(
@@ -47,7 +47,7 @@ async def _meaning(error: aio.AioRpcError | Gone, said: bool, lives: Lives) -> E
     trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
     words = {name: str(value) for name, value in trailing or ()}
     if "error-code" in words:
-        code = code_of(words["error-code"])
+        code = parse_code(words["error-code"])
         if said and code in MOVED:
             return Gone()
         wait = float(words["retry-after"]) if "retry-after" in words else None
@@ -59,9 +59,9 @@ async def _meaning(error: aio.AioRpcError | Gone, said: bool, lives: Lives) -> E
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
-async def lives_at(service: Service, asked: Ask, target: str) -> bool:
+async def lives_at(service: GenerationService, asked: GenerationRequest, target: str) -> bool:
     """Whether servers hear the gateway there as the session's, or, where they know none, it answers us."""
-    lives = await service.lives_elsewhere(asked, target)
+    lives = await service.is_owned_by(asked, target)
     if lives is not None:
         return lives
     async with aio.insecure_channel(target) as channel:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.errors import invalid
+from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.request import (
-    LONGEST_SESSION_ID,
-    LONGEST_STOP,
-    MOST_STOPS,
-    Ask,
+    MAX_SESSION_ID_LENGTH,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    GenerationRequest,
     ChatPrompt,
     Prompt,
     TextPrompt,
@@ -19,23 +19,23 @@ from modelswarm_gateway.models.sampling_defaults import Options
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
-def ask(request: api_pb2.GenerateRequest) -> Ask:
+def ask(request: api_pb2.GenerateRequest) -> GenerationRequest:
     """Raises ApiError. The ranges are those of the HTTP door."""
     if not request.model:
-        raise invalid("model", "model: this field is required")
+        raise invalid_request("model", "model: this field is required")
     field, prompt = _prompt(request)
     stops = tuple(request.stop)
-    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
-        raise invalid("stop", f"stop: up to {MOST_STOPS} strings of 1 to {LONGEST_STOP} characters")
-    if len(request.session_id) > LONGEST_SESSION_ID:
-        raise invalid("session_id", f"session_id: at most {LONGEST_SESSION_ID} characters")
+    if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
+        raise invalid_request("stop", f"stop: up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+    if len(request.session_id) > MAX_SESSION_ID_LENGTH:
+        raise invalid_request("session_id", f"session_id: at most {MAX_SESSION_ID_LENGTH} characters")
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
-        raise invalid("resume_after", "resume_after: only a named session can be resumed")
+        raise invalid_request("resume_after", "resume_after: only a named session can be resumed")
     session = request.session_id or None
-    return Ask(
+    return GenerationRequest(
         request.model, prompt, field, _options(request), stops, session,
-        after=after, mark=request.resume_mark,
+        resume_after=after, resume_mark=request.resume_mark,
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:
         case "chat":
             return "chat", ChatPrompt(_messages(request.chat))
         case _:
-            raise invalid("input", "input: one of prompt, chat and tokens is required")
+            raise invalid_request("input", "input: one of prompt, chat and tokens is required")
 
 
 def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
@@ -56,12 +56,12 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
     for place, message in enumerate(chat.messages):
         if message.role not in ROLES:
             field = f"chat.messages[{place}].role"
-            raise invalid(field, f"{field}: must be one of {', '.join(ROLES)}")
+            raise invalid_request(field, f"{field}: must be one of {', '.join(ROLES)}")
         role = "system" if message.role == "developer" else message.role
         entry = {"role": role, "content": message.content}
         made.append({**entry, "name": message.name} if message.name else entry)
     if not made:
-        raise invalid("chat.messages", "chat.messages: at least one message is needed")
+        raise invalid_request("chat.messages", "chat.messages: at least one message is needed")
     return made
 
 
@@ -77,7 +77,7 @@ def _options(request: api_pb2.GenerateRequest) -> Options:
     }
     for name, (low, high) in ranges.items():
         if name in set_fields and not low <= set_fields[name] <= high:
-            raise invalid(
+            raise invalid_request(
                 f"sampling.{name}", f"sampling.{name}: {set_fields[name]} is out of range"
             )
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None

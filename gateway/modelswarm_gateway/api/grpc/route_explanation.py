@@ -55,6 +55,6 @@ def _session(reason: RouteReason) -> api_pb2.RouteReason:
 def _hop(hop: HopReason) -> api_pb2.HopReason:
     made = api_pb2.HopReason(peer=hop.peer, first=hop.first, last=hop.last)
     if hop.chosen is not None:
-        made.chosen_ms, made.best_ms = hop.chosen.to_go_ms, hop.chosen.best_ms
-        made.best, made.options = hop.chosen.best, hop.chosen.options
+        made.chosen_ms, made.best_ms = hop.chosen.cost_to_go_ms, hop.chosen.best_ms
+        made.best, made.options = hop.chosen.best_peer, hop.chosen.options
     return made

@@ -29,10 +29,10 @@ from modelswarm_gateway.api.grpc.requests import ask
 from modelswarm_gateway.api.grpc.route_explanation import routes
 from modelswarm_gateway.api.grpc.swarm_state import snapshot
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.generation import Generation, Piece
-from modelswarm_gateway.generation.request import Ask
-from modelswarm_gateway.generation.service import Service
-from modelswarm_gateway.generation.session_locator import Elsewhere
+from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_gateway.runtime.drains import Drains
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")
 
 
 class GrpcDoor:
-    def __init__(self, service: Service, drains: Drains) -> None:
+    def __init__(self, service: GenerationService, drains: Drains) -> None:
         self._service, self._drains = service, drains
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = aio.server(options=_options(service.settings.keepalive_seconds))
@@ -88,7 +88,7 @@ class GrpcDoor:
         status = health_pb2.HealthCheckResponse
         await self._health.set("", status.SERVING)
         while True:
-            good = self._service.accepting and any(c.ready for c in self._service.engine.cards())
+            good = self._service.accepting and any(c.ready for c in self._service.backend.cards())
             for name in SERVICES:
                 await self._health.set(name, status.SERVING if good else status.NOT_SERVING)
             await asyncio.sleep(LEAST_INTERVAL)
@@ -107,7 +107,7 @@ def _options(keepalive: float) -> list[tuple[str, int]]:
 
 
 class Inference(api_pb2_grpc.InferenceServicer):
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: GenerationService) -> None:
         self._service = service
 
     async def Generate(
@@ -173,11 +173,11 @@ class Inference(api_pb2_grpc.InferenceServicer):
                 request = _behind(last, request)
 
     async def _once(
-        self, request: api_pb2.GenerateRequest, asked: Ask, course: Course, context: Context
+        self, request: api_pb2.GenerateRequest, asked: GenerationRequest, course: Course, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         try:
-            generation = await self._service.start(asked)
-        except Elsewhere as elsewhere:
+            generation = await self._service.start_generation(asked)
+        except OwnedElsewhere as elsewhere:
             lives = partial(lives_at, self._service, asked, elsewhere.grpc)
             async for part in passed_on(elsewhere.grpc, request, lives):
                 yield part
@@ -186,14 +186,14 @@ class Inference(api_pb2_grpc.InferenceServicer):
             name = f"gen-{secrets.token_hex(12)}"
             finish = None
             while finish is None:
-                piece = await generation.take(self._service.keepalive_seconds(asked.model))
+                piece = await generation.next_chunk(self._service.keepalive_seconds(asked.model))
                 if piece is None and not course.begun:
                     course.begun = True
                     await context.send_initial_metadata(())  # it has been taken, and waits
                 if piece is not None:
                     finish = piece.finish
                     yield _part(name, piece, generation)
-                    generation.taken(piece)
+                    generation.acknowledge(piece)
         except ApiError as error:
             if error.code is Code.SESSION_ELSEWHERE and not asked.forwarded:
                 raise Gone from error  # another gateway has just taken it
@@ -213,7 +213,7 @@ def _behind(
     return made
 
 
-def _part(name: str, piece: Piece, generation: Generation) -> api_pb2.GenerateResponse:
+def _part(name: str, piece: OutputChunk, generation: Generation) -> api_pb2.GenerateResponse:
     part = api_pb2.GenerateResponse(
         id=name,
         text=piece.text,
@@ -241,12 +241,12 @@ async def abort(context: Context, error: ApiError) -> None:
 
 
 class Swarm(api_pb2_grpc.SwarmServicer):
-    def __init__(self, service: Service, drains: Drains) -> None:
+    def __init__(self, service: GenerationService, drains: Drains) -> None:
         self._service, self._drains = service, drains
         self._watchers = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
-        return snapshot(self._service.engine, request.model)
+        return snapshot(self._service.backend, request.model)
 
     async def Watch(
         self, request: api_pb2.WatchRequest, context: Context
@@ -263,7 +263,7 @@ class Swarm(api_pb2_grpc.SwarmServicer):
 
     async def Routes(self, request: api_pb2.RoutesRequest, context: Context) -> api_pb2.RoutesReply:
         try:
-            return routes(self._service.engine, request.model)
+            return routes(self._service.backend, request.model)
         except ApiError as error:
             await abort(context, error)
             return api_pb2.RoutesReply()  # the call was aborted
@@ -281,7 +281,7 @@ class Swarm(api_pb2_grpc.SwarmServicer):
         interval = max(LEAST_INTERVAL, request.min_interval_seconds)
         last: api_pb2.Snapshot | None = None
         while self._service.accepting:
-            now = snapshot(self._service.engine, request.model)
+            now = snapshot(self._service.backend, request.model)
             if now != last:
                 yield now
                 last = now

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.backend.protocol import Engine, ModelCard
-from modelswarm_gateway.core.interface.effects import ServerView, SessionView
-from modelswarm_gateway.core.routing.server_registry import SLOW
+from modelswarm_gateway.core.interface.views import ServerView, SessionView
+from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
 
 def snapshot(engine: Engine, model: str = "") -> api_pb2.Snapshot:
@@ -54,7 +54,7 @@ def _server(view: ServerView) -> api_pb2.Server:
 
 
 def _health(view: ServerView) -> str:
-    if view.leaving and view.leaving != SLOW:
+    if view.leaving and view.leaving != SLOW_CAUSE:
         return "draining"
     if view.suspected:
         return "suspected"

@@ -28,28 +28,28 @@ from modelswarm_gateway.api.http.openai_requests import (
 )
 from modelswarm_gateway.api.http.openai_responses import ChatShape, Shape, TextShape
 from modelswarm_gateway.backend.protocol import ModelCard
-from modelswarm_gateway.errors import ApiError, Code, invalid, model_not_found
-from modelswarm_gateway.generation.request import Ask
-from modelswarm_gateway.generation.resumption import HEADER, parse_id
-from modelswarm_gateway.generation.service import Service
+from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
+from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
+from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER
 
 log = logging.getLogger(__name__)
 
 
-def http_app(service: Service, unready: Callable[[], str | None] | None = None) -> ASGIApp:
+def http_app(service: GenerationService, unready: Callable[[], str | None] | None = None) -> ASGIApp:
     """`unready` says why clients should not come yet; without it, they may once a model can answer."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     _generation_routes(app, service)
     _model_routes(app, service)
-    _state_routes(app, service, unready or (lambda: _uncovered(service.engine.cards())))
+    _state_routes(app, service, unready or (lambda: _uncovered(service.backend.cards())))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _our_fault)
-    return Marked(app, lambda: service.leaving)
+    return Marked(app, lambda: service.shutting_down)
 
 
-def _generation_routes(app: FastAPI, service: Service) -> None:
+def _generation_routes(app: FastAPI, service: GenerationService) -> None:
     passing = Passing()
 
     @app.post("/v1/chat/completions")
@@ -63,7 +63,7 @@ def _generation_routes(app: FastAPI, service: Service) -> None:
 
 async def _reply(
     request: Request,
-    service: Service,
+    service: GenerationService,
     passing: Passing,
     parse: Callable[[object], ChatRequest | CompletionRequest],
     shape: type[Shape],
@@ -84,26 +84,26 @@ async def _reply(
     )
 
 
-def _marked(request: Request, ask: Ask, stream: bool) -> Ask:
+def _marked(request: Request, ask: GenerationRequest, stream: bool) -> GenerationRequest:
     """With what its headers say: where a stream goes on, and that another gateway has passed it on."""
-    said = request.headers.get(HEADER)
+    said = request.headers.get(LAST_EVENT_ID)
     if said is not None:
         if ask.session_id is None or not stream:
-            raise invalid(HEADER, f"{HEADER}: only a stream with a session_id can be resumed")
-        after, mark = parse_id(said)
+            raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: only a stream with a session_id can be resumed")
+        after, mark = parse_event_id(said)
         ask = replace(ask, after=after, mark=mark)
     return replace(ask, forwarded=MARK in request.headers)
 
 
-def _model_routes(app: FastAPI, service: Service) -> None:
+def _model_routes(app: FastAPI, service: GenerationService) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        data = [_model(card) for card in service.engine.cards()]
+        data = [_model(card) for card in service.backend.cards()]
         return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        card = service.engine.card(name)
+        card = service.backend.card(name)
         if card is None:
             raise model_not_found(name)
         return JSONResponse(_model(card))
@@ -120,7 +120,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _state_routes(app: FastAPI, service: Service, unready: Callable[[], str | None]) -> None:
+def _state_routes(app: FastAPI, service: GenerationService, unready: Callable[[], str | None]) -> None:
     @app.get("/health")
     @app.get("/live")
     async def health() -> Response:
@@ -128,12 +128,12 @@ def _state_routes(app: FastAPI, service: Service, unready: Callable[[], str | No
 
     @app.get("/ready")
     async def ready() -> Response:
-        reason = "the gateway is stopping" if service.leaving else unready()
+        reason = "the gateway is stopping" if service.shutting_down else unready()
         return JSONResponse(
             {
                 "ready": reason is None,
                 "reason": reason,
-                "models": [_state(card) for card in service.engine.cards()],
+                "models": [_state(card) for card in service.backend.cards()],
             },
             status_code=200 if reason is None else 503,
         )

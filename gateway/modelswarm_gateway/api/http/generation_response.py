@@ -21,11 +21,11 @@ from modelswarm_gateway.api.forwarding import Answer, Gone, Original, Passing, U
 from modelswarm_gateway.api.http.openai_responses import Head, Shape, error_event, waiting
 from modelswarm_gateway.api.http.sse_reader import Events, id_of, refusal
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.generation import Generation, Piece
-from modelswarm_gateway.generation.request import Ask
-from modelswarm_gateway.generation.resumption import event_id, parse_id
-from modelswarm_gateway.generation.service import Service
-from modelswarm_gateway.generation.session_locator import Elsewhere
+from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.resumption import format_event_id, parse_event_id
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Reply(Response):
 
     def __init__(
         self,
-        service: Service,
-        ask: Ask,
+        service: GenerationService,
+        ask: GenerationRequest,
         shape: type[Shape],
         *,
         way: Way,
@@ -81,11 +81,11 @@ class Reply(Response):
         """Asked for anew each time: the first server of a model may come while its client waits."""
         return self._service.keepalive_seconds(self._ask.model)
 
-    def _asked(self) -> Ask:
+    def _asked(self) -> GenerationRequest:
         """What is to be answered now."""
         if self._last is None:
             return self._ask
-        after, mark = parse_id(self._last)
+        after, mark = parse_event_id(self._last)
         return replace(self._ask, after=after, mark=mark)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -123,7 +123,7 @@ class Reply(Response):
     async def _answer(self, left: asyncio.Future[None], send: Send) -> None:
         try:
             generation = await self._start(left, send)
-        except Elsewhere as elsewhere:
+        except OwnedElsewhere as elsewhere:
             return await self._pass_on(elsewhere, left, send)
         watcher = asyncio.create_task(_watch(left, generation))
         try:
@@ -146,7 +146,7 @@ class Reply(Response):
 
     async def _start(self, left: asyncio.Future[None], send: Send) -> Generation:
         """A session of a gateway that is gone may have to be waited for: then the stream begins with comments."""
-        starting = asyncio.ensure_future(self._service.start(self._asked()))
+        starting = asyncio.ensure_future(self._service.start_generation(self._asked()))
         try:
             first = asyncio.FIRST_COMPLETED
             either: set[asyncio.Future[Any]] = {starting, left}
@@ -164,7 +164,7 @@ class Reply(Response):
         await self._begin(send, list(STREAM_HEADERS))
         await _send(send, waiting(""))
 
-    async def _pass_on(self, elsewhere: Elsewhere, left: asyncio.Future[None], send: Send) -> None:
+    async def _pass_on(self, elsewhere: OwnedElsewhere, left: asyncio.Future[None], send: Send) -> None:
         """The gateway that has the session answers, while the client is there. Raises Gone if it does so no more."""
         passing = asyncio.ensure_future(self._relay(elsewhere, send))
         try:
@@ -174,7 +174,7 @@ class Reply(Response):
         finally:
             passing.cancel()
 
-    async def _relay(self, elsewhere: Elsewhere, send: Send) -> None:
+    async def _relay(self, elsewhere: OwnedElsewhere, send: Send) -> None:
         passing, clock = self._way.passing, self._service.clock
         spoke = clock()
 
@@ -183,7 +183,7 @@ class Reply(Response):
             if self._looks.stream and clock() - spoke >= self._keepalive:
                 await self._wait(send)
                 spoke = clock()
-            lives = await self._service.lives_elsewhere(self._ask, elsewhere.http)
+            lives = await self._service.is_owned_by(self._ask, elsewhere.http)
             return await passing.answers(elsewhere.http) if lives is None else lives
 
         try:
@@ -228,12 +228,12 @@ class Reply(Response):
         tokens: list[int] = []
         finish: str | None = None
         while finish is None:
-            piece = await generation.take(self._keepalive)
+            piece = await generation.next_chunk(self._keepalive)
             if piece is not None:
                 texts.append(piece.text)
                 tokens += piece.tokens
                 finish = piece.finish
-                generation.taken(piece)
+                generation.acknowledge(piece)
         body = shape.body("".join(texts), tokens, finish)
         length = str(len(body)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
@@ -241,9 +241,9 @@ class Reply(Response):
         await _send(send, body, more=False)
 
     async def _events(self, generation: Generation, shape: Shape, send: Send) -> None:
-        piece = await generation.take(self._keepalive)  # a refusal comes here: nothing is sent yet
+        piece = await generation.next_chunk(self._keepalive)  # a refusal comes here: nothing is sent yet
         await self._begin(send, list(STREAM_HEADERS))
-        opening = shape.opening() if self._asked().after is None else b""
+        opening = shape.opening() if self._asked().resume_after is None else b""
         pending: list[int] = []  # tokens that have shown no text yet
         clock, spoke = self._service.clock, self._service.clock()
         while True:
@@ -258,13 +258,13 @@ class Reply(Response):
                 pending.clear()
                 spoke = clock()
             elif piece is None or clock() - spoke >= self._keepalive:
-                await _send(send, waiting(generation.waits))
+                await _send(send, waiting(generation.hold_reason))
                 spoke = clock()
             if piece is not None:
                 if piece.finish is not None:
                     break
-                generation.taken(piece)
-            piece = await generation.take(self._keepalive)
+                generation.acknowledge(piece)
+            piece = await generation.next_chunk(self._keepalive)
         last = shape.closing(piece.finish, generation.completion_tokens)
         await _send(send, opening + last, more=False)
 
@@ -277,10 +277,10 @@ class Reply(Response):
         self._started = True
 
 
-def _event(shape: Shape, piece: Piece, tokens: list[int]) -> bytes:
+def _event(shape: Shape, piece: OutputChunk, tokens: list[int]) -> bytes:
     """Nothing for a token that shows no text yet, unless it is the last one."""
     if piece.text or (piece.finish is not None and tokens):
-        return shape.event(piece.text, tokens, event_id(piece.end - 1, piece.mark))
+        return shape.event(piece.text, tokens, format_event_id(piece.end - 1, piece.mark))
     return b""
 
 

@@ -7,7 +7,7 @@ import json
 
 from starlette.requests import ClientDisconnect, Request
 
-from modelswarm_gateway.errors import ApiError, Code, invalid
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
 LARGEST_BODY = 16 << 20  # bytes
 BODY_SECONDS = 60.0
@@ -19,7 +19,7 @@ async def read_json(request: Request) -> object:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _read(request)
     except TimeoutError as error:
-        raise invalid(None, f"the body did not come within {BODY_SECONDS:.0f} seconds") from error
+        raise invalid_request(None, f"the body did not come within {BODY_SECONDS:.0f} seconds") from error
     except ClientDisconnect as error:
         raise ApiError(Code.CANCELLED, "the client left") from error
     return parse_json(raw)
@@ -48,13 +48,13 @@ def parse_json(raw: bytes) -> object:
         if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but no text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise invalid(
+        raise invalid_request(
             None, f"the body is not valid UTF-8: {error.reason} at byte {error.start}"
         ) from error
     except UnicodeEncodeError as error:
-        raise invalid(
+        raise invalid_request(
             None, "the body holds half of a surrogate pair, which is no character"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise invalid(None, f"the body is not valid JSON: {error}") from error
+        raise invalid_request(None, f"the body is not valid JSON: {error}") from error
     return value

@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from modelswarm_gateway.errors import ApiError, Code, invalid
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.request import (
-    LONGEST_SESSION_ID,
-    LONGEST_STOP,
-    MOST_STOPS,
-    Ask,
+    MAX_SESSION_ID_LENGTH,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+    GenerationRequest,
     ChatPrompt,
     Prompt,
     TextPrompt,
@@ -110,7 +110,7 @@ class StreamOptions(_Strict):
     include_usage: bool | None = None
 
 
-StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -123,12 +123,12 @@ class _Request(_Strict):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
-    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    session_id: str | None = Field(None, min_length=1, max_length=LONGEST_SESSION_ID)
+    session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
 
     usual_tokens: ClassVar[int | None] = None
 
@@ -143,7 +143,7 @@ class _Request(_Strict):
         """The field that carries the prompt, and the prompt."""
         raise NotImplementedError
 
-    def ask(self) -> Ask:
+    def ask(self) -> GenerationRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         field, prompt = self.prompt_given()
         options = Options(
@@ -156,7 +156,7 @@ class _Request(_Strict):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
         )
-        return Ask(self.model, prompt, field, options, stop, self.session_id, self.usual_tokens)
+        return GenerationRequest(self.model, prompt, field, options, stop, self.session_id, self.usual_tokens)
 
 
 class ChatRequest(_Request):
@@ -168,7 +168,7 @@ class ChatRequest(_Request):
     def limit(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
-            raise invalid(
+            raise invalid_request(
                 "max_completion_tokens",
                 f"max_completion_tokens is {new} and max_tokens is {old}: give one, or the same",
             )
@@ -190,7 +190,7 @@ class CompletionRequest(_Request):
         if isinstance(prompt, str):
             return "prompt", TextPrompt(prompt)
         if not prompt:
-            raise invalid("prompt", "prompt: the list is empty")
+            raise invalid_request("prompt", "prompt: the list is empty")
         first = prompt[0]
         if isinstance(first, int):
             return "prompt", TokenPrompt(tuple(t for t in prompt if isinstance(t, int)))
@@ -238,7 +238,7 @@ def parse_completion(body: object) -> CompletionRequest:
 def _screened(body: object) -> dict[str, Any]:
     """The fields that are set, once none of them asks for what is not built."""
     if not isinstance(body, dict):
-        raise invalid(None, "the body must be a JSON object")
+        raise invalid_request(None, "the body must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
     for name in REFUSED.keys() & fields.keys():
         harmless, allowed = REFUSED[name]
@@ -251,7 +251,7 @@ def _screened(body: object) -> dict[str, Any]:
 # Fields of several types: pydantic's finding would name only one of them.
 _SHAPES = {
     "content": "must be a string or a list of text parts",
-    "stop": f"must be a string or a list of up to {MOST_STOPS} strings, none of them empty",
+    "stop": f"must be a string or a list of up to {MAX_STOPS} strings, none of them empty",
     "prompt": "must be a string, a list of one string, or a list of token ids",
 }
 
@@ -270,7 +270,7 @@ def _first_problem(error: ValidationError) -> ApiError:
             path += f".{part}" if path else part
             shape = _SHAPES.get(part, "")
     message = "this field is required" if problem["type"] == "missing" else shape or problem["msg"]
-    return invalid(path, f"{path}: {message}")
+    return invalid_request(path, f"{path}: {message}")
 
 
 _NAMES = frozenset(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from modelswarm_gateway.errors import ApiError, Code, code_of
+from modelswarm_gateway.errors import ApiError, Code, parse_code
 
 
 class Events:
@@ -54,6 +54,6 @@ def refusal(body: bytes) -> ApiError:
     """What an error envelope says."""
     try:
         error: dict[str, Any] = json.loads(body)["error"]
-        return ApiError(code_of(error["code"]), str(error["message"]), param=error.get("param"))
+        return ApiError(parse_code(error["code"]), str(error["message"]), param=error.get("param"))
     except (ValueError, LookupError, TypeError, AttributeError):
         return ApiError(Code.INTERNAL, "the gateway that holds this session refused without words")

@@ -11,41 +11,41 @@ from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.migration.imbalance import Shift
-from modelswarm_gateway.core.migration.migrations import Moves
-from modelswarm_gateway.core.migration.rebalancer import does_well, movable
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.migration.migrations import Migrations
+from modelswarm_gateway.core.migration.rebalancer import can_receive, sessions_to_shift
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
-TRIAL_SECONDS = 60.0  # between two of one server
+PROBE_INTERVAL = 60.0  # between two of one server
 
 
-class Trials:
-    def __init__(self, fleet: Fleet, moves: Moves) -> None:
-        self._fleet = fleet
+class Probes:
+    def __init__(self, registry: ServerRegistry, moves: Migrations) -> None:
+        self._registry = registry
         self._moves = moves
-        self._tried_at: dict[PeerId, float] = {}
+        self._probed_at: dict[PeerId, float] = {}
 
-    def left(self, peer: PeerId) -> None:
-        self._tried_at.pop(peer, None)
+    def remove_server(self, peer: PeerId) -> None:
+        self._probed_at.pop(peer, None)
 
-    def begin(self, peer: PeerId, sessions: Collection[Session], now: float) -> PeerId | None:
+    def start_probe(self, peer: PeerId, sessions: Collection[Session], now: float) -> PeerId | None:
         """The equal that one of its sessions goes to; None: not now, or there is none."""
-        if now - self._tried_at.get(peer, -TRIAL_SECONDS) < TRIAL_SECONDS or not self._moves.idle:
+        if now - self._probed_at.get(peer, -PROBE_INTERVAL) < PROBE_INTERVAL or not self._moves.is_idle:
             return None
-        server = self._fleet.get(peer)
+        server = self._registry.get(peer)
         if server is None:
             return None
         equals = [
             equal
-            for equal in self._fleet.equals(server)
+            for equal in self._registry.replicas_of(server)
             if equal is not server
             and equal.load < server.load
-            and does_well(self._fleet, equal, now)
+            and can_receive(self._registry, equal, now)
         ]
         for equal in sorted(equals, key=lambda equal: (equal.load, equal.hello.peer)):
             shift = Shift(peer, equal.hello.peer)
-            for session, hop in movable(self._fleet, sessions, shift, now):
-                if self._moves.shift(session, hop, shift.new, now):
-                    self._tried_at[peer] = now
-                    return shift.new
+            for session, hop in sessions_to_shift(self._registry, sessions, shift, now):
+                if self._moves.migrate(session, hop, shift.target, now):
+                    self._probed_at[peer] = now
+                    return shift.target
         return None

@@ -6,27 +6,27 @@ the stall, so a tick lets this clock go on by little however late it is.
 
 from __future__ import annotations
 
-MOST_PER_TICK = 0.1  # seconds; ticks come every 50 ms
+MAX_PER_TICK = 0.1  # seconds; ticks come every 50 ms
 
 
-class AwakeClock:
+class StallClock:
     def __init__(self) -> None:
         self._ticked: float | None = None
-        self._lived = 0.0
+        self._elapsed = 0.0
 
-    def tick(self, now: float) -> float:
+    def advance(self, now: float) -> float:
         """Seconds for which we stood still."""
-        before, late = self._lived, self.late(now)
-        self._lived = self.read(now)
+        before, delay = self._elapsed, self.tick_delay(now)
+        self._elapsed = self.elapsed(now)
         self._ticked = now
-        return max(0.0, late - (self._lived - before))
+        return max(0.0, delay - (self._elapsed - before))
 
-    def read(self, now: float) -> float:
+    def elapsed(self, now: float) -> float:
         """The time lived by `now`, since it was first asked. Never goes back."""
         if self._ticked is None:
             self._ticked = now
-        return self._lived + min(self.late(now), MOST_PER_TICK)
+        return self._elapsed + min(self.tick_delay(now), MAX_PER_TICK)
 
-    def late(self, now: float) -> float:
+    def tick_delay(self, now: float) -> float:
         """Seconds since the last tick."""
         return 0.0 if self._ticked is None else max(0.0, now - self._ticked)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import Epoch
-from modelswarm_gateway.core.servers.step_times import Pace
+from modelswarm_gateway.core.servers.step_times import StepTimes
 from modelswarm_gateway.core.sessions.session import Session, State
 
-SLACK = 4.0  # times what is expected
-LONGEST = 120.0  # seconds; nothing is waited for longer
-MOST_DOUBLINGS = 4
+SLACK_FACTOR = 4.0  # times what is expected
+MAX_TIMEOUT = 120.0  # seconds; nothing is waited for longer
+MAX_DOUBLINGS = 4
 
 
 @dataclass(slots=True)
@@ -25,32 +25,32 @@ class Progress:
     epoch: Epoch
     length: int
     since: float
-    gap: float = 0.0  # seconds per token; of the last ones the longest
+    seconds_per_token: float = 0.0  # seconds per token; of the last ones the longest
 
-    def see(self, session: Session, time: float) -> None:
+    def observe(self, session: Session, time: float) -> None:
         if (session.epoch, session.length) == (self.epoch, self.length):
             return
         if session.epoch == self.epoch and session.length > self.length:
             gap = (time - self.since) / (session.length - self.length)
-            self.gap = max(gap, 0.95 * self.gap)
+            self.seconds_per_token = max(gap, 0.95 * self.seconds_per_token)
         self.epoch, self.length, self.since = session.epoch, session.length, time
 
 
-def owed(session: Session) -> bool:
+def is_token_due(session: Session) -> bool:
     """Whether the swarm may make a token now: the reader is not behind (R7)."""
     return session.state is State.RUNNING and session.length <= session.credit
 
 
-def patience(expected: float, overdues: int) -> float:
+def token_timeout(expected: float, overdues: int) -> float:
     """Seconds in which a token must come that is expected in so many; twice as long each time that it did not. Loops
     for other causes say nothing against what is expected."""
-    return min(LONGEST, expected * float(1 << min(overdues, MOST_DOUBLINGS)))
+    return min(MAX_TIMEOUT, expected * float(1 << min(overdues, MAX_DOUBLINGS)))
 
 
-def expected(least: float, gap: float, paces: Sequence[Pace], rows: int, now: float) -> float:
+def expected_seconds(least: float, seconds_per_token: float, step_times: Sequence[StepTimes], pending_rows: int, now: float) -> float:
     """Seconds in which the next token should come over hops with these paces. `rows`: of prompts and replays that are
     still to be read there, those of other sessions too."""
-    steps = sum(pace.step for pace in paces)
-    reading = rows * sum(pace.row for pace in paces)
-    queue = sum(pace.queue for pace in paces if pace.moves(now))
-    return least + queue + SLACK * (steps + reading + gap)
+    steps = sum(pace.longest_step for pace in step_times)
+    reading = pending_rows * sum(pace.prefill_seconds_per_row for pace in step_times)
+    queue = sum(pace.queue_seconds for pace in step_times if pace.is_progressing(now))
+    return least + queue + SLACK_FACTOR * (steps + reading + seconds_per_token)

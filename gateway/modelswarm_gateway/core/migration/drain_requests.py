@@ -10,57 +10,57 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Beat, Lane, Send, Wish, reply_address
+from modelswarm.protocol.messages import DrainState, Heartbeat, Lane, Send, reply_address
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.migration.migrations import Moves
+from modelswarm_gateway.core.migration.migrations import Migrations
 
-DRAIN = "drain"  # the cause
+DRAIN_CAUSE = "drain"  # the cause
 
 
-class Wishes:
-    def __init__(self, moves: Moves, emit: Callable[[Effect], None]) -> None:
-        self._moves, self._emit = moves, emit
-        self._told: dict[PeerId, Wish] = {}  # what servers have not repeated yet
-        self._unsure: set[PeerId] = set()  # of these, those that were told on another link
+class DrainRequests:
+    def __init__(self, moves: Migrations, emit: Callable[[Effect], None]) -> None:
+        self._migrations, self._emit = moves, emit
+        self._pending: dict[PeerId, DrainState] = {}  # what servers have not repeated yet
+        self._uncertain: set[PeerId] = set()  # of these, those that were told on another link
 
-    def tell(self, peer: PeerId, wish: Wish, now: float) -> None:
+    def request(self, peer: PeerId, wish: DrainState, now: float) -> None:
         """Somebody asked this gateway. It counts here at once: its server may be silent."""
-        self._told[peer] = wish
-        self._unsure.discard(peer)
-        self._follow(peer, wish, now)
-        self._say(peer, wish)  # the last word: its answer counts the sessions that are left
+        self._pending[peer] = wish
+        self._uncertain.discard(peer)
+        self._apply(peer, wish, now)
+        self._send(peer, wish)  # the last word: its answer counts the sessions that are left
 
-    def heard(self, peer: PeerId, wish: Wish | None, now: float) -> None:
+    def on_heartbeat(self, peer: PeerId, wish: DrainState | None, now: float) -> None:
         """What a server says was wished last. Until it repeats what it was told, it speaks of what was before."""
-        told, unsure = self._told.get(peer), peer in self._unsure
-        self._unsure.discard(peer)
+        told, unsure = self._pending.get(peer), peer in self._uncertain
+        self._uncertain.discard(peer)
         if told is not None and wish is not told:
             if not unsure:
                 return
-            if wish is not Wish.STAY:
-                self._say(peer, told)
+            if wish is not DrainState.SERVE:
+                self._send(peer, told)
                 return
         if wish is None:
             return
-        self._told.pop(peer, None)
-        self._follow(peer, wish, now)
+        self._pending.pop(peer, None)
+        self._apply(peer, wish, now)
 
-    def linked(self, peer: PeerId) -> None:
+    def on_peer_connected(self, peer: PeerId) -> None:
         """What was on its way to it may be lost, or older than what others told it: in doubt it is to be used."""
-        if peer in self._told:
-            self._unsure.add(peer)
+        if peer in self._pending:
+            self._uncertain.add(peer)
 
-    def _say(self, peer: PeerId, wish: Wish) -> None:
-        self._emit(Send(reply_address(peer), Lane.LIVE, Beat(wish=wish)))
+    def _send(self, peer: PeerId, wish: DrainState) -> None:
+        self._emit(Send(reply_address(peer), Lane.LIVE, Heartbeat(drain=wish)))
 
-    def known(self, peer: PeerId) -> bool:
+    def is_acknowledged(self, peer: PeerId) -> bool:
         """Whether the server has repeated what it was told: so its other gateways have been told, too."""
-        return peer not in self._told
+        return peer not in self._pending
 
-    def leaves(self, peer: PeerId) -> bool:
-        return self._moves.leaves(peer, DRAIN)
+    def is_requested(self, peer: PeerId) -> bool:
+        return self._migrations.is_draining(peer, DRAIN_CAUSE)
 
-    def _follow(self, peer: PeerId, wish: Wish, now: float) -> None:
-        leave = wish is Wish.LEAVE
-        if leave is not self.leaves(peer):
-            (self._moves.leave if leave else self._moves.stay)(peer, DRAIN, now)
+    def _apply(self, peer: PeerId, wish: DrainState, now: float) -> None:
+        leave = wish is DrainState.DRAIN
+        if leave is not self.is_requested(peer):
+            (self._migrations.drain if leave else self._migrations.undrain)(peer, DRAIN_CAUSE, now)

@@ -12,82 +12,82 @@ from modelswarm_gateway.core.sessions.session import Hop, Session, State
 BALANCE = "balance"  # why a session leaves a server that goes on: an equal one has less to do
 
 
-class Ended(enum.Enum):
+class MigrationOutcome(enum.Enum):
     """How a move ended."""
 
-    MOVED = "moved"  # with a copy
-    REBUILT = "rebuilt"  # without one: the loop had to run the rows again
-    DROPPED = "dropped"  # the copy failed or got no nearer; tried again later
-    OVERTAKEN = "overtaken"  # a fault, or the end of the turn, came first
+    MIGRATED = "moved"  # with a copy
+    RECOMPUTED = "rebuilt"  # without one: the loop had to run the rows again
+    ABORTED = "dropped"  # the copy failed or got no nearer; tried again later
+    SUPERSEDED = "overtaken"  # a fault, or the end of the turn, came first
 
 
 @dataclass(slots=True)
-class Move:
+class Migration:
     """One session on its way from a hop to new ones for the same blocks."""
 
     session: Session
     epoch: Epoch
-    why: str
-    old: Hop
-    warm: bool  # with a copy
-    began: float
-    new: list[Hop] = field(default_factory=list)
+    cause: str
+    old_hop: Hop
+    with_copy: bool  # with a copy
+    started_at: float
+    new_hops: list[Hop] = field(default_factory=list)
     copying: bool = False  # all new hops are open
-    lag: int = 1 << 60  # positions; the least so far
+    min_lag: int = 1 << 60  # positions; the least so far
     since: float = 0.0  # when it last shrank
     near_at: float | None = None  # when the new hops first had nearly all
     rest_at: float | None = None  # when the session was told to come to rest
     still_at: float | None = None  # when it did
-    kv: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
-    fed: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
+    kv_positions: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
+    log_sent: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
 
 
 @dataclass(slots=True)
-class Rest:
+class MigrationBackoff:
     """What earlier moves of a session have taught."""
 
     epoch: Epoch
     failures: int = 0
-    until: float = 0.0
-    refused: set[PeerId] = field(default_factory=set)
-    targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+    not_before: float = 0.0
+    refused_by: set[PeerId] = field(default_factory=set)
+    copy_targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
 
-    def wait(self, now: float, pause: float, *, failed: bool) -> None:
+    def postpone(self, now: float, pause: float, *, failed: bool) -> None:
         """Before the next try. A move that was overtaken says nothing against copies."""
-        self.until = now + pause * 2 ** min(self.failures, 5)
+        self.not_before = now + pause * 2 ** min(self.failures, 5)
         self.failures += failed
 
 
-class Rests(dict[str, Rest]):
+class MigrationBackoffs(dict[str, MigrationBackoff]):
     """By session."""
 
-    def of(self, session: Session) -> Rest:
-        rest = self.setdefault(session.name, Rest(session.epoch))
+    def for_session(self, session: Session) -> MigrationBackoff:
+        rest = self.setdefault(session.name, MigrationBackoff(session.epoch))
         if rest.epoch != session.epoch:
             rest.epoch = session.epoch
-            rest.targets.clear()
+            rest.copy_targets.clear()
         return rest
 
-    def tidy(self, sessions: Collection[str]) -> None:
+    def keep_only(self, sessions: Collection[str]) -> None:
         for name in self.keys() - sessions:
             del self[name]
 
 
 @dataclass(frozen=True, slots=True)
-class MovesView:
+class DrainProgress:
     """How far a server has been left."""
 
-    leaving: bool
+    draining: bool
     hops: int  # of this gateway, that are still there
-    others: int  # of other gateways
-    empty: bool  # the server itself says that there are none
-    moving: int
-    only_there: tuple[int, ...]  # blocks that no other server holds: nobody leaves
+    other_hops: int  # of other gateways
+    is_empty: bool  # the server itself says that there are none
+    migrating: int
+    sole_blocks: tuple[int, ...]  # blocks that no other server holds: nobody leaves
 
 
-def behind(move: Move) -> int:
+def lag(migration: Migration) -> int:
     """Positions that a new hop lacks of those that a loop would have it hold."""
-    return move.session.length - 1 - min(move.kv.values())
+    return migration.session.length - 1 - min(migration.kv_positions.values())
 
 
 def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
@@ -97,12 +97,12 @@ def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
     return frozenset(other.peer for other in around if other is not hop)
 
 
-def repairs(sessions: Iterable[Session]) -> bool:
+def recovery_in_progress(sessions: Iterable[Session]) -> bool:
     """Whether any is under way: they come before moves."""
     states = (State.FENCING, State.RUNNING)
     return any(s.fault_at is not None and s.state in states for s in sessions)
 
 
-def parts(move: Move) -> set[PeerId]:
+def involved_servers(migration: Migration) -> set[PeerId]:
     """Servers that have work with it."""
-    return {move.old.peer, *(hop.peer for hop in move.new)}
+    return {migration.old_hop.peer, *(hop.peer for hop in migration.new_hops)}

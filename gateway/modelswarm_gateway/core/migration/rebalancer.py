@@ -8,82 +8,82 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
-from modelswarm_gateway.core.migration.imbalance import LEAD, Load, Rebalance, Shift
+from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, Load, ImbalanceDetector, Shift
 from modelswarm_gateway.core.migration.migration import beside
-from modelswarm_gateway.core.migration.migrations import Moves
+from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.route_planner import bad_neighbours
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
-from modelswarm_gateway.core.servers.variant import kind_of
+from modelswarm_gateway.core.servers.variant import variant_of
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
-LOOK_SECONDS = 1.0
+CHECK_INTERVAL = 1.0
 
 
-class Balancer:
+class Rebalancer:
     def __init__(
-        self, seconds: float, fleet: Fleet, sessions: Mapping[str, Session], moves: Moves
+        self, seconds: float, registry: ServerRegistry, sessions: Mapping[str, Session], moves: Migrations
     ) -> None:
         """`seconds`: see `Rebalance`."""
         self._seconds = seconds
-        self._fleet = fleet
+        self._registry = registry
         self._sessions = sessions
-        self._moves = moves
-        self._rebalance = Rebalance(seconds)
-        self._looked_at = 0.0
+        self._migrations = moves
+        self._imbalance = ImbalanceDetector(seconds)
+        self._checked_at = 0.0
 
-    def tick(self, now: float) -> None:
-        if not self._seconds or now - self._looked_at < LOOK_SECONDS:
+    def rebalance(self, now: float) -> None:
+        if not self._seconds or now - self._checked_at < CHECK_INTERVAL:
             return
-        self._looked_at = now
-        shift = self._rebalance.look(self._groups(now), now)
-        if shift is not None and self._moves.idle and self._shift(shift, now):
-            self._rebalance.began(now)
+        self._checked_at = now
+        shift = self._imbalance.find_shift(self._groups(now), now)
+        if shift is not None and self._migrations.is_idle and self._shift(shift, now):
+            self._imbalance.on_started(now)
 
     def _groups(self, now: float) -> dict[Hashable, list[Load]]:
         """The servers that could take each other's place, where one of them has many sessions of ours."""
         running = (s for s in self._sessions.values() if s.state is State.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
-        busy = [self._fleet.get(peer) for peer, count in own.items() if count >= LEAD]
-        spans = {_span(server): server for server in busy if server}  # one of each
+        busy = [self._registry.get(peer) for peer, count in own.items() if count >= MIN_LEAD]
+        spans = {_span_key(server): server for server in busy if server}  # one of each
         return {
             span: [
                 Load(peer, own[peer], max(equal.load, own[peer]))
-                for equal in self._fleet.equals(server)
-                if does_well(self._fleet, equal, now) and (peer := equal.hello.peer)
+                for equal in self._registry.replicas_of(server)
+                if can_receive(self._registry, equal, now) and (peer := equal.hello.peer)
             ]
             for span, server in spans.items()
         }
 
     def _shift(self, shift: Shift, now: float) -> bool:
-        there = movable(self._fleet, self._sessions.values(), shift, now)
-        return any(self._moves.shift(session, hop, shift.new, now) for session, hop in there)
+        there = sessions_to_shift(self._registry, self._sessions.values(), shift, now)
+        return any(self._migrations.migrate(session, hop, shift.target, now) for session, hop in there)
 
 
-def does_well(fleet: Fleet, server: Server, now: float) -> bool:
+def can_receive(registry: ServerRegistry, server: Server, now: float) -> bool:
     """Whether sessions may be moved to it that have no need to."""
-    standing = fleet.standing(server.hello.peer, now)
+    standing = registry.health_status(server.hello.peer, now)
     return not (server.draining or standing.ejected or standing.canary)
 
 
-def movable(
-    fleet: Fleet, sessions: Iterable[Session], shift: Shift, now: float
+def sessions_to_shift(
+    registry: ServerRegistry, sessions: Iterable[Session], shift: Shift, now: float
 ) -> list[tuple[Session, Hop]]:
     """Sessions that could go where the shift says, with their hops there, the shortest first: they cost least."""
-    parted = fleet.bad_pairs(now)
+    parted = registry.bad_pairs(now)
     there = [
-        (session, session.hops[peers.index(shift.old)])
+        (session, session.hops[peers.index(shift.source)])
         for session in sessions
-        if (peers := [hop.peer for hop in session.hops]).count(shift.old) == 1
-        and shift.new not in peers
+        if (peers := [hop.peer for hop in session.hops]).count(shift.source) == 1
+        and shift.target not in peers
     ]
     return [
         (session, hop)
         for session, hop in sorted(there, key=lambda found: found[0].length)
-        if shift.new not in bad_neighbours(beside(session, hop), parted)
+        if shift.target not in bad_neighbours(beside(session, hop), parted)
     ]
 
 
-def _span(server: Server) -> Hashable:
+def _span_key(server: Server) -> Hashable:
     hello = server.hello
-    return hello.model, kind_of(hello), hello.first, hello.last
+    return hello.model, variant_of(hello), hello.first, hello.last

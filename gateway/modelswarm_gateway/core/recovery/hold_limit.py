@@ -7,7 +7,7 @@ a hold asks here how long that is. Pure.
 from __future__ import annotations
 
 from modelswarm.protocol.messages import Hello
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
 

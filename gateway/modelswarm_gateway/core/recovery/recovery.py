@@ -9,48 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
-from modelswarm.protocol.messages import Fenced, Refusal
-from modelswarm_gateway.core.interface.effects import (
-    Broken,
-    Effect,
-    GatewaySettings,
-    Outranked,
-    Refused,
-    Rerouted,
-    Why,
-)
+from modelswarm.protocol.messages import FenceAck, Refusal
+from modelswarm_gateway.core.interface.effects import Broken, Effect, Outranked, Refused, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import Why
 from modelswarm_gateway.core.recovery.hold_limit import Holds
 from modelswarm_gateway.core.recovery.refusals import detail, meaning
 from modelswarm_gateway.core.recovery.route_planner import Plan, Planner
 from modelswarm_gateway.core.recovery.verdict import judge
-from modelswarm_gateway.core.routing.path_search import Leg
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import STOPPING
 from modelswarm_gateway.core.sessions.hop_messages import Orders
 from modelswarm_gateway.core.sessions.hop_table import Hops
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
-from modelswarm_gateway.core.sessions.session import NO_CUT, Hop, Session, State
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Hop, Session, State
 
 
 class Recovery:
-    """The loop over a fleet and its hops; sessions are given with each call."""
+    """The loop over a registry and its hops; sessions are given with each call."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        fleet: Fleet,
+        registry: ServerRegistry,
         holds: Holds,
         draw: Callable[[], int],
         emit: Callable[[Effect], None],
         forget: Callable[[Session], None],
     ) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._registry = registry
         self._holds = holds
         self._emit = emit
         self._forget = forget  # drops a broken session from the core's table
-        self._planner = Planner(settings, fleet)
-        self.hops = Hops(fleet, draw, emit)
+        self._planner = Planner(settings, registry)
+        self.hops = Hops(registry, draw, emit)
         self.orders = Orders(settings, emit)
         self.replies = self.hops.replies
 
@@ -70,7 +64,7 @@ class Recovery:
     def enter(self, session: Session, now: float) -> None:
         """Freeze the log's length, raise the epoch (R4), and fence every hop of a complete route."""
         session.next_epoch()
-        session.most_ahead = None
+        session.credit_cap = None
         session.loops += 1
         session.cut_hops(session.length)
         for hop in [*session.hops, *session.spare]:
@@ -104,20 +98,20 @@ class Recovery:
     def park(self, session: Session) -> None:
         """Fence without Go (R8): what the log holds now is all that hops may keep."""
         session.next_epoch()
-        session.most_ahead = None
+        session.credit_cap = None
         session.state = State.PARKED
         session.cut_hops(session.length)
         for hop in session.hops:
             hop.answered = False
-            if self._fleet.linked(hop.peer) and hop.own != NO_HANDLE:
+            if self._registry.is_connected(hop.peer) and hop.own != NO_HANDLE:
                 self.orders.fence(session, hop, turn=False)
 
     # ---- the route
 
     def _complete(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
-        plan = self._plan(session, self._fleet.suspected, now)
-        if plan is None and self._fleet.suspected:  # the last resort: they may yet speak
+        plan = self._plan(session, self._registry.suspected, now)
+        if plan is None and self._registry.suspected:  # the last resort: they may yet speak
             plan = self._plan(session, frozenset(), now)
         if plan is None:
             self._no_way(session, now)
@@ -126,10 +120,10 @@ class Recovery:
         return True
 
     def _plan(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
-        kind = session.kind
+        kind = session.variant
         return None if kind is None else self._planner.plan(session, kind, without, now)
 
-    def _hop(self, session: Session, planned: Hop | Leg) -> Hop:
+    def _hop(self, session: Session, planned: Hop | RouteHop) -> Hop:
         if isinstance(planned, Hop):
             return planned
         hop = self.hops.find(session, planned.peer, planned.first, planned.last)
@@ -154,32 +148,32 @@ class Recovery:
 
     # ---- fences and answers
 
-    def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+    def fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         found = self.replies.get(answer.handle)
         if found is None or found[1].peer != peer:
             return
         session, hop = found
         left = hop.reply in self.hops.leaving
         if not self.hops.answered(hop, answer):
-            if left and session.hops and answer.refused is Refusal.OUTRANKED:
+            if left and session.hops and answer.refusal is Refusal.STALE_EPOCH:
                 self.let_go(session)  # it had gone on elsewhere, and its owner lives
             return
         if answer.epoch != session.epoch or hop.answered:
             return
         if answer.unknown:
             self._unknown(session, hop, now)
-        elif answer.refused is Refusal.OUTRANKED:
+        elif answer.refusal is Refusal.STALE_EPOCH:
             self._outranked(session, hop, answer, now)
-        elif answer.refused is not None:
-            self._refused(session, hop, answer.refused, now)
+        elif answer.refusal is not None:
+            self._refused(session, hop, answer.refusal, now)
         else:
             hop.answered = True
-            hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.kept
+            hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.retained
             hop.counters = answer.counters
-            hop.low_kv = hop.low_log = NO_CUT
+            hop.kv_limit = hop.log_limit = NO_TRUNCATION
             if session.state is State.FENCING:
                 if hop.timed:
-                    self._fleet.round_trip(peer, now - session.fenced_at)
+                    self._registry.record_round_trip(peer, now - session.fenced_at)
                 hop.turn = session.turn_number
                 if session.overdue is not None and all(h.answered for h in session.hops):
                     self._blame(session, now)
@@ -194,7 +188,7 @@ class Recovery:
     def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
         if refusal is Refusal.DRAINING:
-            self._fleet.leave_alone(hop.peer, STOPPING)
+            self._registry.drain(hop.peer, STOPPING)
         if session.state is not State.FENCING:
             return
         session.shunned.add(hop.peer)
@@ -204,13 +198,13 @@ class Recovery:
             self.hops.never_was(hop)
         self._replan(session, now)
 
-    def _outranked(self, session: Session, hop: Hop, answer: Fenced, now: float) -> None:
+    def _outranked(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
         """Two gateways want it, and each may have some of its hops. If both let go, nothing is left of it: so only the
         one with the lower epoch does, or with no hop at all. The other one asks again for a while."""
         hop.forget(session.epoch)
         if session.contended is None:
             session.contended = now
-        lower = answer.held is None or answer.held > session.epoch
+        lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
         alone = all(each.own == NO_HANDLE for each in session.hops)
         if lower or alone or now - session.contended >= self._settings.contend_seconds:
             self.let_go(session)
@@ -220,13 +214,13 @@ class Recovery:
 
     def _blame(self, session: Session, now: float) -> None:
         """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""
-        idle = judge(session, self._fleet, now)
+        idle = judge(session, self._registry, now)
         if not (idle and self.go_around(session, idle, now)):
             self._replan(session, now)
 
     def go_around(self, session: Session, silent: set[PeerId], now: float) -> bool:
         """Plan without hops that do not answer, in the same epoch (R5); False if there is no way without them."""
-        without = self._fleet.suspected | silent
+        without = self._registry.suspected | silent
         if self._plan(session, without, now) is None:
             return False
         session.shunned |= silent
@@ -286,7 +280,7 @@ class Recovery:
         else:
             session.state = State.PARKED
             self.release(session)
-        self._emit(Refused(session.name, why, detail(self._fleet, session, why), retry_after=1.0))
+        self._emit(Refused(session.name, why, detail(self._registry, session, why), retry_after=1.0))
 
     def hold(self, session: Session, now: float) -> None:
         """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""
@@ -296,7 +290,7 @@ class Recovery:
             session.held_at = now
         ends = session.held_at + self._holds.seconds(session.model)
         if now >= ends:
-            self.give_up(session, detail(self._fleet, session, session.refusal))
+            self.give_up(session, detail(self._registry, session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
         session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)

@@ -6,8 +6,8 @@ Used by the loop (`recovery.py`) and for views. Decides neither whether a sessio
 from __future__ import annotations
 
 from modelswarm.protocol.messages import Refusal
-from modelswarm_gateway.core.interface.effects import Why
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
 _MEANING = {
@@ -22,20 +22,20 @@ def meaning(refusal: Refusal) -> Why:
     return _MEANING[refusal]
 
 
-def detail(fleet: Fleet, session: Session, why: Why) -> str:
+def detail(registry: ServerRegistry, session: Session, why: Why) -> str:
     model = session.model
     if why is Why.TOO_LONG:
-        return f"{session.turn.reserve} positions are more than a server of {model} can ever hold"
+        return f"{session.turn.reserved_positions} positions are more than a server of {model} can ever hold"
     if why is Why.NO_ROOM:
-        return f"no free KV for {session.turn.reserve} positions on the servers of {model}"
+        return f"no free KV for {session.turn.reserved_positions} positions on the servers of {model}"
     if why is Why.FAULTS:
         last = f": the last route ended with {session.trouble}" if session.trouble else ""
         return f"no token in {session.loops} attempts{last}"
-    if missing := fleet.uncovered(model):
+    if missing := registry.uncovered_blocks(model):
         return (
             f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {model}"
         )
-    if leaving := fleet.uncovered(model, without=fleet.stopping):
+    if leaving := registry.uncovered_blocks(model, without=registry.stopping):
         return f"the servers of {model} for blocks {ranges(leaving)} are about to stop"
     return f"the servers of {model} do not answer"
 

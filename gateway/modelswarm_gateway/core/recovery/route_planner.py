@@ -1,6 +1,6 @@
 """The route of a session: the hops that can stay, and servers for the blocks between them.
 
-Used by the loop (`recovery.py`). Changes nothing: new hops are still legs here. Prices are the fleet's; what is decided
+Used by the loop (`recovery.py`). Changes nothing: new hops are still legs here. Prices are the registry's; what is decided
 here is which hops a session gives up: those of dead, refusing or shunned servers, one end of a pair of servers that
 keeps failing, and between turns those that the session is better off without.
 """
@@ -11,26 +11,26 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migration import beside
 from modelswarm_gateway.core.routing.cost_model import Needs
-from modelswarm_gateway.core.routing.path_search import Leg
-from modelswarm_gateway.core.routing.server_registry import Fleet
-from modelswarm_gateway.core.servers.variant import Kind
+from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import ModelVariant
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
 MOST_DETOURS = 32  # servers left out of a plan, in search of one without failing pairs
 
-Plan: TypeAlias = list[Hop | Leg]
+Plan: TypeAlias = list[Hop | RouteHop]
 
 
 class Planner:
-    def __init__(self, settings: GatewaySettings, fleet: Fleet) -> None:
+    def __init__(self, settings: GatewaySettings, registry: ServerRegistry) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._registry = registry
 
     def plan(
-        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+        self, session: Session, kind: ModelVariant, without: frozenset[PeerId], now: float
     ) -> Plan | None:
         """Around the servers `without` and those that the session shuns. None: some block has no other."""
         without |= session.shunned
@@ -44,7 +44,7 @@ class Planner:
         return self._around(session, kind, without, now)
 
     def _around(
-        self, session: Session, kind: Kind, shunned: frozenset[PeerId], now: float
+        self, session: Session, kind: ModelVariant, shunned: frozenset[PeerId], now: float
     ) -> Plan | None:
         """A route free of pairs that keep failing (R5), or the one through those that failed least.
 
@@ -52,7 +52,7 @@ class Planner:
         """
         best: Plan | None = None
         fewest = 0
-        bad_pairs = self._fleet.bad_pairs(now)
+        bad_pairs = self._registry.bad_pairs(now)
         mine = {hop.peer for hop in session.hops}
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
@@ -71,17 +71,17 @@ class Planner:
         return best
 
     def _fill(
-        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+        self, session: Session, kind: ModelVariant, without: frozenset[PeerId], now: float
     ) -> Plan | None:
         """The session's hops that can stay, and good servers for the blocks between them."""
         route: Plan = []
-        kept = [h for h in session.hops if self._fleet.linked(h.peer) and h.peer not in without]
+        kept = [h for h in session.hops if self._registry.is_connected(h.peer) and h.peer not in without]
         needs = needs_of(session, without, lost=[h for h in session.hops if h not in kept])
         edge = 0
         for hop in [*kept, None]:
             end = kind.n_blocks if hop is None else hop.first
             if edge < end:
-                legs = self._fleet.cover(
+                legs = self._registry.cover(
                     session.model,
                     kind,
                     (edge, end),
@@ -101,47 +101,47 @@ class Planner:
 
     def _tired(self, session: Session, now: float) -> frozenset[PeerId]:
         """The servers of its route that a new turn had better not wait for."""
-        more = session.turn.reserve - session.length
+        more = session.turn.reserved_positions - session.length
         return frozenset(
             hop.peer for hop in session.hops if self._slow(hop.peer, max(0, more), now)
         )
 
     def _elsewhere(
-        self, session: Session, kind: Kind, without: frozenset[PeerId], now: float
+        self, session: Session, kind: ModelVariant, without: frozenset[PeerId], now: float
     ) -> Plan | None:
         """A route without those servers, if nobody in it is as bad."""
         route = self._fill(session, kind, without, now)
-        if route is None or failing([hop.peer for hop in route], self._fleet.bad_pairs(now)):
+        if route is None or failing([hop.peer for hop in route], self._registry.bad_pairs(now)):
             return None
-        new = [hop.peer for hop in route if isinstance(hop, Leg)]
-        reserve = session.turn.reserve
+        new = [hop.peer for hop in route if isinstance(hop, RouteHop)]
+        reserve = session.turn.reserved_positions
         return None if any(self._slow(peer, reserve, now) for peer in new) else route
 
     def _slow(self, peer: PeerId, positions: int, now: float) -> bool:
-        server = self._fleet.get(peer)
+        server = self._registry.get(peer)
         if server is None:
             return False  # it is gone, and no matter of taste
-        price = self._fleet.price(server, now)
-        wait = server.wait_ms(positions, repair=False) + price.queue_ms
+        price = self._registry.price(server, now)
+        wait = server.predicted_wait_ms(positions, for_recovery=False) + price.queue_ms
         return price.last_resort or wait > 1000 * self._settings.affinity_seconds
 
 
 def places(
-    fleet: Fleet, session: Session, old: Hop, refused: set[PeerId], now: float
-) -> list[Leg] | None:
+    registry: ServerRegistry, session: Session, old: Hop, refused: set[PeerId], now: float
+) -> list[RouteHop] | None:
     """Servers for the blocks of a hop that is to be left, none of them to be left itself; None: there are none.
 
     Those that have refused the session before are asked again, and forgotten, where nobody else is."""
-    assert session.kind is not None, "a session that has hops has a kind"
+    assert session.variant is not None, "a session that has hops has a kind"
     at = session.hops.index(old)
     before, after = session.hops[:at], session.hops[at + 1 :]
     between = before[-1].peer if before else None, after[0].peer if after else None
-    left = frozenset(fleet.left)
-    parted = bad_neighbours(beside(session, old), fleet.bad_pairs(now))
+    left = frozenset(registry.left)
+    parted = bad_neighbours(beside(session, old), registry.bad_pairs(now))
     for without in (left | refused | parted, left | refused, left):
         needs = needs_of(session, without)
-        legs = fleet.cover(
-            session.model, session.kind, old.blocks, now, between=between, needs=needs
+        legs = registry.cover(
+            session.model, session.variant, old.blocks, now, between=between, needs=needs
         )
         if legs is not None:
             break
@@ -154,11 +154,11 @@ def needs_of(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] =
     """What the session asks of a server that is to carry a hop of it; `lost`: the hops that it replaces."""
     repair = session.admitted and session.mending
     return Needs(
-        length=session.turn.end,
-        positions=session.turn.reserve,
-        repair=repair,
-        away_from=frozenset(hop.zone for hop in lost if hop.zone) if repair else frozenset(),
-        without=without,
+        max_length=session.turn.end,
+        kv_positions=session.turn.reserved_positions,
+        for_recovery=repair,
+        lost_domains=frozenset(hop.zone for hop in lost if hop.zone) if repair else frozenset(),
+        excluded=without,
     )
 
 

@@ -13,69 +13,69 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, Floats, Table
-from modelswarm_gateway.core.routing.zones import Zones
-from modelswarm_gateway.core.servers.server import UNKNOWN_BLOCK_MS, Server
+from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, Floats, PathTable
+from modelswarm_gateway.core.routing.zones import ZoneDelays
+from modelswarm_gateway.core.servers.server import DEFAULT_BLOCK_MS, Server
 
-SWEPT = 32  # servers priced again at every choice, in turn
-LEAST_USUAL_MS = 0.001  # of a block
+UPDATES_PER_CHOICE = 32  # servers priced again at every choice, in turn
+MIN_BLOCK_MS = 0.001  # of a block
 
 
-class Book:
-    def __init__(self, servers: Sequence[Server], zones: Zones) -> None:
+class CostTable:
+    def __init__(self, servers: Sequence[Server], zones: ZoneDelays) -> None:
         """At least one server. Nothing is priced yet, but what is usual among them is known."""
         self._zones = zones
-        self._zone_changes = zones.changes
+        self._zone_version = zones.version
         candidates = [_candidate(server) for server in servers]
-        self.table = Table(candidates, servers[0].hello.n_blocks, zones.delay)
+        self.table = PathTable(candidates, servers[0].hello.n_blocks, zones.delay_ms)
         by_peer = {server.hello.peer: server for server in servers}
         self.servers: list[Server | None] = [by_peer[peer] for peer in self.table.peers]
         count = len(self.servers)
-        self.raw_ms = np.full(count, math.nan)  # measured block times; NaN: none
-        self.free = np.zeros(count)  # pages
-        self.total = np.zeros(count)
-        self.page = np.zeros(count)
-        self.longest = np.full(count, math.inf)
-        self.resort = np.zeros(count)  # LAST_RESORT or 0
+        self.measured_ms = np.full(count, math.nan)  # measured block times; NaN: none
+        self.free_pages = np.zeros(count)  # pages
+        self.total_pages = np.zeros(count)
+        self.page_size = np.zeros(count)
+        self.max_length = np.full(count, math.inf)
+        self.last_resort_ms = np.zeros(count)  # LAST_RESORT or 0
         self.score = np.ones(count)  # health
         for row, server in enumerate(self.servers):
             self._enter(row, server)
-        self.usual_ms = self._usual()
+        self.median_block_ms = self._median_block_ms()
         self.stale = True  # prices have changed since costs-to-go were computed
-        self.urgent = True
-        self.priced_at = -math.inf
-        self.kept: dict[object, Floats] = {}  # costs-to-go, by what was asked
+        self.must_refresh = True
+        self.refreshed_at = -math.inf
+        self.cached: dict[object, Floats] = {}  # costs-to-go, by what was asked
         self._next_row = 0
-        self._gone: set[PeerId] = set()
-        self._come: dict[PeerId, Server] = {}
+        self._removed: set[PeerId] = set()
+        self._added: dict[PeerId, Server] = {}
 
     # ---- who is in it
 
-    def left(self, peer: PeerId) -> None:
-        if self._come.pop(peer, None) is None:
-            self._gone.add(peer)
+    def remove_server(self, peer: PeerId) -> None:
+        if self._added.pop(peer, None) is None:
+            self._removed.add(peer)
 
-    def joined(self, server: Server) -> None:
-        self._come[server.hello.peer] = server
+    def add_server(self, server: Server) -> None:
+        self._added[server.hello.peer] = server
 
-    def follow(self) -> list[int] | None:
+    def apply_membership(self) -> list[int] | None:
         """Take in who went and came since: the rows of those that came, to be priced. None: a new book is needed."""
-        if not (self._gone or self._come):
+        if not (self._removed or self._added):
             return []
-        gone, come = self._gone, list(self._come.values())
-        self._gone, self._come = set(), {}
+        gone, come = self._removed, list(self._added.values())
+        self._removed, self._added = set(), {}
         table = self.table
         if any(server.hello.zone not in table.zones for server in come):
             return None
-        if 2 * (len(table.row) - len(gone) + len(come)) < len(table.peers):
+        if 2 * (len(table.row_of) - len(gone) + len(come)) < len(table.peers):
             return None  # most rows would be empty
-        for row in table.leave(gone):
+        for row in table.remove_servers(gone):
             self._enter(row, None)
-        rows = table.join([_candidate(server) for server in come])
+        rows = table.add_servers([_candidate(server) for server in come])
         self._grow(len(table.peers))
         for row, server in zip(rows, come, strict=True):
             self._enter(row, server)
-        self.urgent = True
+        self.must_refresh = True
         return rows
 
     def _grow(self, count: int) -> None:
@@ -83,35 +83,35 @@ class Book:
         if not more:
             return
         self.servers += [None] * more
-        self.raw_ms = np.append(self.raw_ms, np.full(more, math.nan))
-        self.free = np.append(self.free, np.zeros(more))
-        self.total = np.append(self.total, np.zeros(more))
-        self.page = np.append(self.page, np.zeros(more))
-        self.longest = np.append(self.longest, np.full(more, math.inf))
-        self.resort = np.append(self.resort, np.zeros(more))
+        self.measured_ms = np.append(self.measured_ms, np.full(more, math.nan))
+        self.free_pages = np.append(self.free_pages, np.zeros(more))
+        self.total_pages = np.append(self.total_pages, np.zeros(more))
+        self.page_size = np.append(self.page_size, np.zeros(more))
+        self.max_length = np.append(self.max_length, np.full(more, math.inf))
+        self.last_resort_ms = np.append(self.last_resort_ms, np.zeros(more))
         self.score = np.append(self.score, np.ones(more))
 
     def _enter(self, row: int, server: Server | None) -> None:
         """What a row says before it is priced; of an empty one nothing, so that it counts nowhere."""
         self.servers[row] = server
-        self.resort[row], self.score[row] = 0.0, 1.0
+        self.last_resort_ms[row], self.score[row] = 0.0, 1.0
         if server is None:
-            self.raw_ms[row], self.longest[row] = math.nan, math.inf
-            self.free[row] = self.total[row] = self.page[row] = 0.0
+            self.measured_ms[row], self.max_length[row] = math.nan, math.inf
+            self.free_pages[row] = self.total_pages[row] = self.page_size[row] = 0.0
             return
         hello = server.hello
-        self.raw_ms[row], self.free[row] = _or_nan(server.measured_block_ms), server.free_pages
-        self.total[row], self.page[row] = hello.total_pages, hello.page_size
-        self.longest[row] = hello.max_length
+        self.measured_ms[row], self.free_pages[row] = _or_nan(server.measured_block_ms), server.free_pages
+        self.total_pages[row], self.page_size[row] = hello.total_pages, hello.page_size
+        self.max_length[row] = hello.max_length
 
     # ---- what it says
 
-    def due(self, marked: Iterable[PeerId]) -> set[int]:
+    def rows_to_update(self, changed: Iterable[PeerId]) -> set[int]:
         """The rows of servers to be priced again: those that were marked, and some more in turn."""
-        rows = {self.table.row[peer] for peer in marked}
+        rows = {self.table.row_of[peer] for peer in changed}
         count, swept = len(self.servers), 0
         for _ in range(count):
-            if swept == SWEPT:
+            if swept == UPDATES_PER_CHOICE:
                 break
             row, self._next_row = self._next_row, (self._next_row + 1) % count
             if self.servers[row] is not None:
@@ -119,13 +119,13 @@ class Book:
                 rows.add(row)
         return rows
 
-    def filled(self, rows: Iterable[int]) -> Iterator[tuple[int, Server]]:
+    def occupied(self, rows: Iterable[int]) -> Iterator[tuple[int, Server]]:
         for row in rows:
             server = self.servers[row]
             if server is not None:
                 yield row, server
 
-    def put(
+    def set_cost(
         self, row: int, hop_ms: float, block_ms: float, score: float, *, last_resort: bool
     ) -> None:
         """A server costs so much from now on; what else a choice asks of it is looked up."""
@@ -133,35 +133,35 @@ class Book:
         assert server is not None, "only servers that are linked are priced"
         resort = LAST_RESORT if last_resort else 0.0
         new = hop_ms + resort, block_ms, score, server.free_pages
-        old = table.hop_ms[row], table.block_ms[row], self.score[row], self.free[row]
-        if resort != self.resort[row]:
-            self.resort[row] = resort
-            self.urgent = True
+        old = table.hop_ms[row], table.block_ms[row], self.score[row], self.free_pages[row]
+        if resort != self.last_resort_ms[row]:
+            self.last_resort_ms[row] = resort
+            self.must_refresh = True
         elif new != old:
             self.stale = True
-        table.hop_ms[row], table.block_ms[row], self.score[row], self.free[row] = new
-        self.raw_ms[row] = _or_nan(server.measured_block_ms)
+        table.hop_ms[row], table.block_ms[row], self.score[row], self.free_pages[row] = new
+        self.measured_ms[row] = _or_nan(server.measured_block_ms)
 
     @property
-    def outdated(self) -> bool:
+    def is_outdated(self) -> bool:
         """Whether costs-to-go would come out differently now."""
-        return self.stale or self._zone_changes != self._zones.changes
+        return self.stale or self._zone_version != self._zones.version
 
-    def settle(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """New costs-to-go from here on."""
-        self.kept.clear()
-        self.priced_at, self.stale, self.urgent = now, False, False
-        self.usual_ms = self._usual()
-        if self._zone_changes != self._zones.changes:
-            self._zone_changes = self._zones.changes
-            self.table.measure(self._zones.delay)
+        self.cached.clear()
+        self.refreshed_at, self.stale, self.must_refresh = now, False, False
+        self.median_block_ms = self._median_block_ms()
+        if self._zone_version != self._zones.version:
+            self._zone_version = self._zones.version
+            self.table.set_delays(self._zones.delay_ms)
 
-    def _usual(self) -> float:
-        known = self.raw_ms[~np.isnan(self.raw_ms)]
+    def _median_block_ms(self) -> float:
+        known = self.measured_ms[~np.isnan(self.measured_ms)]
         middle = known.size // 2
         # np.median would import numpy.ma: a quarter of a second without a token
-        usual = float(np.partition(known, middle)[middle]) if known.size else UNKNOWN_BLOCK_MS
-        return max(LEAST_USUAL_MS, usual)
+        usual = float(np.partition(known, middle)[middle]) if known.size else DEFAULT_BLOCK_MS
+        return max(MIN_BLOCK_MS, usual)
 
 
 def _candidate(server: Server) -> Candidate:

@@ -6,35 +6,35 @@ it can be, and defaults are right about what matters: the same zone is near, ano
 
 from __future__ import annotations
 
-SAME_MS = 0.5  # between two servers of one zone
-UNKNOWN_MS = 0.5  # where one does not say its zone
-OTHER_MS = 2.0  # at least, between two zones
-MOVED_MS = 0.5  # smaller changes are not worth new costs
+SAME_ZONE_MS = 0.5  # between two servers of one zone
+UNKNOWN_ZONE_MS = 0.5  # where one does not say its zone
+OTHER_ZONE_MS = 2.0  # at least, between two zones
+MIN_CHANGE_MS = 0.5  # smaller changes are not worth new costs
 
 
-class Zones:
+class ZoneDelays:
     def __init__(self) -> None:
-        self._near: dict[str, float] = {}
-        self._told: dict[str, float] = {}
-        self.changes = 0  # grows whenever a delay is another
+        self._shortest: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
+        self.version = 0  # grows whenever a delay is another
 
-    def heard(self, zone: str, ms: float) -> None:
+    def record_round_trip(self, zone: str, ms: float) -> None:
         """A round trip to a server there; the shortest of late count."""
-        known = self._near.get(zone)
+        known = self._shortest.get(zone)
         near = ms if known is None or ms < known else known + 0.02 * (ms - known)
-        self._near[zone] = near
-        if zone not in self._told or abs(near - self._told[zone]) >= MOVED_MS:
-            self._told[zone] = near
-            self.changes += 1
+        self._shortest[zone] = near
+        if zone not in self._reported or abs(near - self._reported[zone]) >= MIN_CHANGE_MS:
+            self._reported[zone] = near
+            self.version += 1
 
-    def near_ms(self, zone: str) -> float:
+    def nearest_ms(self, zone: str) -> float:
         """Round trip to the nearest server of the zone; 0 as long as nothing was heard."""
-        return self._told.get(zone, 0.0)
+        return self._reported.get(zone, 0.0)
 
-    def delay(self, one: str, other: str) -> float:
+    def delay_ms(self, one: str, other: str) -> float:
         """Between a server of one zone and one of the other."""
         if not one or not other:
-            return UNKNOWN_MS
+            return UNKNOWN_ZONE_MS
         if one == other:
-            return SAME_MS
-        return max(OTHER_MS, abs(self.near_ms(one) - self.near_ms(other)))
+            return SAME_ZONE_MS
+        return max(OTHER_ZONE_MS, abs(self.nearest_ms(one) - self.nearest_ms(other)))

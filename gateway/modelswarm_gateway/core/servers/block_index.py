@@ -1,7 +1,7 @@
 """The servers of one kind that are linked, by the blocks they hold; kept as they come and go, so that no question walks
 over all of them.
 
-Kept by `fleet.py`. Knows what servers said of themselves when they were linked, and nothing of how they do.
+Kept by `server_registry.py`. Knows what servers said of themselves when they were linked, and nothing of how they do.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.servers.server import Server
 
 
-class Roster:
+class BlockIndex:
     def __init__(self, n_blocks: int) -> None:
         self.servers: dict[PeerId, Server] = {}  # in the order in which they came
         self._holders: list[dict[PeerId, Server]] = [{} for _ in range(n_blocks)]
         self._lengths: list[Counter[int]] = [Counter() for _ in range(n_blocks)]  # of holders
         self._spans: dict[tuple[int, int], dict[PeerId, Server]] = {}
-        self._longest: int | None = None  # as long as nobody comes or goes
+        self._max_length: int | None = None  # as long as nobody comes or goes
 
     def add(self, server: Server) -> None:
         """One that is not in it."""
@@ -29,7 +29,7 @@ class Roster:
         for block in range(hello.first, hello.last):
             self._holders[block][hello.peer] = server
             self._lengths[block][hello.max_length] += 1
-        self._longest = None
+        self._max_length = None
 
     def remove(self, peer: PeerId) -> None:
         hello = self.servers.pop(peer).hello
@@ -43,24 +43,24 @@ class Roster:
             lengths[hello.max_length] -= 1
             if not lengths[hello.max_length]:
                 del lengths[hello.max_length]
-        self._longest = None
+        self._max_length = None
 
     @property
-    def holds_all(self) -> bool:
+    def is_complete(self) -> bool:
         return all(self._holders)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """The longest session that some route over these servers can hold; without a route, what all could hold."""
-        if self._longest is None:
-            if self.holds_all:
-                self._longest = min(max(lengths) for lengths in self._lengths)
+        if self._max_length is None:
+            if self.is_complete:
+                self._max_length = min(max(lengths) for lengths in self._lengths)
             else:
                 held = (length for lengths in self._lengths for length in lengths)
-                self._longest = min(held, default=0)
-        return self._longest
+                self._max_length = min(held, default=0)
+        return self._max_length
 
-    def missing(self, without: Collection[PeerId]) -> list[int]:
+    def uncovered(self, without: Collection[PeerId]) -> list[int]:
         """Blocks that nobody holds but for those `without`."""
         return [
             block
@@ -68,7 +68,7 @@ class Roster:
             if all(peer in without for peer in holders)
         ]
 
-    def only_of(self, server: Server, counts: Callable[[Server], bool]) -> list[int]:
+    def sole_blocks(self, server: Server, counts: Callable[[Server], bool]) -> list[int]:
         """Blocks of a server that no other holds; `counts` says which others do."""
         return [
             block
@@ -78,6 +78,6 @@ class Roster:
             )
         ]
 
-    def equals(self, server: Server) -> Collection[Server]:
+    def replicas_of(self, server: Server) -> Collection[Server]:
         """Those that hold the same blocks, itself among them."""
         return self._spans[server.hello.first, server.hello.last].values()

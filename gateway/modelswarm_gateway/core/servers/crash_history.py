@@ -12,36 +12,36 @@ from dataclasses import dataclass
 from modelswarm.protocol.identity import PeerId, name_of
 
 HALF_LIFE = 60.0  # seconds; a death counts half after them
-TWICE = 1.5  # deaths, as they count; below, nothing is held against the next life
-REMEMBERED = 1024  # names
+MIN_CRASHES = 1.5  # deaths, as they count; below, nothing is held against the next life
+MAX_NAMES = 1024  # names
 
 
 @dataclass(slots=True)
-class _Life:
+class _Process:
     peer: PeerId
-    deaths: float = 0.0  # of those before it
-    begun: float = 0.0
-    ended: bool = False  # as it had said that it would
+    crashes: float = 0.0  # of those before it
+    started_at: float = 0.0
+    announced_stop: bool = False  # as it had said that it would
 
 
-class Lives:
+class CrashHistory:
     def __init__(self) -> None:
-        self._last: dict[str, _Life] = {}  # by name, oldest first
+        self._last: dict[str, _Process] = {}  # by name, oldest first
 
-    def begin(self, peer: PeerId, now: float) -> float:
+    def on_start(self, peer: PeerId, now: float) -> float:
         """The deaths under its name that count against this life; 0 for what may happen to anybody."""
         name = name_of(peer)
         before = self._last.pop(name, None)
-        life = self._last[name] = _Life(peer, begun=now)
+        life = self._last[name] = _Process(peer, started_at=now)
         if before is not None:
-            life.deaths = before.deaths * math.exp2(-max(0.0, now - before.begun) / HALF_LIFE)
-            life.deaths += before.peer != peer and not before.ended
-        if len(self._last) > REMEMBERED:
+            life.crashes = before.crashes * math.exp2(-max(0.0, now - before.started_at) / HALF_LIFE)
+            life.crashes += before.peer != peer and not before.announced_stop
+        if len(self._last) > MAX_NAMES:
             del self._last[next(iter(self._last))]
-        return life.deaths if life.deaths >= TWICE else 0.0
+        return life.crashes if life.crashes >= MIN_CRASHES else 0.0
 
-    def end(self, peer: PeerId) -> None:
+    def on_announced_stop(self, peer: PeerId) -> None:
         """It had said that it would end: no death."""
         life = self._last.get(name_of(peer))
         if life is not None and life.peer == peer:
-            life.ended = True
+            life.announced_stop = True

@@ -1,6 +1,6 @@
 """Pairs of living servers that keep losing the link between them (R5).
 
-Kept by `fleet.py`; repairs and moves plan around the bad ones. A pair is forgotten after a while without failures.
+Kept by `server_registry.py`; repairs and moves plan around the bad ones. A pair is forgotten after a while without failures.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import PeerId
 
-BAD = 2  # failures, as seen from one end
+MIN_FAILURES = 2  # failures, as seen from one end
 
 
 @dataclass(slots=True)
 class _Failures:
     seen: set[tuple[PeerId, int]] = field(default_factory=set)  # reporter, generation of its link
-    since: float = 0.0
+    last_at: float = 0.0
 
 
-class Pairs:
+class LinkFailures:
     def __init__(self, seconds: float) -> None:
         """`seconds` after its last failure a pair is as good as any."""
         self._seconds = seconds
         self._failures: dict[frozenset[PeerId], _Failures] = {}
 
-    def failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
+    def record_failure(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
         """A link broke or swallowed something; each generation of it counts once."""
-        pair = self._failures.setdefault(frozenset((reporter, peer)), _Failures(since=now))
-        if now - pair.since > self._seconds:
+        pair = self._failures.setdefault(frozenset((reporter, peer)), _Failures(last_at=now))
+        if now - pair.last_at > self._seconds:
             pair.seen.clear()
-        pair.since = now
+        pair.last_at = now
         pair.seen.add((reporter, generation))
 
-    def bad(self, now: float) -> dict[frozenset[PeerId], int]:
+    def unreliable(self, now: float) -> dict[frozenset[PeerId], int]:
         """Those to avoid, with how often each failed as seen from one end."""
         for names, pair in list(self._failures.items()):
-            if now - pair.since > self._seconds:
+            if now - pair.last_at > self._seconds:
                 del self._failures[names]
         failures = {
             names: max(Counter(reporter for reporter, _ in pair.seen).values())
             for names, pair in self._failures.items()
         }
-        return {names: count for names, count in failures.items() if count >= BAD}
+        return {names: count for names, count in failures.items() if count >= MIN_FAILURES}

@@ -10,18 +10,19 @@ from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE
 from modelswarm.protocol.messages import (
-    Copy,
+    CopyKv,
     Create,
     Fence,
-    Go,
     Input,
     Lane,
     Message,
     Neighbour,
     Send,
+    StartEpoch,
     Window,
 )
-from modelswarm_gateway.core.interface.effects import Effect, GatewaySettings
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import Restart
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
@@ -38,22 +39,22 @@ class Orders:
         create = None
         if hop.own == NO_HANDLE:
             repair = repair or (session.admitted and session.mending)
-            create = Create(session.name, hop.first, hop.last, repair=repair)
+            create = Create(session.name, hop.first, hop.last, for_recovery=repair)
             hop.asked = session.epoch
         stale = turn and (create is not None or hop.turn != session.turn_number)
-        kv = min(hop.low_kv, session.length - 1)
-        log = min(hop.low_log, session.length)
+        kv = min(hop.kv_limit, session.length - 1)
+        log = min(hop.log_limit, session.length)
         self._send(
             hop,
             Fence(
                 handle=hop.own,
-                reply=hop.reply,
+                gateway_handle=hop.reply,
                 epoch=session.epoch,
                 kv_cut=kv,
                 log_cut=log,
                 create=create,
                 turn=session.turn if stale else None,
-                ran=session.ran,
+                last_started=session.ran,
             ),
         )
 
@@ -73,12 +74,12 @@ class Orders:
 
     def copy(self, session: Session, old: Hop, hop: Hop) -> None:
         """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
-        self._go(session, hop, Restart(hop.kv, max(hop.kv, session.turn.reserve)), old, warm=True)
+        self._go(session, hop, Restart(hop.kv, max(hop.kv, session.turn.reserved_positions)), old, warm=True)
         to = _neighbour(hop)
-        self._send(old, Copy(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
+        self._send(old, CopyKv(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
 
     def end_copies(self, session: Session, old: Hop) -> None:
-        self._send(old, Copy(old.own, session.epoch, None))
+        self._send(old, CopyKv(old.own, session.epoch, None))
 
     def _go(
         self,
@@ -94,7 +95,7 @@ class Orders:
     ) -> None:
         self._send(
             hop,
-            Go(
+            StartEpoch(
                 handle=hop.own,
                 epoch=session.epoch,
                 length=session.length,
@@ -106,7 +107,7 @@ class Orders:
                 credit=credit,
                 hops=len(session.hops),
                 sample=not session.read_only,
-                warm=warm,
+                standby=warm,
             ),
         )
 
@@ -122,19 +123,19 @@ class Orders:
 
     def credit(self, session: Session) -> None:
         """Tell the tail how far the reader is, when it is worth a message (R7)."""
-        if session.state is not State.RUNNING or session.read_only or session.most_ahead == 0:
+        if session.state is not State.RUNNING or session.read_only or session.credit_cap == 0:
             return
         credit = session.wanted_credit()
         if credit - session.credit >= session.credit_step:
             self._grant(session, credit)
 
-    def rest(self, sessions: Sequence[Session]) -> None:
+    def quiesce(self, sessions: Sequence[Session]) -> None:
         """They come to rest, each after as many tokens as the others if its reader lets it (R7): what shares steps goes
         on sharing them, and is not divided among many small ones."""
         left = [session.credit + 1 - session.length for session in sessions]
         last = max((tokens for tokens in left if tokens <= MOST_UNTIL_REST), default=0)
         for session, tokens in zip(sessions, left, strict=True):
-            session.most_ahead = 0
+            session.credit_cap = 0
             credit = min(session.length - 1 + last, session.read + session.credit_ahead)
             if tokens > 0 and credit > session.credit and not session.read_only:
                 self._grant(session, credit)

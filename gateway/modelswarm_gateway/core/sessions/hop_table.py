@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
-from modelswarm.protocol.messages import Close, Fenced, Lane, Send
+from modelswarm.protocol.messages import Close, FenceAck, Lane, Send
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Hop, Session
 
 
 class Hops:
-    """Owns the table of reply handles, and counts the hops of each server in the fleet."""
+    """Owns the table of reply handles, and counts the hops of each server in the registry."""
 
     def __init__(
-        self, fleet: Fleet, draw: Callable[[], int], emit: Callable[[Effect], None]
+        self, registry: ServerRegistry, draw: Callable[[], int], emit: Callable[[Effect], None]
     ) -> None:
-        self._fleet = fleet
+        self._registry = registry
         self._draw = draw
         self._emit = emit
         self.replies: dict[Handle, tuple[Session, Hop]] = {}
@@ -37,7 +37,7 @@ class Hops:
         return self.make(peer, first, last)
 
     def make(self, peer: PeerId, first: int, last: int) -> Hop:
-        server = self._fleet.get(peer)
+        server = self._registry.get(peer)
         assert server is not None, "a route leads over linked servers only"
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.replies:
@@ -47,13 +47,13 @@ class Hops:
     def take(self, session: Session, hop: Hop) -> None:
         """The session has it from now on, as part of its route or beside it."""
         if hop not in session.hops and hop not in session.spare:
-            self._fleet.placed(hop.peer, session.turn.reserve, session.length)
+            self._registry.add_hop(hop.peer, session.turn.reserved_positions, session.length)
         self.leaving.pop(hop.reply, None)
         self.replies[hop.reply] = (session, hop)
 
     def leave(self, hop: Hop) -> None:
-        self._fleet.freed(hop.peer)
-        if not self._fleet.linked(hop.peer):
+        self._registry.remove_hop(hop.peer)
+        if not self._registry.is_connected(hop.peer):
             self.replies.pop(hop.reply, None)  # Live frees it there when the link returns
         elif hop.own != NO_HANDLE:
             self._close(hop)
@@ -61,27 +61,27 @@ class Hops:
         elif hop.asked is None:
             self.replies.pop(hop.reply, None)  # refused, or given up by the server
         else:
-            hop.low_kv = hop.low_log = (
+            hop.kv_limit = hop.log_limit = (
                 0  # cuts do not reach it any more: found again, it begins anew
             )
             self.leaving[hop.reply] = hop
 
     def never_was(self, hop: Hop) -> None:
         """The server did not open it: nothing is there to close."""
-        self._fleet.freed(hop.peer)
+        self._registry.remove_hop(hop.peer)
         self.replies.pop(hop.reply, None)
 
-    def answered(self, hop: Hop, answer: Fenced) -> bool:
+    def answered(self, hop: Hop, answer: FenceAck) -> bool:
         """False: the answer is of an earlier life of the hop, or of one that was left and is closed now."""
         if answer.epoch < hop.named:
             return False
-        if answer.own != NO_HANDLE:
-            hop.own, hop.named = answer.own, answer.epoch
+        if answer.server_handle != NO_HANDLE:
+            hop.own, hop.named = answer.server_handle, answer.epoch
         if answer.epoch == hop.asked:
             hop.asked = None
         if hop.reply not in self.leaving:
             return True
-        if answer.own != NO_HANDLE:
+        if answer.server_handle != NO_HANDLE:
             self._close(hop)
         elif hop.asked is not None:
             return False  # an earlier create was refused, the last one may yet be granted

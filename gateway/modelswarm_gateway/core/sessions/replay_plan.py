@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelswarm.protocol.messages import KeptRows
+from modelswarm.protocol.messages import RetainedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class HopState:
 
     kv: int
     boundary: int
-    kept: tuple[KeptRows, ...] = ()
+    kept: tuple[RetainedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

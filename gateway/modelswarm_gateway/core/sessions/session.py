@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Address, Epoch, Handle, PeerId
-from modelswarm.protocol.messages import Counters, KeptRows, Turn
-from modelswarm_gateway.core.interface.effects import Why
-from modelswarm_gateway.core.routing.path_search import Leg
-from modelswarm_gateway.core.servers.variant import Kind
+from modelswarm.protocol.messages import Counters, RetainedRows, Turn
+from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.servers.variant import ModelVariant
 
-NO_CUT = 1 << 60
+NO_TRUNCATION = 1 << 60
 
 
 class State(enum.Enum):
@@ -35,27 +35,27 @@ class Hop:
     reply: Handle  # the gateway's name of it
     own: Handle = NO_HANDLE  # the server's name of it, once told
     named: Epoch = NO_EPOCH  # answers from before this epoch name an earlier life of it
-    low_kv: int = 0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
-    low_log: int = 0
+    kv_limit: int = 0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
+    log_limit: int = 0
     asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
     timed: bool = True  # ... and took all the time since the Fence: it tells how far the server is
     kv: int = 0
     log: int = 0
-    kept: tuple[KeptRows, ...] = ()
+    kept: tuple[RetainedRows, ...] = ()
     counters: Counters | None = None  # of its last epoch that ran
     turn: int = 0  # number of the last turn this hop has accepted
     zone: str = ""  # failure domain of its server
-    chosen: Leg | None = None  # why it is there
+    chosen: RouteHop | None = None  # why it is there
 
-    def cut(self, kv: int, log: int) -> None:
-        self.low_kv, self.low_log = min(self.low_kv, kv), min(self.low_log, log)
+    def truncate(self, kv: int, log: int) -> None:
+        self.kv_limit, self.log_limit = min(self.kv_limit, kv), min(self.log_limit, log)
 
     def forget(self, epoch: Epoch) -> None:
         """The server no longer knows this hop: from this epoch on it must be created again."""
         self.named = epoch
         self.own, self.kv, self.log, self.kept, self.turn = NO_HANDLE, 0, 0, (), 0
-        self.low_kv = self.low_log = 0
+        self.kv_limit = self.log_limit = 0
         self.answered = False
 
     @property
@@ -72,7 +72,7 @@ class Session:
     name: str
     model: str
     epoch: Epoch
-    kind: Kind | None = None  # of the servers that this turn runs on
+    variant: ModelVariant | None = None  # of the servers that this turn runs on
     ran: Epoch | None = None  # the last one that Go was said for
     named: bool = False  # by a client, who may name another one so when this one is over
     awake: Epoch | None = None  # with which it went on after this gateway had slept
@@ -82,14 +82,14 @@ class Session:
     hops: list[Hop] = field(default_factory=list)
     spare: list[Hop] = field(default_factory=list)  # that a part of the route is being copied to
 
-    turn: Turn = field(default_factory=lambda: Turn(reserve=1, end=1))
+    turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
     admitted: bool = False  # has run before: what it creates now is a repair
     credit_ahead: int = 64
     read: int = 0  # the client has taken entries below this
     credit: int = 0  # last credit sent
-    most_ahead: int | None = None  # while it is to move: instead of credit_ahead, to rest soon
+    credit_cap: int | None = None  # while it is to move: instead of credit_ahead, to rest soon
 
     shunned: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
     refusal: Why = Why.FAULTS  # why it cannot run, if it cannot
@@ -129,7 +129,7 @@ class Session:
     def cut_hops(self, kept: int) -> None:
         """The log's first `kept` entries stand; what a hop holds beyond them is stale (R3)."""
         for hop in [*self.hops, *self.spare]:
-            hop.cut(min(kept, self.length - 1), min(kept, self.length))
+            hop.truncate(min(kept, self.length - 1), min(kept, self.length))
 
     def replace_log(self, tokens: Sequence[int]) -> None:
         """Continue from the longest common prefix of the log and `tokens`."""
@@ -164,12 +164,12 @@ class Session:
 
     @property
     def _ahead(self) -> int:
-        if self.most_ahead is None:
+        if self.credit_cap is None:
             return self.credit_ahead
-        return min(self.credit_ahead, self.most_ahead)
+        return min(self.credit_ahead, self.credit_cap)
 
     @property
-    def at_rest(self) -> bool:
+    def is_quiescent(self) -> bool:
         """The tail holds the newest token: nothing of the session is under way."""
         return not self.read_only and self.length > self.credit
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelswarm.protocol.identity import Epoch, PeerId
-from modelswarm.protocol.messages import Find, Found, Lane, Send, reply_address
+from modelswarm.protocol.messages import FindSession, Lane, Send, SessionInfo, reply_address
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.routing.server_registry import Fleet
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
 
 class Absence:
-    def __init__(self, peer: PeerId, fleet: Fleet, emit: Callable[[Effect], None]) -> None:
+    def __init__(self, peer: PeerId, registry: ServerRegistry, emit: Callable[[Effect], None]) -> None:
         """`peer` is this gateway."""
-        self._peer, self._fleet, self._emit = peer, fleet, emit
+        self._peer, self._registry, self._emit = peer, registry, emit
 
     def over(self, session: Session) -> None:
         """We slept. A session at rest is asked for when it is used next: there may be thousands. If a turn is in doubt
@@ -63,14 +63,14 @@ class Absence:
     def _ask(self, session: Session) -> None:
         """Before its Fences, so that most answers come before those to them."""
         session.asked = True
-        for server in self._fleet:
+        for server in self._registry:
             if server.hello.model == session.model:
                 self._ask_one(session, server.hello.peer)
 
     def _ask_one(self, session: Session, server: PeerId) -> None:
-        self._emit(Send(reply_address(server), Lane.LIVE, Find(session.name)))
+        self._emit(Send(reply_address(server), Lane.LIVE, FindSession(session.name)))
 
-    def ended(self, session: Session, found: Found) -> bool:
+    def ended(self, session: Session, found: SessionInfo) -> bool:
         """Whether another gateway has it now. Compared with the epoch that we woke with: those that we have come to
         since say nothing about who was first."""
         if session.awake is None or found.owner == self._peer:

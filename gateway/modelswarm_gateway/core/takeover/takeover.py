@@ -12,26 +12,22 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import (
-    Find,
-    Found,
-    FoundHop,
+    FindSession,
+    HopInfo,
     Lane,
     LogChunk,
     LogRequest,
     Send,
+    SessionInfo,
     Turn,
     reply_address,
 )
-from modelswarm_gateway.core.interface.effects import (
-    Effect,
-    Fetched,
-    GatewaySettings,
-    Holder,
-    Whereabouts,
-)
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.routing.server_registry import Fleet
-from modelswarm_gateway.core.sessions.session import NO_CUT, Session
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session
 
 
 @dataclass(slots=True)
@@ -40,7 +36,7 @@ class _Search:
     silent: set[PeerId]  # asked, and not heard yet
     cut_off: set[PeerId]  # known, and without a link: nobody waits for them here
     number: int  # answers to an earlier one tell what was true then
-    found: dict[PeerId, Found] = field(default_factory=dict)
+    found: dict[PeerId, SessionInfo] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -78,7 +74,7 @@ class Searches:
         asked, until = set(servers), now + self._settings.find_seconds
         self._searches[session] = _Search(until, set(asked), set(cut_off), self._number)
         for peer in sorted(asked):
-            self._emit(Send(reply_address(peer), Lane.LIVE, Find(session, opens, self._number)))
+            self._emit(Send(reply_address(peer), Lane.LIVE, FindSession(session, opens, self._number)))
         self._look(session, now)
 
     def fetch(self, session: str, holder: Holder, now: float) -> None:
@@ -87,9 +83,9 @@ class Searches:
         request = LogRequest(session, holder.epoch)
         self._emit(Send(reply_address(holder.peer), Lane.LIVE, request))
 
-    def found(self, peer: PeerId, found: Found, now: float) -> None:
+    def found(self, peer: PeerId, found: SessionInfo, now: float) -> None:
         search = self._searches.get(found.session)
-        if search is not None and peer in search.silent and found.number == search.number:
+        if search is not None and peer in search.silent and found.search_id == search.number:
             search.silent.discard(peer)
             search.found[peer] = found
             self._look(found.session, now)
@@ -131,7 +127,7 @@ class Searches:
             return
         del self._searches[session]
         unheard = tuple(sorted(search.silent | search.cut_off))
-        openers = [found.opener for found in search.found.values()]
+        openers = [found.claimant for found in search.found.values()]
         where = judge(session, self._peer, search.found)
         self._emit(replace(where, unheard=unheard, opener=max(openers, default="")))
 
@@ -140,7 +136,7 @@ class Searches:
         self._emit(Fetched(session, NO_EPOCH, (), None))
 
 
-def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts:
+def judge(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> Whereabouts:
     """A living owner has it, wherever it was found; else what is left of the epoch that ran last, and of those that
     were fenced since: they may have cut its log, and generated nothing that a client could have read.
 
@@ -150,15 +146,15 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts
     highest = max((found.epoch for found in answers.values()), default=NO_EPOCH)
     if not held:
         return Whereabouts(session, highest)
-    alive = [found for found in held.values() if found.linked]
+    alive = [found for found in held.values() if found.owner_linked]
     if alive:
         owner = max(alive, key=lambda found: found.epoch)
         return Whereabouts(session, highest, owner.owner, owner.target, living=True)
     newest = [found for found in held.values() if found.epoch == highest]
     if not newest:  # its newest hops are left over from a life that ended here
         return Whereabouts(session, highest)
-    ran = max(found.ran or found.epoch for found in answers.values() if found.hops)
-    wait = max(found.lease_ms - found.gone_ms for found in held.values()) / 1000
+    ran = max(found.last_started or found.epoch for found in answers.values() if found.hops)
+    wait = max(found.lease_ms - found.owner_silent_ms for found in held.values()) / 1000
     parts = [part for peer, found in held.items() for part in _parts(peer, found, ran)]
     logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
     logs.sort(key=lambda log: log[:2], reverse=True)
@@ -173,14 +169,14 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, Found]) -> Whereabouts
     )
 
 
-def _parts(peer: PeerId, found: Found, ran: Epoch) -> list[tuple[PeerId, FoundHop]]:
+def _parts(peer: PeerId, found: SessionInfo, ran: Epoch) -> list[tuple[PeerId, HopInfo]]:
     """The hops of one server that are not older than what ran last."""
-    return [(peer, hop) for hop in (*found.hops, *found.older) if hop.epoch >= ran]
+    return [(peer, hop) for hop in (*found.hops, *found.older_hops) if hop.epoch >= ran]
 
 
-def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundHop]]:
+def chain(parts: Sequence[tuple[PeerId, HopInfo]]) -> list[tuple[PeerId, HopInfo]]:
     """Those that can stand in one route, by their blocks; of two for the same blocks the one that holds more."""
-    made: list[tuple[PeerId, FoundHop]] = []
+    made: list[tuple[PeerId, HopInfo]] = []
     for peer, hop in sorted(parts, key=lambda part: (part[1].first, -part[1].kv)):
         if not made or hop.first >= made[-1][1].last:
             made.append((peer, hop))
@@ -188,7 +184,7 @@ def chain(parts: Sequence[tuple[PeerId, FoundHop]]) -> list[tuple[PeerId, FoundH
 
 
 def take_over(
-    session: Session, where: Whereabouts, log: Fetched, fleet: Fleet, recovery: Recovery
+    session: Session, where: Whereabouts, log: Fetched, registry: ServerRegistry, recovery: Recovery
 ) -> None:
     """Fill a new session with what another gateway left of it, and fence its hops.
 
@@ -196,15 +192,15 @@ def take_over(
     blocks if the route leads there again: a hop that is made new is cut to nothing.
     """
     assert log.turn is not None
-    session.kind = fleet.leading(session.model)
+    session.variant = registry.active_variant(session.model)
     session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
     session.admitted, session.ran = True, where.ran
-    alike = {server.hello.peer for server in fleet.of_kind(session.model, session.kind)}
+    alike = {server.hello.peer for server in registry.servers_of(session.model, session.variant)}
     hops = [
         recovery.hops.make(peer, hop.first, hop.last)
         for peer, hop in chain([part for part in where.hops if part[1].epoch == log.epoch])
         if peer in alike
     ]
     for hop in hops:
-        hop.low_kv = hop.low_log = NO_CUT  # all of it is right
+        hop.kv_limit = hop.log_limit = NO_TRUNCATION  # all of it is right
     recovery.adopt(session, hops)

@@ -11,7 +11,7 @@ from typing import Any
 from modelswarm_operator.reconcile.manifests import manifests
 from modelswarm_operator.reconcile.manifests.manifests import Maker
 from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, Json
-from modelswarm_operator.reconcile.state.turn import Ledger
+from modelswarm_operator.reconcile.state.turn import Turn
 
 _SERVICE, _BUDGET = "Service", "PodDisruptionBudget"
 
@@ -20,7 +20,7 @@ def child_actions(
     maker: Maker,
     stored: Mapping[tuple[str, str], Json],
     refused: Mapping[str, str],
-    ledger: Ledger,
+    ledger: Turn,
     spans: int,
     replicas: int,
 ) -> list[ApplyChild | DeleteChild]:
@@ -34,9 +34,9 @@ def child_actions(
         what = f"{kind}/{name}"
         if _is_right(stored.get((kind, name)), manifest):
             ledger.slots.pop(what, None)
-        elif ledger.due(what):
+        elif ledger.is_due(what):
             if why := refused.get(what):
-                ledger.refuse(what, why)
+                ledger.record_rejection(what, why)
             actions.append(ApplyChild(manifest))
     for (kind, name), child in stored.items():
         if (kind, name) not in by_name and kind in (_SERVICE, _BUDGET) and not _leaving(child):

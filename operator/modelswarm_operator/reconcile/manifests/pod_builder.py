@@ -12,19 +12,19 @@ from modelswarm.resources.spec import Pool, Spec
 from modelswarm_operator.reconcile.manifests.manifests import Maker, server_pod
 from modelswarm_operator.reconcile.manifests.pod_template import patched, patches_of
 from modelswarm_operator.reconcile.model.span_plan import Layout
-from modelswarm_operator.reconcile.pods.inventory import Fleet
+from modelswarm_operator.reconcile.pods.inventory import PodInventory
 from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import Json
 
 
 class PodMaker:
-    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: Fleet) -> None:
+    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: PodInventory) -> None:
         self._maker, self._spec, self._layout = maker, spec, layout
         self._used: Counter[tuple[int, str]] = Counter(
-            (server.slot.span, server.pool) for server in fleet.servers if server.alive
+            (server.slot.span, server.pool) for server in fleet.servers if server.is_alive
         )
         self._full = {
-            server.pool for server in fleet.servers if server.alive and server.pod.unschedulable
+            server.pool for server in fleet.servers if server.is_alive and server.pod.unschedulable
         }
 
     def __call__(self, slot: SlotKey, incarnation: int) -> Json:

@@ -14,17 +14,17 @@ from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import NodeView, PodView
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_SKEW = 60.0  # seconds that clocks may differ
+_MAX_CLOCK_SKEW = 60.0  # seconds that clocks may differ
 
 
-class Ground(Enum):
+class NodeState(Enum):
     """What the node under a pod is good for."""
 
-    FIRM = "firm"  # Ready, not known, or the pod has no node yet
-    SHAKY = "shaky"  # NotReady, but not to be given up yet
+    READY = "firm"  # Ready, not known, or the pod has no node yet
+    UNREADY = "shaky"  # NotReady, but not to be given up yet
     DEPARTING = "departing"  # serves now, will go
-    LOST = "lost"  # NotReady for too long
-    GONE = "gone"  # does not exist any more, or is out of service: its pods never come back
+    UNREACHABLE = "lost"  # NotReady for too long
+    DELETED = "gone"  # does not exist any more, or is out of service: its pods never come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Server:
     pod: PodView
     slot: SlotKey
     incarnation: int
-    ground: Ground
+    node_state: NodeState
 
     @property
     def blocks(self) -> str:
         return self.pod.annotations.get(names.BLOCKS, "")
 
     @property
-    def plan(self) -> str:
+    def template_hash(self) -> str:
         return self.pod.annotations.get(names.PLAN, "")
 
     @property
@@ -49,57 +49,57 @@ class Server:
         return self.pod.annotations.get(names.POOL, "")
 
     @property
-    def generation(self) -> str:
+    def model_hash(self) -> str:
         return self.pod.annotations.get(names.GENERATION, "")
 
     @property
-    def failed(self) -> bool:
+    def is_failed(self) -> bool:
         return self.pod.phase in ("Failed", "Succeeded")
 
     @property
-    def leaving(self) -> bool:
+    def is_terminating(self) -> bool:
         return self.pod.deleting_since is not None
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Neither leaving nor failed nor on a node that will not come back."""
-        return not self.leaving and not self.failed and self.ground is not Ground.GONE
+        return not self.is_terminating and not self.is_failed and self.node_state is not NodeState.DELETED
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """Capacity: what sessions can be sent to now."""
-        return self.alive and self.pod.ready and self.ground in (Ground.FIRM, Ground.DEPARTING)
+        return self.is_alive and self.pod.ready and self.node_state in (NodeState.READY, NodeState.DEPARTING)
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class PodInventory:
     servers: tuple[Server, ...]
     inspections: tuple[PodView, ...]
     kept: tuple[PodView, ...]  # to be left alone
-    strays: tuple[PodView, ...]  # ours, but of no slot or role that is known
+    orphans: tuple[PodView, ...]  # ours, but of no slot or role that is known
     mislabelled: tuple[tuple[PodView, Mapping[str, str]], ...]  # and the labels they should have
     incarnations: frozenset[int]  # seen on any pod, whatever became of it
-    out_of_reach: frozenset[str]  # pods on nodes that are lost or gone
-    mass: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
-    wake_at: float | None  # when some node's grace ends
+    unreachable: frozenset[str]  # pods on nodes that are lost or gone
+    mass_outage: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
+    next_change_at: float | None  # when some node's grace ends
 
-    def pods(self) -> Iterable[PodView]:
+    def all_pods(self) -> Iterable[PodView]:
         yield from (server.pod for server in self.servers)
         yield from self.inspections
         yield from self.kept
-        yield from self.strays
+        yield from self.orphans
 
 
-class Grounds:
+class NodeHealth:
     """Judges nodes; remembers when the next judgement changes by itself."""
 
     def __init__(self, nodes: Mapping[str, NodeView] | None, policy: Policy, now: float) -> None:
         # No node at all: pods run, so that can't be the truth yet.
         self._nodes, self._policy, self._now = nodes or None, policy, now
-        self.mass = self._mass()
-        self.wake_at: float | None = None
+        self.mass_outage = self._find_mass_outage()
+        self.next_change_at: float | None = None
 
-    def _mass(self) -> tuple[int, int] | None:
+    def _find_mass_outage(self) -> tuple[int, int] | None:
         """Nodes that went down lately, of those that could have. What is down for long is no part of a blip."""
         nodes, policy = self._nodes or {}, self._policy
         lately = self._now - policy.mass_patience
@@ -108,75 +108,75 @@ class Grounds:
         many = down >= policy.mass_count and down > policy.mass_fraction * (up + down)
         return (down, up + down) if many else None
 
-    def under(self, pod: PodView) -> Ground:
+    def node_state_of(self, pod: PodView) -> NodeState:
         if self._nodes is None or not pod.node:
-            return Ground.FIRM
+            return NodeState.READY
         node = self._nodes.get(pod.node)
         placed = max(pod.created, pod.scheduled or 0.0)
         if node is None:
             # A pod may have waited long for a node that is so new that nobody has told of it yet.
-            known = self._passed(placed + self._policy.unknown_node_grace)
-            return Ground.GONE if known else Ground.SHAKY
+            known = self._has_passed(placed + self._policy.unknown_node_grace)
+            return NodeState.DELETED if known else NodeState.UNREADY
         if node.out_of_service:
-            return Ground.GONE
+            return NodeState.DELETED
         if not node.ready:
-            patience = self._policy.mass_patience if self.mass else self._policy.not_ready_grace
+            patience = self._policy.mass_patience if self.mass_outage else self._policy.not_ready_grace
             # Who was placed there meanwhile has its own patience: or its successor is placed there, and the next one.
             since = max(self._down_since(node), placed)
-            return Ground.LOST if self._passed(since + patience) else Ground.SHAKY
-        return Ground.DEPARTING if node.departing else Ground.FIRM
+            return NodeState.UNREACHABLE if self._has_passed(since + patience) else NodeState.UNREADY
+        return NodeState.DEPARTING if node.departing else NodeState.READY
 
     def _down_since(self, node: NodeView) -> float:
         """Long ago, if nobody knows; so too if that is yet to come, because this clock is slow."""
         since = node.not_ready_since or 0.0
-        return since if since <= self._now + _SKEW else 0.0
+        return since if since <= self._now + _MAX_CLOCK_SKEW else 0.0
 
-    def _passed(self, moment: float) -> bool:
+    def _has_passed(self, moment: float) -> bool:
         if self._now >= moment:
             return True
-        self.wake_at = moment if self.wake_at is None else min(self.wake_at, moment)
+        self.next_change_at = moment if self.next_change_at is None else min(self.next_change_at, moment)
         return False
 
 
-def muster(
+def classify_pods(
     pods: Iterable[PodView], nodes: Mapping[str, NodeView] | None, policy: Policy, now: float
-) -> Fleet:
+) -> PodInventory:
     """Sorted by incarnation, so that every decision that follows is the same for the same pods."""
-    grounds = Grounds(nodes, policy, now)
-    call = _Call()
+    node_health = NodeHealth(nodes, policy, now)
+    builder = _InventoryBuilder()
     for pod in sorted(pods, key=lambda pod: pod.name):
-        call.enter(pod, grounds.under(pod))
-    call.servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
-    return Fleet(
-        servers=tuple(call.servers),
-        inspections=tuple(call.inspections),
-        kept=tuple(call.kept),
-        strays=tuple(call.strays),
-        mislabelled=tuple(call.mislabelled),
-        incarnations=frozenset(call.incarnations),
-        out_of_reach=frozenset(call.out_of_reach),
-        mass=grounds.mass,
-        wake_at=grounds.wake_at,
+        builder.classify(pod, node_health.node_state_of(pod))
+    builder.servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
+    return PodInventory(
+        servers=tuple(builder.servers),
+        inspections=tuple(builder.inspections),
+        kept=tuple(builder.kept),
+        orphans=tuple(builder.orphans),
+        mislabelled=tuple(builder.mislabelled),
+        incarnations=frozenset(builder.incarnations),
+        unreachable=frozenset(builder.unreachable),
+        mass_outage=node_health.mass_outage,
+        next_change_at=node_health.next_change_at,
     )
 
 
 @dataclass(slots=True)
-class _Call:
+class _InventoryBuilder:
     """A fleet in the making."""
 
     servers: list[Server] = field(default_factory=list)
     inspections: list[PodView] = field(default_factory=list)
     kept: list[PodView] = field(default_factory=list)
-    strays: list[PodView] = field(default_factory=list)
+    orphans: list[PodView] = field(default_factory=list)
     mislabelled: list[tuple[PodView, Mapping[str, str]]] = field(default_factory=list)
     incarnations: set[int] = field(default_factory=set)
-    out_of_reach: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
 
-    def enter(self, pod: PodView, ground: Ground) -> None:
-        incarnation, slot, role = incarnation_of(pod), slot_of(pod), pod.labels.get(names.ROLE)
+    def classify(self, pod: PodView, node_state: NodeState) -> None:
+        incarnation, slot, role = incarnation_of_pod(pod), slot_of_pod(pod), pod.labels.get(names.ROLE)
         self.incarnations.add(incarnation)
-        if ground in (Ground.LOST, Ground.GONE):
-            self.out_of_reach.add(pod.name)
+        if node_state in (NodeState.UNREACHABLE, NodeState.DELETED):
+            self.unreachable.add(pod.name)
         if slot is not None and names.is_true(pod.annotations.get(names.KEEP)):
             self.kept.append(pod)
             if role != names.KEPT:
@@ -184,20 +184,20 @@ class _Call:
         elif role == names.INSPECT:
             self.inspections.append(pod)
         elif slot is None or role == names.KEPT:
-            self.strays.append(pod)
+            self.orphans.append(pod)
         else:
-            self.servers.append(Server(pod, slot, incarnation, ground))
+            self.servers.append(Server(pod, slot, incarnation, node_state))
             if wrong := _wrong_labels(pod, slot, incarnation):
                 self.mislabelled.append((pod, wrong))
 
 
-def slot_of(pod: PodView) -> SlotKey | None:
+def slot_of_pod(pod: PodView) -> SlotKey | None:
     """From the annotation, which selectors do not use and so nobody edits; else from the label."""
     noted, labelled = pod.annotations.get(names.SLOT, ""), pod.labels.get(names.SLOT, "")
     return names.parse_slot(noted) or names.parse_slot(labelled)
 
 
-def incarnation_of(pod: PodView) -> int:
+def incarnation_of_pod(pod: PodView) -> int:
     """The name can't be edited; the label stands in for names that are not of our making."""
     return names.incarnation_of_name(pod.name) or names.parse_number(
         pod.labels.get(names.INCARNATION, "")

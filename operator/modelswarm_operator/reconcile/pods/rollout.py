@@ -10,25 +10,25 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from modelswarm.resources.spec import Spec
-from modelswarm_operator.reconcile.pods.inventory import Ground, Server
-from modelswarm_operator.reconcile.pods.slot_filler import Ranks
+from modelswarm_operator.reconcile.pods.inventory import NodeState, Server
+from modelswarm_operator.reconcile.pods.slot_filler import ServersBySlot
 from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state.names import SlotKey
-from modelswarm_operator.reconcile.state.turn import REFUSED, Ledger
+from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 
 
-def startable(spec: Spec, ranks: Ranks, spans: int) -> int:
+def startable(spec: Spec, ranks: ServersBySlot, spans: int) -> int:
     """Slots per span that may be filled now: all, or, while servers of an earlier plan serve, those that serve and
     `surge` more."""
-    if not any(server.serving for server in ranks.foreign):
+    if not any(server.is_serving for server in ranks.from_older_plan):
         return spec.replicas
     serving = [0] * spans
     for key, servers in ranks.slots.items():
-        serving[key.span] += any(server.serving for server in servers)
+        serving[key.span] += any(server.is_serving for server in servers)
     return min(spec.replicas, min(serving) + max(1, spec.rollout.surge))
 
 
-def to_renew(states: Sequence[SlotState], spec: Spec, ledger: Ledger) -> set[SlotKey]:
+def to_renew(states: Sequence[SlotState], spec: Spec, ledger: Turn) -> set[SlotKey]:
     """Slots of one span whose pod of an older recipe gets a successor beside it. At most `surge` are on their way at
     once, counting every slot of the span that is not at rest: a recipe that fails stops the roll."""
     waiting = [state for state in states if _untouched(state, ledger)]
@@ -45,29 +45,29 @@ def _in_place(spec: Spec) -> bool:
 
 
 def _at_rest(state: SlotState) -> bool:
-    return state.settled is not None and not (state.outdated or state.departing or state.extra)
+    return state.current is not None and not (state.outdated or state.departing or state.extra)
 
 
 def _is_waiting(state: SlotState) -> bool:
     """Its next pod finds no node."""
-    return state.hope is not None and bool(state.hope.pod.unschedulable)
+    return state.candidate is not None and bool(state.candidate.pod.unschedulable)
 
 
-def _is_refused(state: SlotState, ledger: Ledger) -> bool:
+def _is_refused(state: SlotState, ledger: Turn) -> bool:
     """Its next pod is not taken by the API server (a quota that is used up)."""
-    words = ledger.memory(str(state.key)).last_failure
-    return state.settled is None and state.hope is None and words.startswith(REFUSED)
+    words = ledger.history_of(str(state.key)).last_failure
+    return state.current is None and state.candidate is None and words.startswith(REJECTED_PREFIX)
 
 
-def _untouched(state: SlotState, ledger: Ledger) -> bool:
+def _untouched(state: SlotState, ledger: Turn) -> bool:
     """Served by an older recipe, with no successor on its way."""
     return (
         bool(state.outdated)
-        and state.settled is None
-        and state.hope is None
+        and state.current is None
+        and state.candidate is None
         and not state.failed
         and not state.broken
-        and not ledger.outstanding(str(state.key))
+        and not ledger.is_in_flight(str(state.key))
     )
 
 
@@ -75,7 +75,7 @@ def cover_of(servers: Iterable[Server], blocks: int) -> list[int]:
     """How many of these serve each block."""
     steps = [0] * (blocks + 1)
     for server in servers:
-        if server.serving:
+        if server.is_serving:
             first, last = range_of(server, blocks)
             steps[first] += 1
             steps[last] -= 1
@@ -85,7 +85,7 @@ def cover_of(servers: Iterable[Server], blocks: int) -> list[int]:
 class Retirement:
     """Removes serving pods one by one, as long as the blocks they leave stay covered."""
 
-    def __init__(self, servers: Iterable[Server], blocks: int, ledger: Ledger, grace: int) -> None:
+    def __init__(self, servers: Iterable[Server], blocks: int, ledger: Turn, grace: int) -> None:
         self._ledger, self._grace = ledger, grace
         staying = (server for server in servers if server.pod.name not in ledger.deletes)
         self._cover = cover_of(staying, blocks)
@@ -95,12 +95,12 @@ class Retirement:
         if server.pod.name in self._ledger.deletes:
             return True
         first, last = range_of(server, len(self._cover))
-        if server.serving:
+        if server.is_serving:
             if any(others <= floor for others in self._cover[first:last]):
                 return False
             for block in range(first, last):
                 self._cover[block] -= 1
-        self._ledger.delete(server.pod, reason, self._grace)
+        self._ledger.delete_pod(server.pod, reason, self._grace)
         return True
 
 
@@ -113,15 +113,15 @@ def range_of(server: Server, blocks: int) -> tuple[int, int]:
 
 
 def retire_beside(
-    chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, ledger: Ledger
+    chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, ledger: Turn
 ) -> None:
     """Of one span's slots: what a winner makes superfluous, and what goes first when there is no surge."""
     # A pod that waits for room gets it from what is superfluous, or both would wait for ever.
     waiting = sum(_is_waiting(state) for state in chosen)
     floor = max(1, spec.replicas - waiting)
     for state in chosen:
-        if state.settled is not None:
-            winner = state.settled.pod.name
+        if state.current is not None:
+            winner = state.current.pod.name
             for server in state.outdated:
                 retirement.retire(server, floor, f"replaced by {winner} of the new spec")
             for server in state.departing:
@@ -144,7 +144,7 @@ def retire_beside(
 def retire_unwanted(servers: Iterable[Server], spec: Spec, retirement: Retirement) -> None:
     """Pods in slots that are too many."""
     for server in servers:
-        if server.leaving or _out_of_reach(server):
+        if server.is_terminating or _out_of_reach(server):
             continue
         retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are wanted")
 
@@ -167,13 +167,13 @@ def retire_foreign(
     (`covered`)."""
     floor = max(min(1, spec.replicas), spec.replicas - waiting)
     for server in servers:
-        if server.leaving or _out_of_reach(server):
+        if server.is_terminating or _out_of_reach(server):
             continue
-        if server.serving and server.generation != generation and not covered:
+        if server.is_serving and server.model_hash != generation and not covered:
             continue
         retirement.retire(server, floor, "of an earlier plan")
 
 
 def _out_of_reach(server: Server) -> bool:
     """On a node that may come back: decided then."""
-    return server.alive and server.ground in (Ground.LOST, Ground.SHAKY)
+    return server.is_alive and server.node_state in (NodeState.UNREACHABLE, NodeState.UNREADY)

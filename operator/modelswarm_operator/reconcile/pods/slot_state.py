@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelswarm_operator.reconcile.model.span_plan import Layout
-from modelswarm_operator.reconcile.pods.inventory import Ground, Server
+from modelswarm_operator.reconcile.pods.inventory import NodeState, Server
 from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.policy import Policy
 
@@ -20,62 +20,62 @@ _PREEMPTED = "PreemptionByScheduler"
 @dataclass(frozen=True, slots=True)
 class SlotState:
     key: SlotKey
-    settled: Server | None
+    current: Server | None
     """The winner: serves, made by today's recipe, on a node that stays; the highest incarnation of those."""
-    hope: Server | None
+    candidate: Server | None
     """Without a winner, the pod that is expected to become it: what runs, before what has a node, before the rest."""
     outdated: tuple[Server, ...]  # serve, but made by an older recipe
     departing: tuple[Server, ...]  # serve on a node that will go
     broken: tuple[Server, ...]  # container failed too often; replaced
     failed: tuple[Server, ...]  # pods that ended
-    idle: tuple[Server, ...]  # not serving and not needed: an older recipe, a second hope
+    redundant: tuple[Server, ...]  # not serving and not needed: an older recipe, a second hope
     extra: tuple[Server, ...]  # serve beside a winner
     newest: Server | None
 
     @property
-    def serving(self) -> bool:
-        return self.settled is not None or bool(self.outdated or self.departing)
+    def is_serving(self) -> bool:
+        return self.current is not None or bool(self.outdated or self.departing)
 
     @property
-    def live(self) -> bool:
-        return self.serving or self.hope is not None
+    def is_live(self) -> bool:
+        return self.is_serving or self.candidate is not None
 
 
-def state_of(key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Policy) -> SlotState:
+def classify_slot(key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Policy) -> SlotState:
     """`servers` are all of the slot, ordered by incarnation."""
-    alive = [server for server in servers if server.alive]
+    alive = [server for server in servers if server.is_alive]
     broken = [server for server in alive if is_broken(server, policy)]
     working = [server for server in alive if not is_broken(server, policy)]
-    current = [one for one in working if layout.is_current(key.span, one.pool, one.plan)]
-    outdated = [server for server in working if server not in current]
-    winners = [one for one in current if one.serving and one.ground is Ground.FIRM]
-    hopes = [
-        one for one in current if not one.serving and one.ground in (Ground.FIRM, Ground.SHAKY)
+    up_to_date = [one for one in working if layout.is_current(key.span, one.pool, one.template_hash)]
+    outdated = [server for server in working if server not in up_to_date]
+    winners = [one for one in up_to_date if one.is_serving and one.node_state is NodeState.READY]
+    candidates = [
+        one for one in up_to_date if not one.is_serving and one.node_state in (NodeState.READY, NodeState.UNREADY)
     ]
-    settled = winners[-1] if winners else None
-    hope = max(hopes, key=_promise, default=None) if settled is None else None
+    current = winners[-1] if winners else None
+    candidate = max(candidates, key=_progress_of, default=None) if current is None else None
     # What is on a NotReady node is left alone: nobody could end it, and the node may return with it.
-    idle = [
+    redundant = [
         one
-        for one in (*hopes, *(old for old in outdated if not old.serving))
-        if one is not hope and one.ground is Ground.FIRM
-    ] + [one for one in working if not one.serving and one.ground is Ground.DEPARTING]
-    departing = [one for one in current if one.serving and one.ground is Ground.DEPARTING]
+        for one in (*candidates, *(old for old in outdated if not old.is_serving))
+        if one is not candidate and one.node_state is NodeState.READY
+    ] + [one for one in working if not one.is_serving and one.node_state is NodeState.DEPARTING]
+    departing = [one for one in up_to_date if one.is_serving and one.node_state is NodeState.DEPARTING]
     return SlotState(
         key=key,
-        settled=settled,
-        hope=hope,
-        outdated=tuple(one for one in outdated if one.serving),
+        current=current,
+        candidate=candidate,
+        outdated=tuple(one for one in outdated if one.is_serving),
         departing=tuple(departing),
         broken=tuple(broken),
-        failed=tuple(one for one in servers if one.failed and not one.leaving),
-        idle=tuple(idle),
+        failed=tuple(one for one in servers if one.is_failed and not one.is_terminating),
+        redundant=tuple(redundant),
         extra=tuple(winners[:-1]),
         newest=servers[-1] if servers else None,
     )
 
 
-def _promise(server: Server) -> tuple[bool, bool, int]:
+def _progress_of(server: Server) -> tuple[bool, bool, int]:
     """A server whose node was away for a moment will be ready sooner than one that is still to load its blocks."""
     pod = server.pod
     return (pod.container.running_since is not None, bool(pod.node), server.incarnation)
@@ -94,9 +94,9 @@ def is_broken(server: Server, policy: Policy) -> bool:
 def failure_of(server: Server, policy: Policy) -> str:
     """Why this pod's end counts against its slot; "" when it was nobody's fault (deleted, drained, node lost)."""
     pod, container = server.pod, server.pod.container
-    if server.leaving:  # whatever its containers end with now
+    if server.is_terminating:  # whatever its containers end with now
         return f"pod {pod.name} was preempted" if pod.disruption == _PREEMPTED else ""
-    if server.failed:
+    if server.is_failed:
         why = pod.reason or container.exit_reason or pod.phase
         words = container.exit_message or pod.message
         return f"pod {pod.name} ended ({why})" + (f": {words}" if words else "")

@@ -27,32 +27,32 @@ _MANY = 100  # ... this have something to remember
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    promised: int = 0  # incarnation that was stored and whose pod was not yet seen; 0: none
+    allocated: int = 0  # incarnation that was stored and whose pod was not yet seen; 0: none
     failures: int = 0  # since a server of this slot was last stable
     not_before: float = 0.0
     last_failure: str = ""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return self == SlotMemory()
 
-    def kept_promise(self) -> SlotMemory:
+    def without_allocation(self) -> SlotMemory:
         return replace(self, promised=0)
 
-    def promising(self, incarnation: int) -> SlotMemory:
+    def with_allocation(self, incarnation: int) -> SlotMemory:
         return replace(self, promised=incarnation)
 
 
 def after_failure(
-    memory: SlotMemory, words: str, policy: Policy, now: float, budget_spent: bool
+    history: SlotMemory, message: str, policy: Policy, now: float, budget_spent: bool
 ) -> SlotMemory:
     """The first failure is made good at once, each further one after twice the time; without budget, all wait."""
-    failures = memory.failures + 1
+    failures = history.failures + 1
     doubled = policy.backoff_base * 2.0 ** min(failures - 2, 20)
     wait = policy.backoff_limit if budget_spent else min(doubled, policy.backoff_limit)
     delay = 0.0 if failures == 1 and not budget_spent else wait
     # Whole seconds, as they are stored: what is read back must be what was decided.
-    return SlotMemory(memory.promised, failures, float(int(now + delay)), words[:_LONGEST])
+    return SlotMemory(history.allocated, failures, float(int(now + delay)), message[:_LONGEST])
 
 
 def read_status(stored: Json) -> Status:
@@ -70,7 +70,7 @@ def slots_of(status: Status) -> dict[str, SlotMemory]:
 
 def _memory(slot: SlotStatus) -> SlotMemory:
     return SlotMemory(
-        promised=slot.incarnation,
+        allocated=slot.incarnation,
         failures=slot.failures,
         not_before=_moment(slot.not_before),
         last_failure=slot.last_failure or "",
@@ -88,18 +88,18 @@ def _moment(text: str | None) -> float:
 
 def slot_statuses(slots: Mapping[str, SlotMemory]) -> tuple[SlotStatus, ...]:
     """Without what is zero, and in few words when many fail: a thousand servers must fit into one object."""
-    longest = _LONGEST if len(slots) <= _MANY else _SHORT
+    max_message = _LONGEST if len(slots) <= _MANY else _SHORT
     return tuple(
-        _slot_status(name, slots[name], longest) for name in sorted(slots) if not slots[name].empty
+        _slot_status(name, slots[name], max_message) for name in sorted(slots) if not slots[name].is_empty
     )
 
 
-def _slot_status(name: str, memory: SlotMemory, longest: int) -> SlotStatus:
-    told: Json = {"slot": name}
-    if memory.promised:
-        told["incarnation"] = memory.promised
-    if memory.failures:
-        told["failures"] = memory.failures
-        told["not_before"] = timestamp(memory.not_before)
-        told["last_failure"] = memory.last_failure[:longest]
-    return SlotStatus(**told)
+def _slot_status(name: str, history: SlotMemory, max_message: int) -> SlotStatus:
+    fields: Json = {"slot": name}
+    if history.allocated:
+        fields["incarnation"] = history.allocated
+    if history.failures:
+        fields["failures"] = history.failures
+        fields["not_before"] = timestamp(history.not_before)
+        fields["last_failure"] = history.last_failure[:max_message]
+    return SlotStatus(**fields)

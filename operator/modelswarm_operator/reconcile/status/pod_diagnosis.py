@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from modelswarm.checkpoint.inspection import REFUSED
 from modelswarm_operator.reconcile.pods.inventory import Server
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView, PodView
-from modelswarm_operator.reconcile.state.turn import Ledger
+from modelswarm_operator.reconcile.state.turn import Turn
 from modelswarm_operator.reconcile.status.problems import Problem, cut, last_line
 
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -26,7 +26,7 @@ _CLAIM = re.compile(r"persistentvolumeclaim \"?([^\s\"]+)\"? (not found|is being
 class Doctor:
     """Knows what sentences need beside the pod."""
 
-    ledger: Ledger
+    ledger: Turn
     nodes: Mapping[str, NodeView] | None
     memory_limits: Mapping[str, str]  # by pool
 
@@ -34,7 +34,7 @@ class Doctor:
         """Of pods that should serve and don't."""
         found = []
         for server in servers:
-            if server.alive and not server.pod.ready and server.pod.name not in self.ledger.deletes:
+            if server.is_alive and not server.pod.ready and server.pod.name not in self.ledger.deletes:
                 limit = self.memory_limits.get(server.pool, "")
                 if problem := self.pod(server.pod, f"blocks {server.blocks}", limit):
                     found.append(problem)
@@ -61,7 +61,7 @@ class Doctor:
         policy, now = self.ledger.policy, self.ledger.now
         late = max(pod.created, pod.container.running_since or 0.0) + policy.slow_start
         if now < late:
-            self.ledger.look_at(late)
+            self.ledger.requeue_at(late)
             return None
         said = (
             f"{who} is not ready after {policy.slow_start / 60:.0f} minutes. Weights that are large may take that "

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_operator.reconcile.pods.inventory import Fleet, Ground, Server
+from modelswarm_operator.reconcile.pods.inventory import PodInventory, NodeState, Server
 from modelswarm_operator.reconcile.state.policy import Policy
 
 _LONGEST = 500  # characters of somebody else's message
@@ -62,17 +62,17 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def node_problems(fleet: Fleet, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
+def node_problems(fleet: PodInventory, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
     found = []
-    if fleet.mass is not None and any(one.ground is Ground.SHAKY for one in fleet.servers):
-        down, nodes = fleet.mass
+    if fleet.mass_outage is not None and any(one.node_state is NodeState.UNREADY for one in fleet.servers):
+        down, nodes = fleet.mass_outage
         said = (
             f"{down} of {nodes} nodes are not ready at the same time. That looks like trouble of the control plane, "
             f"so their servers are not replaced for {policy.mass_patience:.0f} s."
         )
         found.append(Problem("ManyNodesNotReady", said))
     lost = sorted(
-        {one.pod.node for one in fleet.servers if one.ground is Ground.LOST and one.alive}
+        {one.pod.node for one in fleet.servers if one.node_state is NodeState.UNREACHABLE and one.is_alive}
     )
     if lost:
         said = f"Servers were on nodes that are not ready: {_some(lost)}. They are replaced."
@@ -92,7 +92,7 @@ def stuck_at(
     servers: Iterable[Server], policy: Policy, now: float, drain_limit: float
 ) -> float | None:
     """When the next ending pod begins to count as stuck."""
-    moments = [_stuck_at(one, policy, drain_limit) for one in servers if one.leaving]
+    moments = [_stuck_at(one, policy, drain_limit) for one in servers if one.is_terminating]
     return min((moment for moment in moments if moment > now), default=None)
 
 

@@ -21,7 +21,7 @@ from modelswarm_operator.reconcile.pods.rollout import cover_of
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import SwarmView
 from modelswarm_operator.reconcile.state.slot_history import slot_statuses
-from modelswarm_operator.reconcile.state.turn import Ledger
+from modelswarm_operator.reconcile.state.turn import Turn
 
 _MOST_SPANS_IN_TEXT = 16
 
@@ -55,14 +55,14 @@ def tally_of(
     plan: PlanStatus | None,
     generation: str,
     desired: int,
-    ledger: Ledger,
+    ledger: Turn,
 ) -> Tally:
     """Spans list servers of this generation ("": any); coverage is what clients have, by whichever."""
-    serving = [one for one in servers if one.serving and one.pod.name not in ledger.deletes]
+    serving = [one for one in servers if one.is_serving and one.pod.name not in ledger.deletes]
     if plan is None or not plan.spans:
         return Tally((), 0)
     by_blocks: dict[str, list[str]] = {}
-    for server in (one for one in serving if generation in ("", one.generation)):
+    for server in (one for one in serving if generation in ("", one.model_hash)):
         by_blocks.setdefault(server.blocks, []).append(server.pod.name)
     spans = []
     for span in plan.spans:
@@ -77,10 +77,10 @@ def tally_of(
 
 def _coverage(serving: Sequence[Server], blocks: int) -> int:
     """Servers of different models can't share a route: the best-covered model counts."""
-    generations = {server.generation for server in serving}
+    generations = {server.model_hash for server in serving}
     return max(
         (
-            min(cover_of((one for one in serving if one.generation == generation), blocks))
+            min(cover_of((one for one in serving if one.model_hash == generation), blocks))
             for generation in generations
         ),
         default=0,
@@ -92,7 +92,7 @@ def status_of(
     url: str,
     tally: Tally,
     conditions: tuple[Condition, ...],
-    ledger: Ledger,
+    ledger: Turn,
     model: ModelStatus | None,
     plan: PlanStatus | None,
     served: str,

@@ -15,62 +15,62 @@ from modelswarm.protocol.messages import Lane, Window
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.outbox import Outbox
 
-LEAST_PART = 32
+MIN_WINDOW_DIVISOR = 32
 """Of a window, which every hop may have coming: 64 KiB, so a thousand sessions stay far below what a lane holds."""
 
 
-class Windows:
-    def __init__(self, out: Outbox, window: int, most: int) -> None:
+class FlowControl:
+    def __init__(self, out: Outbox, window: int, max_in_flight: int) -> None:
         """`window`: rows of one hop beyond what is applied. `most`: rows of all hops that one peer may have to send."""
-        self._out = out
+        self._outbox = out
         self._window = window
-        self._least = max(1, window // LEAST_PART)
-        self._most = most
-        self._coming: dict[Hop, tuple[PeerId, int]] = {}  # rows below n that are granted, not here
-        self._from: dict[PeerId, int] = {}  # ... and their sum
+        self._min_window = max(1, window // MIN_WINDOW_DIVISOR)
+        self._max_in_flight = max_in_flight
+        self._in_flight: dict[Hop, tuple[PeerId, int]] = {}  # rows below n that are granted, not here
+        self._in_flight_from: dict[PeerId, int] = {}  # ... and their sum
 
-    def grant(self, hop: Hop) -> None:
+    def grant_window(self, hop: Hop) -> None:
         """Rows have come or were applied: tell the predecessor how far it may send, when that is news to it."""
-        go = hop.go
-        assert go is not None and go.predecessor is not None
-        n = go.length - 1
-        to = go.predecessor
-        if hop in self._coming:  # which one that decodes is not
-            self._count(hop, to.address.peer, min(hop.granted, n) - hop.received)
-        limit = min(hop.kv + self._window, hop.turn.reserve)
+        started = hop.started
+        assert started is not None and started.predecessor is not None
+        n = started.length - 1
+        to = started.predecessor
+        if hop in self._in_flight:  # which one that decodes is not
+            self._set_in_flight(hop, to.address.peer, min(hop.granted, n) - hop.received)
+        limit = min(hop.kv + self._window, hop.turn.reserved_positions)
         # all bulk rows are here: the predecessor may go over to live (R9)
-        acknowledge = hop.received >= n > go.start and not hop.acknowledged
+        acknowledge = hop.received >= n > started.start and not hop.bulk_acknowledged
         # in halves of the window; `granted` may be capped by the reserve, the distance is not
         distance = hop.kv + self._window - hop.granted
         room = limit > hop.granted and distance >= max(1, self._window // 2)
         if room and hop.received < n:
-            bound = hop.received + self._may_come(hop, to.address.peer)
+            bound = hop.received + self._max_in_flight_of(hop, to.address.peer)
             if bound < min(limit, n):
                 limit = bound
-                room = limit - hop.granted >= max(1, self._least // 2)
+                room = limit - hop.granted >= max(1, self._min_window // 2)
         if not (acknowledge or room):
             return
-        hop.acknowledged |= acknowledge
+        hop.bulk_acknowledged |= acknowledge
         hop.granted = max(hop.granted, limit)
-        self._count(hop, to.address.peer, min(hop.granted, n) - hop.received)
-        self._out.send(
-            to.address, Lane.LIVE, Window(to.handle, go.epoch, hop.received, hop.granted)
+        self._set_in_flight(hop, to.address.peer, min(hop.granted, n) - hop.received)
+        self._outbox.send(
+            to.address, Lane.LIVE, Window(to.handle, started.epoch, hop.received, hop.granted)
         )
 
-    def ended(self, hop: Hop) -> None:
+    def remove_hop(self, hop: Hop) -> None:
         """It takes no more rows in this epoch."""
-        if hop in self._coming:
-            self._count(hop, self._coming[hop][0], 0)
+        if hop in self._in_flight:
+            self._set_in_flight(hop, self._in_flight[hop][0], 0)
 
-    def _may_come(self, hop: Hop, peer: PeerId) -> int:
+    def _max_in_flight_of(self, hop: Hop, peer: PeerId) -> int:
         """Rows that this hop may have coming in all."""
-        _, own = self._coming.get(hop, (peer, 0))
-        return max(self._least, own + self._most - self._from.get(peer, 0))
+        _, own = self._in_flight.get(hop, (peer, 0))
+        return max(self._min_window, own + self._max_in_flight - self._in_flight_from.get(peer, 0))
 
-    def _count(self, hop: Hop, peer: PeerId, coming: int) -> None:
-        _, before = self._coming.pop(hop, (peer, 0))
-        if coming > 0:
-            self._coming[hop] = (peer, coming)
-        total = self._from.pop(peer, 0) + max(0, coming) - before
+    def _set_in_flight(self, hop: Hop, peer: PeerId, rows: int) -> None:
+        _, before = self._in_flight.pop(hop, (peer, 0))
+        if rows > 0:
+            self._in_flight[hop] = (peer, rows)
+        total = self._in_flight_from.pop(peer, 0) + max(0, rows) - before
         if total:
-            self._from[peer] = total
+            self._in_flight_from[peer] = total

@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
 from modelswarm_serving.core.hops.hop import Hop
 
-REMEMBERED_HOPS = 1024
+MAX_FORMER_OWNERS = 1024
 HANDLE_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class FreedHop:
+class FormerOwner:
     """Whom to tell when a Go comes for a hop that this server gave up by itself."""
 
     gateway: PeerId
-    reply: Handle
+    gateway_handle: Handle
 
 
-class Registry:
-    def __init__(self, draw: Callable[[], int]) -> None:
-        self._draw = draw
+class HopTable:
+    def __init__(self, random_bits: Callable[[], int]) -> None:
+        self._random_bits = random_bits
         self._hops: dict[Handle, Hop] = {}
-        self._ranges: dict[tuple[str, int, int], Hop] = {}
-        self._freed: dict[Handle, FreedHop] = {}
-        self._lost: dict[Handle, FreedHop] = {}  # hops that were taken, and who had them before
+        self._by_key: dict[tuple[str, int, int], Hop] = {}
+        self._freed: dict[Handle, FormerOwner] = {}
+        self._taken: dict[Handle, FormerOwner] = {}  # hops that were taken, and who had them before
 
     def __len__(self) -> int:
         return len(self._hops)
@@ -40,41 +40,41 @@ class Registry:
     def get(self, handle: Handle) -> Hop | None:
         return self._hops.get(handle)
 
-    def at(self, session: str, first: int, last: int) -> Hop | None:
-        return self._ranges.get((session, first, last))
+    def get_by_key(self, session: str, first: int, last: int) -> Hop | None:
+        return self._by_key.get((session, first, last))
 
-    def freed(self, handle: Handle) -> FreedHop | None:
+    def freed_hop(self, handle: Handle) -> FormerOwner | None:
         return self._freed.get(handle)
 
     def new_handle(self) -> Handle:
         while True:
-            handle = self._draw() & HANDLE_MASK
+            handle = self._random_bits() & HANDLE_MASK
             if handle != NO_HANDLE and not any(
-                handle in known for known in (self._hops, self._freed, self._lost)
+                handle in known for known in (self._hops, self._freed, self._taken)
             ):
                 return handle
 
     def add(self, hop: Hop) -> None:
         self._hops[hop.handle] = hop
-        self._ranges[hop.range] = hop
+        self._by_key[hop.key] = hop
 
     def remove(self, hop: Hop) -> None:
         del self._hops[hop.handle]
-        del self._ranges[hop.range]
-        self._freed[hop.handle] = FreedHop(hop.gateway, hop.reply)
-        if len(self._freed) > REMEMBERED_HOPS:
+        del self._by_key[hop.key]
+        self._freed[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
+        if len(self._freed) > MAX_FORMER_OWNERS:
             del self._freed[next(iter(self._freed))]
 
-    def taken(self, hop: Hop, gateway: PeerId, reply: Handle) -> None:
+    def set_owner(self, hop: Hop, gateway: PeerId, gateway_handle: Handle) -> None:
         """Another gateway has it from now on; the one that had it may yet say Go."""
-        self._lost[hop.handle] = FreedHop(hop.gateway, hop.reply)
-        if len(self._lost) > REMEMBERED_HOPS:
-            del self._lost[next(iter(self._lost))]
-        hop.gateway, hop.reply, hop.led = gateway, reply, False
+        self._taken[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
+        if len(self._taken) > MAX_FORMER_OWNERS:
+            del self._taken[next(iter(self._taken))]
+        hop.gateway, hop.gateway_handle, hop.started_by_owner = gateway, gateway_handle, False
 
-    def lost(self, handle: Handle) -> FreedHop | None:
-        return self._lost.get(handle)
+    def taken_hop(self, handle: Handle) -> FormerOwner | None:
+        return self._taken.get(handle)
 
-    def of(self, gateways: Iterable[PeerId]) -> list[Hop]:
+    def owned_by(self, gateways: Iterable[PeerId]) -> list[Hop]:
         owners = set(gateways)
         return [hop for hop in self._hops.values() if hop.gateway in owners]

@@ -12,9 +12,9 @@ from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
     Item,
     Lane,
-    Report,
+    FaultReport,
     Send,
-    Trouble,
+    FaultKind,
     reply_address,
 )
 from modelswarm_serving.core.hops.hop import Fault, Hop
@@ -26,26 +26,26 @@ class Outbox:
         self._own = own
         self._peers = peers
         self._sends: list[Send] = []
-        self.to_self: deque[Item] = deque()
-        self.reports: Counter[Trouble] = Counter()
+        self.loopback: deque[Item] = deque()
+        self.reports: Counter[FaultKind] = Counter()
 
     def send(self, to: Address, lane: Lane, item: Item) -> None:
         if to.peer == self._own:
-            self.to_self.append(item)
+            self.loopback.append(item)
         else:
             self._sends.append(Send(to, lane, item))
 
-    def to_gateway(self, gateway: PeerId, item: Item, lane: Lane = Lane.LIVE) -> None:
+    def send_to_gateway(self, gateway: PeerId, item: Item, lane: Lane = Lane.LIVE) -> None:
         """Nothing is kept for a gateway that is gone: when it is back it fences its sessions."""
         if not self._peers.is_gone(gateway):
             self._sends.append(Send(reply_address(gateway), lane, item))
 
-    def report(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
-        self.reports[fault.trouble] += 1
+    def report_fault(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
+        self.reports[fault.kind] += 1
         generation = self._peers.generation(peer) if peer else 0
-        report = Report(hop.reply, hop.epoch, fault.trouble, peer, generation, fault.detail)
-        self.to_gateway(hop.gateway, report)
+        report = FaultReport(hop.gateway_handle, hop.epoch, fault.kind, peer, generation, fault.detail)
+        self.send_to_gateway(hop.gateway, report)
 
-    def drain(self) -> list[Send]:
+    def take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []
         return sends

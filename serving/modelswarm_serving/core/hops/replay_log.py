@@ -49,11 +49,11 @@ class ReplayLog:
         self._row_bytes = row_bytes
         self.limit = limit
         self.bytes = 0
-        self.dropped = 0  # runs that went because memory was short
+        self.evictions = 0  # runs that went because memory was short
         self._runs: dict[Handle, _Run] = {}  # the one that was used longest ago comes first
 
     @property
-    def on(self) -> bool:
+    def is_enabled(self) -> bool:
         return self.limit > 0
 
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
@@ -63,13 +63,13 @@ class ReplayLog:
         successor needs rows from 0 on.
         """
         count = len(rows) // self._row_bytes
-        if not self.on or count == 0:
+        if not self.is_enabled or count == 0:
             return
-        run = self._used(hop)
+        run = self._touch(hop)
         if run is not None and run.end < first:
             return  # rows between were not kept: these help nobody who needs those too
         if run is not None and run.end > first:
-            self.cut(hop, first)
+            self.truncate(hop, first)
             run = self._runs.get(hop)
         cost = len(rows) + GROUP_OVERHEAD
         if not self._make_room(hop, cost):
@@ -79,14 +79,14 @@ class ReplayLog:
         run.add(first, count, rows, cost)
         self.bytes += cost
 
-    def run(self, hop: Handle) -> tuple[int, int]:
+    def retained_range(self, hop: Handle) -> tuple[int, int]:
         """Positions [start, end) that are kept; (0, 0) when none are. Counts as a use."""
-        run = self._used(hop)
+        run = self._touch(hop)
         return (0, 0) if run is None else (run.firsts[0], run.end)
 
-    def take(self, hop: Handle, start: int, end: int) -> Rows | None:
+    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
         """Rows [start, end), in one piece; None when some of them are not kept. Counts as a use."""
-        run = self._used(hop)
+        run = self._touch(hop)
         if run is None or start < run.firsts[0] or end > run.end:
             return None
         at = bisect_right(run.firsts, start) - 1
@@ -101,7 +101,7 @@ class ReplayLog:
             at += 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def cut(self, hop: Handle, end: int) -> None:
+    def truncate(self, hop: Handle, end: int) -> None:
         """Keep only rows below `end`. A group that is cut through still costs what its buffer takes."""
         run = self._runs.get(hop)
         if run is None:
@@ -120,7 +120,7 @@ class ReplayLog:
         if run is not None:
             self.bytes -= run.bytes
 
-    def _used(self, hop: Handle) -> _Run | None:
+    def _touch(self, hop: Handle) -> _Run | None:
         run = self._runs.pop(hop, None)
         if run is not None:
             self._runs[hop] = run
@@ -134,7 +134,7 @@ class ReplayLog:
         while self.bytes + cost > self.limit:
             oldest = next(other for other in self._runs if other != hop)
             self.drop(oldest)
-            self.dropped += 1
+            self.evictions += 1
         return True
 
     def _part(self, group: Rows, offset: int, count: int) -> Rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 
-class RowInbox:
+class RowBuffer:
     __slots__ = ("_groups", "_row_bytes")
 
     def __init__(self, row_bytes: int) -> None:

@@ -9,89 +9,89 @@ import math
 
 from modelswarm.protocol.messages import Create, Refusal, Turn
 from modelswarm_serving.core.hops.hop import Hop
-from modelswarm_serving.core.kv.page_allocator import PagePool, pages_for
+from modelswarm_serving.core.kv.page_allocator import PageAllocator, pages_needed
 from modelswarm_serving.model.base import ModelShape
 
-Range = tuple[str, int, int]  # a session and blocks of it
+HopKey = tuple[str, int, int]  # a session and blocks of it
 
-REPAIR_SECONDS = 3.0  # what becomes free so soon after is for a repair that found no room
+RESERVATION_SECONDS = 3.0  # what becomes free so soon after is for a repair that found no room
 
 
 class Admission:
-    def __init__(self, shape: ModelShape, repair_fraction: float) -> None:
+    def __init__(self, shape: ModelShape, recovery_fraction: float) -> None:
         self._shape = shape
-        self._kept = math.ceil(repair_fraction * shape.total_pages)
-        self.pool = PagePool(shape.total_pages)
-        self._awaited: dict[Range, tuple[int, float]] = {}  # of repairs: more pages, until when
+        self._recovery_pages = math.ceil(recovery_fraction * shape.total_pages)
+        self.pages = PageAllocator(shape.total_pages)
+        self._reservations: dict[HopKey, tuple[int, float]] = {}  # of repairs: more pages, until when
 
-    def never(self, turn: Turn, repair: bool) -> Refusal | None:
+    def refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
         """A turn that this server could not serve even if it were empty."""
-        most = self.pool.total - (0 if repair else self._kept)
-        if turn.reserve > self._shape.max_length or turn.end - 1 > turn.reserve:
+        most = self.pages.total - (0 if for_recovery else self._recovery_pages)
+        if turn.reserved_positions > self._shape.max_length or turn.end - 1 > turn.reserved_positions:
             return Refusal.TOO_LONG
-        return Refusal.TOO_LONG if self._pages(turn) > most else None
+        return Refusal.TOO_LONG if self._pages_of_turn(turn) > most else None
 
     @property
-    def kept(self) -> int:
+    def recovery_pages(self) -> int:
         """Pages that only repairs may take."""
-        return self._kept
+        return self._recovery_pages
 
-    def filled(self, hop: Hop) -> int:
+    def filled_pages(self, hop: Hop) -> int:
         """Of the pages that `hop` was given, those in which KV lies."""
-        return min(len(hop.pages), pages_for(hop.kv, self._shape.page_size))
+        return min(len(hop.pages), pages_needed(hop.kv, self._shape.page_size))
 
     @property
-    def longest(self) -> int:
+    def max_session_length(self) -> int:
         """The longest log that a new session can ever have here: the context, or what the pages hold of it."""
         return min(
-            self._shape.max_length, (self.pool.total - self._kept) * self._shape.page_size + 1
+            self._shape.max_length, (self.pages.total - self._recovery_pages) * self._shape.page_size + 1
         )
 
-    def wrong_blocks(self, create: Create) -> bool:
+    def has_wrong_blocks(self, create: Create) -> bool:
         return not self._shape.first <= create.first < create.last <= self._shape.last
 
-    def missing(self, turn: Turn, held: int, repair: bool) -> int:
+    def missing_pages(self, turn: Turn, held: int, for_recovery: bool) -> int:
         """How many pages would have to become free before `turn` fits; <= 0 when it does."""
-        kept = 0 if repair else self._kept
-        wanted = self._pages(turn) - held
-        return wanted + kept - self.pool.free if wanted > 0 else 0
+        kept = 0 if for_recovery else self._recovery_pages
+        wanted = self._pages_of_turn(turn) - held
+        return wanted + kept - self.pages.free if wanted > 0 else 0
 
-    def repair_waits(self, who: Range, turn: Turn, held: int, now: float) -> None:
+    def reserve_for_recovery(self, key: HopKey, turn: Turn, held: int, now: float) -> None:
         """A repair found no room. Many small new sessions must not take what becomes free before it fits."""
-        self._expire(now)
-        self._awaited[who] = (self._pages(turn) - held, now + REPAIR_SECONDS)
+        self._drop_expired(now)
+        self._reservations[key] = (self._pages_of_turn(turn) - held, now + RESERVATION_SECONDS)
 
-    def repair_has_room(self, who: Range) -> None:
+    def cancel_reservation(self, key: HopKey) -> None:
         """Others may still wait."""
-        self._awaited.pop(who, None)
+        self._reservations.pop(key, None)
 
-    def outranked(self, session: str, turn: Turn, held: int, now: float) -> bool:
+    def conflicts_with_recovery(self, session: str, turn: Turn, held: int, now: float) -> bool:
         """Whether `session`, which is not repaired here, would take pages that the repair of another waits for. The
         largest of them counts: it is the one that others could keep out."""
-        wanted = self._pages(turn) - held
-        if wanted <= 0 or not self._awaited:
+        wanted = self._pages_of_turn(turn) - held
+        if wanted <= 0 or not self._reservations:
             return False
-        self._expire(now)
-        awaited = [pages for who, (pages, _) in self._awaited.items() if who[0] != session]
-        return self.pool.free - wanted < max(awaited, default=0)
+        self._drop_expired(now)
+        awaited = [pages for who, (pages, _) in self._reservations.items() if who[0] != session]
+        return self.pages.free - wanted < max(awaited, default=0)
 
-    def _expire(self, now: float) -> None:
-        self._awaited = {who: each for who, each in self._awaited.items() if now < each[1]}
+    def _drop_expired(self, now: float) -> None:
+        self._reservations = {who: each for who, each in self._reservations.items() if now < each[1]}
 
-    def resize(self, hop: Hop, turn: Turn) -> None:
+    def resize_hop(self, hop: Hop, turn: Turn) -> None:
         """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""
-        wanted = max(self._pages(turn), pages_for(hop.kv, self._shape.page_size))
+        wanted = max(self._pages_of_turn(turn), pages_needed(hop.kv, self._shape.page_size))
         if wanted > len(hop.pages):
-            hop.pages.extend(self.pool.take(wanted - len(hop.pages)))
+            hop.pages.extend(self.pages.allocate(wanted - len(hop.pages)))
         else:
-            self.pool.give(hop.pages[wanted:])
+            self.pages.release(hop.pages[wanted:])
             del hop.pages[wanted:]
         hop.turn = turn
 
-    def release(self, hop: Hop) -> None:
-        self.pool.give(hop.pages)
+    def release_hop(self, hop: Hop) -> None:
+        self.pages.release(hop.pages)
         hop.pages = []
 
-    def _pages(self, turn: Turn) -> int:
+    def _pages_of_turn(self, turn: Turn) -> int:
         """At least one, so that the pages bound the number of hops."""
-        return max(1, pages_for(turn.reserve, self._shape.page_size))
+        return max(1, pages_needed(turn.reserved_positions, self._shape.page_size))

@@ -11,11 +11,11 @@ from bisect import bisect_left
 from itertools import chain
 
 
-def pages_for(positions: int, page_size: int) -> int:
+def pages_needed(positions: int, page_size: int) -> int:
     return -(-max(0, positions) // page_size)
 
 
-class PagePool:
+class PageAllocator:
     __slots__ = ("_runs", "free", "total")
 
     def __init__(self, total: int) -> None:
@@ -25,7 +25,7 @@ class PagePool:
             [(0, total)] if total else []
         )  # [start, end), ascending, apart
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` pages; the caller has looked at `free` first."""
         if count > self.free:
             raise ValueError(f"{count} pages wanted, {self.free} free")
@@ -36,9 +36,9 @@ class PagePool:
                     [(start + count, end)] if start + count < end else []
                 )
                 return list(range(start, start + count))
-        return self._take_pieces(count)
+        return self._allocate_pieces(count)
 
-    def _take_pieces(self, count: int) -> list[int]:
+    def _allocate_pieces(self, count: int) -> list[int]:
         """From the lowest runs on; none of them is long enough by itself."""
         taken: list[range] = []
         while count:
@@ -50,18 +50,18 @@ class PagePool:
             count -= stop - start
         return list(chain.from_iterable(taken))
 
-    def give(self, pages: list[int]) -> None:
+    def release(self, pages: list[int]) -> None:
         self.free += len(pages)
         start = end = -1
         for page in sorted(pages):
             if page == end:
                 end += 1
                 continue
-            self._give_run(start, end)
+            self._release_run(start, end)
             start, end = page, page + 1
-        self._give_run(start, end)
+        self._release_run(start, end)
 
-    def _give_run(self, start: int, end: int) -> None:
+    def _release_run(self, start: int, end: int) -> None:
         """Put [start, end) back, joined with the runs it touches."""
         if start == end:
             return

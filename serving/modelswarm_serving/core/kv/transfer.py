@@ -13,232 +13,232 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Copy, Lane, Rows, Trouble, Window
-from modelswarm_serving.core.flow.receive import EARLY_WINDOWS
-from modelswarm_serving.core.hops.hop import Copied, Cursor, Fault, Hop, Phase
+from modelswarm.protocol.messages import CopyKv, Lane, Rows, FaultKind, Window
+from modelswarm_serving.core.flow.receive import MAX_EARLY_WINDOWS
+from modelswarm_serving.core.hops.hop import ReceivedKv, TransferCursor, Fault, Hop, Phase
 from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.replay_log import ReplayLog
-from modelswarm_serving.core.settings import COPY_WINDOW_BYTES
+from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
 from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result
 
 GROUP_BYTES = 128 << 10
 """Of one read or write, when a position is not larger; less than a frame, whatever its heads take."""
 STEP_BYTES = 1 << 20
 """Of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
-CATCH_UP = 2
+MIN_READ_FACTOR = 2
 """Times what becomes new is read at least, whatever the rate: or a copy of a large model would never get there. As many
 times what comes in a step, on average, may be written."""
-COMING_WEIGHT = 1 / 8  # of what came since the last step: a burst waits its turn
-TELL_SECONDS = 0.02  # a copy that is behind says no more often how far it is
+RECEIVED_WEIGHT = 1 / 8  # of what came since the last step: a burst waits its turn
+PROGRESS_SECONDS = 0.02  # a copy that is behind says no more often how far it is
 
-_Task = tuple[Hop, Cursor, KvRead] | tuple[Hop, Copied, KvWrite]
+_Task = tuple[Hop, TransferCursor, KvRead] | tuple[Hop, ReceivedKv, KvWrite]
 
 
-class Copies:
-    def __init__(self, shape: ModelShape, out: Outbox, log: ReplayLog, rate: int) -> None:
+class KvTransfers:
+    def __init__(self, shape: ModelShape, out: Outbox, log: ReplayLog, bytes_per_second: int) -> None:
         self._shape = shape
-        self._out = out
-        self._log = log
-        self._rate = rate
-        self._may_read = 0.0  # bytes
-        self._looked = 0.0
-        self._came = 0  # bytes to be written, since the last step
-        self._coming = 0.0  # ... and the running mean of that
-        self._waiting: dict[Hop, None] = {}  # those with something to read or to write, in turn
+        self._outbox = out
+        self._replay_log = log
+        self._bytes_per_second = bytes_per_second
+        self._read_allowance = 0.0  # bytes
+        self._planned_at = 0.0
+        self._received_bytes = 0  # bytes to be written, since the last step
+        self._mean_received_bytes = 0.0  # ... and the running mean of that
+        self._ready: dict[Hop, None] = {}  # those with something to read or to write, in turn
         self._running: list[_Task] = []
 
     # ---- the hop that is copied
 
-    def order(self, hop: Hop, copy: Copy) -> None:
+    def on_copy_request(self, hop: Hop, copy: CopyKv) -> None:
         """Begin one, or without a target end all."""
-        if hop.phase is not Phase.RUNNING or copy.epoch != hop.epoch or hop.warm:
+        if hop.phase is not Phase.RUNNING or copy.epoch != hop.epoch or hop.is_standby:
             return
         if copy.to is None:
-            hop.cursors.clear()
-            hop.copy_windows.clear()
+            hop.transfers.clear()
+            hop.transfer_windows.clear()
         elif hop.first <= copy.first < copy.last <= hop.last:
-            self._forget(hop, copy.to.address.peer, copy.start)
-            cursor = Cursor(copy.to, copy.start, (copy.first, copy.last), hop.kv)
-            hop.cursors[copy.to.handle] = cursor
-            self.advance(hop)
+            self._discard_stale_window(hop, copy.to.address.peer, copy.start)
+            cursor = TransferCursor(copy.to, copy.start, (copy.first, copy.last), hop.kv)
+            hop.transfers[copy.to.handle] = cursor
+            self.schedule_reads(hop)
 
-    def window(self, hop: Hop, peer: PeerId, window: Window) -> None:
+    def on_window(self, hop: Hop, peer: PeerId, window: Window) -> None:
         """From a copy; it may be early, of one that is ordered in a moment."""
-        windows = hop.copy_windows
+        windows = hop.transfer_windows
         old = windows.get(peer)
-        if old is None and len(windows) >= EARLY_WINDOWS:
+        if old is None and len(windows) >= MAX_EARLY_WINDOWS:
             return
-        if old is None or window.limit > old.limit or not _copied_to(hop, peer):
+        if old is None or window.limit > old.limit or not _has_transfer_to(hop, peer):
             windows[peer] = window
-            self.advance(hop)
+            self.schedule_reads(hop)
 
-    def _forget(self, hop: Hop, peer: PeerId, start: int) -> None:
+    def _discard_stale_window(self, hop: Hop, peer: PeerId, start: int) -> None:
         """What a copy there that has ended said last, perhaps after its end; of the one that begins now no more has
         come than where it starts."""
-        window = hop.copy_windows.get(peer)
-        if window is not None and window.received != start and not _copied_to(hop, peer):
-            del hop.copy_windows[peer]
+        window = hop.transfer_windows.get(peer)
+        if window is not None and window.received != start and not _has_transfer_to(hop, peer):
+            del hop.transfer_windows[peer]
 
-    def advance(self, hop: Hop) -> None:
+    def schedule_reads(self, hop: Hop) -> None:
         """It has new KV, or there is more room for it elsewhere."""
-        if any(self._left(hop, cursor) for cursor in hop.cursors.values()):
-            self._waiting.setdefault(hop)
+        if any(self._readable(hop, cursor) for cursor in hop.transfers.values()):
+            self._ready.setdefault(hop)
 
-    def _left(self, hop: Hop, cursor: Cursor) -> int:
+    def _readable(self, hop: Hop, cursor: TransferCursor) -> int:
         """Positions that may be read and sent now."""
         if hop.phase is not Phase.RUNNING:
             return 0
-        window = hop.copy_windows.get(cursor.to.address.peer)
-        return 0 if window is None else max(0, min(hop.kv, window.limit) - cursor.next)
+        window = hop.transfer_windows.get(cursor.target.address.peer)
+        return 0 if window is None else max(0, min(hop.kv, window.limit) - cursor.next_position)
 
-    def lost_link(self, hop: Hop, peer: PeerId) -> None:
-        for cursor in list(hop.cursors.values()):
-            if cursor.to.address.peer == peer:
-                self._drop(hop, cursor, Fault(Trouble.LINK_DOWN, "the link for a copy broke"))
-        hop.copy_windows.pop(peer, None)
+    def on_link_lost(self, hop: Hop, peer: PeerId) -> None:
+        for cursor in list(hop.transfers.values()):
+            if cursor.target.address.peer == peer:
+                self._abort(hop, cursor, Fault(FaultKind.LINK_DOWN, "the link for a copy broke"))
+        hop.transfer_windows.pop(peer, None)
 
-    def _drop(self, hop: Hop, cursor: Cursor, fault: Fault) -> None:
-        if hop.cursors.get(cursor.to.handle) is cursor:
-            del hop.cursors[cursor.to.handle]
-            if not _copied_to(hop, cursor.to.address.peer):
-                hop.copy_windows.pop(cursor.to.address.peer, None)
-            self._out.report(hop, cursor.to.address.peer, fault)
+    def _abort(self, hop: Hop, cursor: TransferCursor, fault: Fault) -> None:
+        if hop.transfers.get(cursor.target.handle) is cursor:
+            del hop.transfers[cursor.target.handle]
+            if not _has_transfer_to(hop, cursor.target.address.peer):
+                hop.transfer_windows.pop(cursor.target.address.peer, None)
+            self._outbox.report_fault(hop, cursor.target.address.peer, fault)
 
     # ---- the copy
 
-    def take(self, hop: Hop, rows: Rows) -> Fault | None:
+    def receive_kv(self, hop: Hop, rows: Rows) -> Fault | None:
         """KV for a warm hop: it waits for a step."""
         end, size = rows.first + rows.count, len(rows.payload)
         each = size // max(1, rows.count)
         kept = each - self._kv_bytes(hop.first, hop.last)
         if kept not in (0, self._shape.row_bytes) or size != rows.count * each:
-            return Fault(Trouble.FAILED, f"{rows.count} positions of a copy in {size} bytes")
+            return Fault(FaultKind.FAILED, f"{rows.count} positions of a copy in {size} bytes")
         if end <= hop.received:
             return None
         if rows.first > hop.received:
-            return Fault(Trouble.GAP, f"position {rows.first} came, {hop.received} was expected")
-        if end > hop.turn.reserve:
-            return Fault(Trouble.FAILED, f"a copy of {end} positions, {hop.turn.reserve} reserved")
+            return Fault(FaultKind.GAP, f"position {rows.first} came, {hop.received} was expected")
+        if end > hop.turn.reserved_positions:
+            return Fault(FaultKind.FAILED, f"a copy of {end} positions, {hop.turn.reserved_positions} reserved")
         skip = hop.received - rows.first
-        kv, kept_rows = self._apart(hop, memoryview(rows.payload)[skip * each :], each)
-        hop.copied.append(Copied(hop.received, rows.count - skip, kv, kept_rows))
+        kv, kept_rows = self._split_rows(hop, memoryview(rows.payload)[skip * each :], each)
+        hop.received_kv.append(ReceivedKv(hop.received, rows.count - skip, kv, kept_rows))
         hop.received = end
-        self._came += (rows.count - skip) * self._bytes(hop.first, hop.last)
-        self.wake(hop)
+        self._received_bytes += (rows.count - skip) * self._position_bytes(hop.first, hop.last)
+        self.schedule_writes(hop)
         return None
 
-    def wake(self, hop: Hop) -> None:
+    def schedule_writes(self, hop: Hop) -> None:
         """A warm hop may have something to write."""
-        if hop.copied and hop.phase is Phase.RUNNING:
-            self._waiting.setdefault(hop)
+        if hop.received_kv and hop.phase is Phase.RUNNING:
+            self._ready.setdefault(hop)
 
-    def grant(self, hop: Hop) -> None:
+    def grant_window(self, hop: Hop) -> None:
         """Tell the hop that is copied how far it may send, in halves of the window."""
-        go = hop.go
-        assert go is not None and go.predecessor is not None
-        each = self._bytes(hop.first, hop.last)
-        window = max(2, COPY_WINDOW_BYTES // each)
-        limit = min(hop.kv + window, hop.turn.reserve)
+        started = hop.started
+        assert started is not None and started.predecessor is not None
+        each = self._position_bytes(hop.first, hop.last)
+        window = max(2, TRANSFER_WINDOW_BYTES // each)
+        limit = min(hop.kv + window, hop.turn.reserved_positions)
         if limit <= hop.granted or hop.granted - hop.kv > window // 2:
             return
         hop.granted = limit
-        to = go.predecessor
-        told = Window(to.handle, go.epoch, hop.received, limit, copy=True)
-        self._out.send(to.address, Lane.LIVE, told)
+        to = started.predecessor
+        told = Window(to.handle, started.epoch, hop.received, limit, kv_copy=True)
+        self._outbox.send(to.address, Lane.LIVE, told)
 
-    def _tell(self, hop: Hop, now: float) -> None:
+    def _report_progress(self, hop: Hop, now: float) -> None:
         """Its gateway learns how far it is."""
-        if hop.kv < hop.received and now - hop.told_at < TELL_SECONDS:
+        if hop.kv < hop.received and now - hop.progress_sent_at < PROGRESS_SECONDS:
             return
-        hop.told_at = now
-        self._out.to_gateway(hop.gateway, Window(hop.reply, hop.epoch, hop.kv, 0))
+        hop.progress_sent_at = now
+        self._outbox.send_to_gateway(hop.gateway, Window(hop.gateway_handle, hop.epoch, hop.kv, 0))
 
     # ---- steps
 
     @property
-    def waiting(self) -> int:
+    def ready_count(self) -> int:
         """Hops with something to read or to write."""
-        return len(self._waiting)
+        return len(self._ready)
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """Tasks in the step that is out."""
         return len(self._running)
 
     def plan(self, now: float, decoding: bool) -> list[KvRead | KvWrite]:
         """Some bytes for the next step, hop by hop in turn."""
-        reads = self._room(now, decoding)
-        self._coming += COMING_WEIGHT * (self._came - self._coming)
-        self._came = 0
-        writes = max(STEP_BYTES, CATCH_UP * self._coming)
-        for hop in sorted(self._waiting, key=self._lacks_much):
-            if hop.warm:
-                writes -= self._take(hop, self._write, writes)
-                self.wake(hop)
+        reads = self._read_budget(now, decoding)
+        self._mean_received_bytes += RECEIVED_WEIGHT * (self._received_bytes - self._mean_received_bytes)
+        self._received_bytes = 0
+        writes = max(STEP_BYTES, MIN_READ_FACTOR * self._mean_received_bytes)
+        for hop in sorted(self._ready, key=self._is_far_behind):
+            if hop.is_standby:
+                writes -= self._add_tasks(hop, self._next_write, writes)
+                self.schedule_writes(hop)
             else:
-                taken = self._take(hop, self._read, reads)
-                reads, self._may_read = reads - taken, self._may_read - taken
-                self.advance(hop)
+                taken = self._add_tasks(hop, self._next_read, reads)
+                reads, self._read_allowance = reads - taken, self._read_allowance - taken
+                self.schedule_reads(hop)
         return [task[2] for task in self._running]
 
-    def _take(self, hop: Hop, one: Callable[[Hop], _Task | None], room: float) -> int:
+    def _add_tasks(self, hop: Hop, next_task: Callable[[Hop], _Task | None], room: float) -> int:
         """Tasks of a hop until the room is used up; the bytes they take. It waits for its next turn at the end."""
         if room <= 0:
             return 0
-        del self._waiting[hop]
+        del self._ready[hop]
         taken = 0
-        while taken < room and (task := one(hop)) is not None:
+        while taken < room and (task := next_task(hop)) is not None:
             self._running.append(task)
-            taken += task[2].count * self._bytes(*task[2].blocks)
+            taken += task[2].count * self._position_bytes(*task[2].blocks)
         return taken
 
-    def _room(self, now: float, decoding: bool) -> float:
+    def _read_budget(self, now: float, decoding: bool) -> float:
         """Bytes that may be read in this step."""
-        earned, self._looked = self._rate * (now - self._looked), now
-        least = CATCH_UP * self._new_bytes()
-        if decoding and self._rate > 0:
-            room = self._may_read + max(earned, least)
-            self._may_read = min(room, max(STEP_BYTES, least))
+        earned, self._planned_at = self._bytes_per_second * (now - self._planned_at), now
+        least = MIN_READ_FACTOR * self._new_bytes()
+        if decoding and self._bytes_per_second > 0:
+            room = self._read_allowance + max(earned, least)
+            self._read_allowance = min(room, max(STEP_BYTES, least))
         else:
-            self._may_read = STEP_BYTES
-        return self._may_read
+            self._read_allowance = STEP_BYTES
+        return self._read_allowance
 
     def _new_bytes(self) -> int:
         """Of one position of each hop that has new ones, for each of its copies: prompts, and what came while a copy
         took nothing, wait their turn."""
         new = 0
-        for hop in self._waiting:
-            for cursor in hop.cursors.values():
-                if hop.kv > cursor.seen:
-                    new += self._bytes(*cursor.blocks)
-                cursor.seen = hop.kv
+        for hop in self._ready:
+            for cursor in hop.transfers.values():
+                if hop.kv > cursor.seen_kv:
+                    new += self._position_bytes(*cursor.blocks)
+                cursor.seen_kv = hop.kv
         return new
 
-    def _lacks_much(self, hop: Hop) -> bool:
+    def _is_far_behind(self, hop: Hop) -> bool:
         """More than a group. Others come first: a session may rest until its last position is copied. They take no more
         than what is new, which is half of what may be read."""
-        if hop.warm:
-            return len(hop.copied) > 1
+        if hop.is_standby:
+            return len(hop.received_kv) > 1
         return any(
-            self._left(hop, each) * self._bytes(*each.blocks) > GROUP_BYTES
-            for each in hop.cursors.values()
+            self._readable(hop, each) * self._position_bytes(*each.blocks) > GROUP_BYTES
+            for each in hop.transfers.values()
         )
 
-    def _read(self, hop: Hop) -> _Task | None:
-        behind = [each for each in hop.cursors.values() if self._left(hop, each)]
+    def _next_read(self, hop: Hop) -> _Task | None:
+        behind = [each for each in hop.transfers.values() if self._readable(hop, each)]
         if not behind:
             return None
-        cursor = min(behind, key=lambda each: each.next)
-        most = max(1, GROUP_BYTES // self._bytes(*cursor.blocks))
-        count = min(self._left(hop, cursor), most)
-        first, cursor.next = cursor.next, cursor.next + count
+        cursor = min(behind, key=lambda each: each.next_position)
+        most = max(1, GROUP_BYTES // self._position_bytes(*cursor.blocks))
+        count = min(self._readable(hop, cursor), most)
+        first, cursor.next_position = cursor.next_position, cursor.next_position + count
         return hop, cursor, KvRead(hop.pages, first, count, cursor.blocks)
 
-    def _write(self, hop: Hop) -> _Task | None:
-        if hop.phase is not Phase.RUNNING or not hop.copied:
+    def _next_write(self, hop: Hop) -> _Task | None:
+        if hop.phase is not Phase.RUNNING or not hop.received_kv:
             return None
-        copied = hop.copied.popleft()
-        hop.busy = True  # a cut has to wait, as for rows
+        copied = hop.received_kv.popleft()
+        hop.in_step = True  # a cut has to wait, as for rows
         blocks = (hop.first, hop.last)
         return hop, copied, KvWrite(hop.pages, copied.first, copied.count, blocks, copied.kv)
 
@@ -248,44 +248,44 @@ class Copies:
         held: dict[Hop, None] = {}
         for task, result in zip(running, results, strict=True):
             if isinstance(task[2], KvRead):
-                assert isinstance(task[1], Cursor)
-                self._was_read(task[0], task[1], task[2], result)
-            elif isinstance(task[1], Copied):
+                assert isinstance(task[1], TransferCursor)
+                self._on_read(task[0], task[1], task[2], result)
+            elif isinstance(task[1], ReceivedKv):
                 held[task[0]] = None
-                self._was_written(task[0], task[1], result, now)
+                self._on_written(task[0], task[1], result, now)
         return list(held)
 
-    def _was_read(self, hop: Hop, cursor: Cursor, read: KvRead, result: Result) -> None:
-        if hop.cursors.get(cursor.to.handle) is not cursor:
+    def _on_read(self, hop: Hop, cursor: TransferCursor, read: KvRead, result: Result) -> None:
+        if hop.transfers.get(cursor.target.handle) is not cursor:
             return  # called off meanwhile
         kv = b"" if result.rows is None else result.rows
         if result.error is not None or len(kv) != read.count * self._kv_bytes(*cursor.blocks):
             why = result.error or "the model read another number of bytes than it was asked for"
-            self._drop(hop, cursor, Fault(Trouble.FAILED, why))
+            self._abort(hop, cursor, Fault(FaultKind.FAILED, why))
             return
-        payload = self._together(hop, read, kv)
-        to = cursor.to
-        item = Rows(to.handle, hop.epoch, read.first, read.count, payload, store_only=True)
-        self._out.send(to.address, Lane.BULK, item)
+        payload = self._join_rows(hop, read, kv)
+        to = cursor.target
+        item = Rows(to.handle, hop.epoch, read.first, read.count, payload, kv_copy=True)
+        self._outbox.send(to.address, Lane.BULK, item)
 
-    def _was_written(self, hop: Hop, copied: Copied, result: Result, now: float) -> None:
-        if hop.freed:
+    def _on_written(self, hop: Hop, copied: ReceivedKv, result: Result, now: float) -> None:
+        if hop.is_freed:
             return
         if result.error is not None:
             if hop.phase is Phase.RUNNING:
                 hop.phase = Phase.STOPPED
-                self._out.report(hop, "", Fault(Trouble.FAILED, result.error))
+                self._outbox.report_fault(hop, "", Fault(FaultKind.FAILED, result.error))
             return
         if copied.first != hop.kv:
             return  # what comes before it has failed
         # also for an epoch that has ended: it was right, a pending cut takes what must go
         hop.kv = copied.first + copied.count
-        hop.touched = now
+        hop.last_used = now
         if copied.rows:
-            self._log.append(hop.handle, copied.first, copied.rows)
+            self._replay_log.append(hop.handle, copied.first, copied.rows)
         if hop.phase is Phase.RUNNING:
-            self.grant(hop)
-            self._tell(hop, now)
+            self.grant_window(hop)
+            self._report_progress(hop, now)
 
     # ---- what a group looks like
 
@@ -293,15 +293,15 @@ class Copies:
         """Of one position."""
         return (last - first) * self._shape.kv_bytes
 
-    def _bytes(self, first: int, last: int) -> int:
+    def _position_bytes(self, first: int, last: int) -> int:
         """Of one position, with its row: what is counted, whether the row is still kept or not."""
         return self._kv_bytes(first, last) + self._shape.row_bytes
 
-    def _together(self, hop: Hop, read: KvRead, kv: bytes | memoryview) -> bytes | memoryview:
+    def _join_rows(self, hop: Hop, read: KvRead, kv: bytes | memoryview) -> bytes | memoryview:
         """With the rows at its end that this hop still keeps; a part that ends elsewhere has none."""
         if read.blocks[1] != hop.last:
             return kv
-        rows = self._log.take(hop.handle, read.first, read.first + read.count)
+        rows = self._replay_log.read(hop.handle, read.first, read.first + read.count)
         if rows is None:
             return kv
         kv_bytes, row_bytes = self._kv_bytes(*read.blocks), self._shape.row_bytes
@@ -311,7 +311,7 @@ class Copies:
             parts.append(rows[at * row_bytes : (at + 1) * row_bytes])
         return b"".join(parts)
 
-    def _apart(self, hop: Hop, payload: memoryview, each: int) -> tuple[bytes | memoryview, bytes]:
+    def _split_rows(self, hop: Hop, payload: memoryview, each: int) -> tuple[bytes | memoryview, bytes]:
         """KV and rows of a group of positions of `each` bytes; no rows if it has none."""
         kv_bytes = self._kv_bytes(hop.first, hop.last)
         if each == kv_bytes:
@@ -322,5 +322,5 @@ class Copies:
         return kv, rows
 
 
-def _copied_to(hop: Hop, peer: PeerId) -> bool:
-    return any(cursor.to.address.peer == peer for cursor in hop.cursors.values())
+def _has_transfer_to(hop: Hop, peer: PeerId) -> bool:
+    return any(cursor.target.address.peer == peer for cursor in hop.transfers.values())

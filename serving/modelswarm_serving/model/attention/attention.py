@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from modelswarm_serving.model.attention.kv_cache import PagePool
-from modelswarm_serving.model.attention.step_layout import Batch, Piece
+from modelswarm_serving.model.attention.kv_cache import KvCache
+from modelswarm_serving.model.attention.step_layout import StepLayout, AttentionGroup
 
-NAME = "modelswarm_paged"
+ATTENTION_NAME = "modelswarm_paged"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AttentionCall:
     """How one block asked for attention."""
 
     index: int
@@ -36,22 +36,22 @@ class Call:
 class _Context(threading.local):
     """The step in progress on this thread."""
 
-    batch: Batch | None = None
-    pool: PagePool | None = None
-    calls: list[Call] | None = None  # gathered for a guard
+    layout: StepLayout | None = None
+    cache: KvCache | None = None
+    calls: list[AttentionCall] | None = None  # gathered for a guard
 
 
 _context = _Context()
 
 
 @contextmanager
-def attending(batch: Batch, pool: PagePool, calls: list[Call] | None = None) -> Iterator[None]:
+def attention_context(layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None) -> Iterator[None]:
     """All attention inside works on this batch and pool, and is noted in `calls`."""
-    _context.batch, _context.pool, _context.calls = batch, pool, calls
+    _context.layout, _context.cache, _context.calls = layout, cache, calls
     try:
         yield
     finally:
-        _context.batch = _context.pool = _context.calls = None
+        _context.layout = _context.cache = _context.calls = None
 
 
 def paged_attention(
@@ -89,52 +89,52 @@ def attend(
 ) -> Tensor:
     """In the span's `index`-th block: `query` [T, heads, D] and `fresh`, the same rows' keys and values,
     [T, 2, kv_heads, D]; gives [T, heads, D]."""
-    batch, pool = _context.batch, _context.pool
-    if batch is None or pool is None:
+    layout, cache = _context.layout, _context.cache
+    if layout is None or cache is None:
         raise RuntimeError("paged attention was called outside a step")
     if _context.calls is not None:
-        _context.calls.append(Call(index, scaling, window, softcap))
-    store = pool.blocks[index]
-    store.index_copy_(0, batch.slots, fresh)
-    pieces = batch.pieces(window)
-    if len(pieces) == 1:
-        return _attend_piece(pieces[0], query, store, scaling, softcap)
+        _context.calls.append(AttentionCall(index, scaling, window, softcap))
+    store = cache.blocks[index]
+    store.index_copy_(0, layout.slots, fresh)
+    groups = layout.attention_groups(window)
+    if len(groups) == 1:
+        return _attend_group(groups[0], query, store, scaling, softcap)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for piece in pieces:
-        rows = slice(piece.start, piece.start + piece.n * piece.count)
-        out[rows] = _attend_piece(piece, query[rows], store, scaling, softcap)
+    for group in groups:
+        rows = slice(group.start, group.start + group.sequences * group.rows_each)
+        out[rows] = _attend_group(group, query[rows], store, scaling, softcap)
     return out
 
 
-def _attend_piece(
-    piece: Piece, query: Tensor, store: Tensor, scaling: float, softcap: float | None
+def _attend_group(
+    group: AttentionGroup, query: Tensor, store: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
     """The queries that share a key head become rows of one query block, so that no key is repeated in memory."""
     heads, size = query.shape[1:]
     kv_heads = store.shape[2]
-    group = heads // kv_heads
-    k, v = _read(store, piece)
-    if piece.count == 1:
-        q = query.reshape(piece.n, kv_heads, group, size)
-        out = _softmax_attention(q, k, v, piece.mask, False, scaling, softcap)
-        return out.reshape(piece.n, heads, size)
+    queries_per_key = heads // kv_heads
+    k, v = _gather_kv(store, group)
+    if group.rows_each == 1:
+        q = query.reshape(group.sequences, kv_heads, queries_per_key, size)
+        out = _softmax_attention(q, k, v, group.mask, False, scaling, softcap)
+        return out.reshape(group.sequences, heads, size)
     q = query.transpose(0, 1).unsqueeze(0)  # one sequence: [1, heads, count, D]
-    if softcap is not None and group > 1:
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    out = _softmax_attention(q, k, v, piece.mask, piece.causal, scaling, softcap)
+    if softcap is not None and queries_per_key > 1:
+        k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
+    out = _softmax_attention(q, k, v, group.mask, group.causal, scaling, softcap)
     return out[0].transpose(0, 1)
 
 
-def _read(store: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
     """Keys and values, each [n, kv_heads, length, D]; views where the slots are neighbours."""
-    if not isinstance(piece.where, slice):
-        picked = store.index_select(0, piece.where).view(piece.n, piece.length, *store.shape[1:])
+    if not isinstance(group.slots, slice):
+        picked = store.index_select(0, group.slots).view(group.sequences, group.n_keys, *store.shape[1:])
         k, v = picked.permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
     _, _, kv_heads, size = store.shape
     slot, both, head, one = store.stride()
-    shape, strides = (1, kv_heads, piece.length, size), (0, head, slot, one)
-    start = piece.where.start * slot
+    shape, strides = (1, kv_heads, group.n_keys, size), (0, head, slot, one)
+    start = group.slots.start * slot
     return store.as_strided(shape, strides, start), store.as_strided(shape, strides, start + both)
 
 
@@ -162,4 +162,4 @@ def _softmax_attention(
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
 
-AttentionInterface.register(NAME, paged_attention)
+AttentionInterface.register(ATTENTION_NAME, paged_attention)

@@ -13,7 +13,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class PoolShape:
+class KvCacheShape:
     blocks: int
     pages: int
     page_size: int
@@ -21,11 +21,11 @@ class PoolShape:
     head_dim: int
 
 
-class PagePool:
+class KvCache:
     """`blocks[i]`: [slots, 2, kv_heads, head_dim], keys and values of the span's i-th block side by side, so that one
     call writes or gathers both."""
 
-    def __init__(self, shape: PoolShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, shape: KvCacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device

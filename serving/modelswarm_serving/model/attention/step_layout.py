@@ -13,8 +13,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from modelswarm_serving.model.attention.kv_cache import PagePool
-from modelswarm_serving.model.base import Work
+from modelswarm_serving.model.attention.kv_cache import KvCache
+from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
 GATHER_LIMIT_EACH = 96 * 1024
@@ -24,98 +24,98 @@ the two cost the same near these limits, and one by one is up to twice as fast b
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AttentionGroup:
     """Rows that attend in one call: `n` sequences of `count` rows each, over `length` keys each."""
 
     start: int  # rows [start, start + n * count) of the batch
-    n: int
-    count: int
-    length: int
-    where: slice | Tensor  # n * length slots; a slice is read without a copy
+    sequences: int
+    rows_each: int
+    n_keys: int
+    slots: slice | Tensor  # n * length slots; a slice is read without a copy
     mask: Tensor | None  # added to the scores, [n, 1, count, length]; None: every key counts
     causal: bool = False  # rows start at key 0: the plain triangle
 
 
-class Batch:
+class StepLayout:
     """Packed rows of one step; single rows first, so that decode is one run of rows."""
 
-    def __init__(self, works: Sequence[Work], pool: PagePool) -> None:
-        self._pool = pool
-        self._device = pool.device
-        self.works = sorted(works, key=lambda work: work.count > 1)
-        self.starts = list(accumulate((work.count for work in self.works), initial=0))
+    def __init__(self, items: Sequence[BatchItem], cache: KvCache) -> None:
+        self._cache = cache
+        self._device = cache.device
+        self.items = sorted(items, key=lambda work: work.count > 1)
+        self.starts = list(accumulate((work.count for work in self.items), initial=0))
         self.rows = self.starts.pop()
-        self.highest = max(work.first + work.count for work in works) - 1  # position
-        positions = [p for w in self.works for p in range(w.first, w.first + w.count)]
+        self.max_position = max(work.first + work.count for work in items) - 1  # position
+        positions = [p for w in self.items for p in range(w.first, w.first + w.count)]
         self.positions = torch.tensor(positions, device=self._device)
-        size = pool.shape.page_size
+        size = cache.shape.page_size
         self.slots = torch.tensor(
             [
                 w.pages[p // size] * size + p % size
-                for w in self.works
+                for w in self.items
                 for p in range(w.first, w.first + w.count)
             ],
             device=self._device,
         )
-        self._pieces: dict[int | None, list[Piece]] = {}
+        self._groups: dict[int | None, list[AttentionGroup]] = {}
 
-    def pieces(self, window: int | None) -> list[Piece]:
+    def attention_groups(self, window: int | None) -> list[AttentionGroup]:
         """How the rows attend in blocks with this sliding window (None: full attention)."""
-        if window not in self._pieces:
-            singles = sum(work.count == 1 for work in self.works)
-            chunks = zip(self.works[singles:], self.starts[singles:], strict=True)
-            pieces = self._decode(self.works[:singles], window)
-            self._pieces[window] = pieces + [self._chunk(w, row, window) for w, row in chunks]
-        return self._pieces[window]
+        if window not in self._groups:
+            singles = sum(work.count == 1 for work in self.items)
+            chunks = zip(self.items[singles:], self.starts[singles:], strict=True)
+            groups = self._decode_groups(self.items[:singles], window)
+            self._groups[window] = groups + [self._prefill_group(w, row, window) for w, row in chunks]
+        return self._groups[window]
 
-    def _decode(self, works: Sequence[Work], window: int | None) -> list[Piece]:
+    def _decode_groups(self, items: Sequence[BatchItem], window: int | None) -> list[AttentionGroup]:
         """Works of one row each, which are the batch's first rows."""
-        lengths = [_visible(work.first + 1, window) for work in works]
-        n, longest = len(works), max(lengths, default=0)
+        lengths = [_visible_keys(work.first + 1, window) for work in items]
+        n, longest = len(items), max(lengths, default=0)
         limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
-        if n > 1 and n * longest * self._pool.key_bytes <= limit:
-            return [self._gathered(works, lengths, longest)]
+        if n > 1 and n * longest * self._cache.key_bytes <= limit:
+            return [self._gathered_group(items, lengths, longest)]
         return [
-            Piece(row, 1, 1, length, self._where(work, work.first + 1, length), None)
-            for row, (work, length) in enumerate(zip(works, lengths, strict=True))
+            AttentionGroup(row, 1, 1, length, self._slots_before(work, work.first + 1, length), None)
+            for row, (work, length) in enumerate(zip(items, lengths, strict=True))
         ]
 
-    def _gathered(self, works: Sequence[Work], lengths: list[int], longest: int) -> Piece:
+    def _gathered_group(self, items: Sequence[BatchItem], lengths: list[int], longest: int) -> AttentionGroup:
         """One padded batch; where a sequence is shorter, its newest slot is read again and masked."""
-        size = self._pool.shape.page_size
-        used = max(work.first for work in works) // size + 1
-        table = self._tensor([_padded(work.pages, used) for work in works])
-        newest = self._tensor([[work.first] for work in works])
+        size = self._cache.shape.page_size
+        used = max(work.first for work in items) // size + 1
+        table = self._tensor([_padded(work.pages, used) for work in items])
+        newest = self._tensor([[work.first] for work in items])
         seen = self._tensor([[length] for length in lengths])
         column = torch.arange(longest, device=self._device)
         position = torch.minimum(newest - seen + 1 + column, newest)
         where = table.gather(1, position // size) * size + position % size
-        mask = torch.zeros(where.shape, dtype=self._pool.dtype, device=self._device)
+        mask = torch.zeros(where.shape, dtype=self._cache.dtype, device=self._device)
         mask.masked_fill_(column >= seen, float("-inf"))
-        return Piece(0, len(works), 1, longest, where.view(-1), mask[:, None, None])
+        return AttentionGroup(0, len(items), 1, longest, where.view(-1), mask[:, None, None])
 
-    def _chunk(self, work: Work, row: int, window: int | None) -> Piece:
+    def _prefill_group(self, item: BatchItem, row: int, window: int | None) -> AttentionGroup:
         """Prefill rows of one sequence: each sees the keys up to itself, at most `window` of them."""
-        count, end = work.count, work.first + work.count
-        length = _visible(end, None if window is None else window + count - 1)
-        where = self._where(work, end, length)
+        count, end = item.count, item.first + item.count
+        length = _visible_keys(end, None if window is None else window + count - 1)
+        where = self._slots_before(item, end, length)
         if length == count and (window is None or count <= window):
-            return Piece(row, 1, count, length, where, None, causal=True)
-        queries = torch.arange(work.first, end, device=self._device)[:, None]
+            return AttentionGroup(row, 1, count, length, where, None, causal=True)
+        queries = torch.arange(item.first, end, device=self._device)[:, None]
         keys = torch.arange(end - length, end, device=self._device)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
-        mask = torch.zeros(hidden.shape, dtype=self._pool.dtype, device=self._device)
+        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
-        return Piece(row, 1, count, length, where, mask[None, None])
+        return AttentionGroup(row, 1, count, length, where, mask[None, None])
 
-    def _where(self, work: Work, end: int, length: int) -> slice | Tensor:
+    def _slots_before(self, item: BatchItem, end: int, length: int) -> slice | Tensor:
         """Slots of positions [end - length, end); a slice when their pages are neighbours."""
-        size = self._pool.shape.page_size
+        size = self._cache.shape.page_size
         low, high = (end - length) // size, (end - 1) // size
         skip = end - length - low * size
-        pages = work.pages[low : high + 1]
+        pages = item.pages[low : high + 1]
         first = pages[0]
         if all(page == first + i for i, page in enumerate(pages)):
             return slice(first * size + skip, first * size + skip + length)
@@ -126,7 +126,7 @@ class Batch:
         return torch.tensor(values, device=self._device)
 
 
-def _visible(length: int, window: int | None) -> int:
+def _visible_keys(length: int, window: int | None) -> int:
     return length if window is None else min(length, window)
 
 

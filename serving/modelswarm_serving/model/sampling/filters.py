@@ -20,7 +20,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Thresholds:
     """Thresholds of S rows, in scaled scores (after temperature); -inf where a filter is off."""
 
     top_k: Floats  # the k-th best score
@@ -29,7 +29,7 @@ class Cut:
     min_p: Floats
 
     @property
-    def lowest(self) -> Floats:
+    def min_score(self) -> Floats:
         """Scores from here on stay."""
         lowest: Floats = np.maximum(np.maximum(self.top_k, self.top_p), self.min_p)
         return lowest
@@ -39,7 +39,7 @@ def is_filtered(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
-def find_cut(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> Cut:
+def find_thresholds(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> Thresholds:
     """`best` [S, K]: scaled scores in falling order; `log_total` [S]: logsumexp of each whole row."""
     width = best.shape[1]
     k = np.array([s.top_k if 0 < s.top_k <= width else 0 for s in samplings])
@@ -56,14 +56,14 @@ def find_cut(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> 
     in_nucleus = (before < p[:, None]) & (mass > 0.0)
     in_nucleus[:, 0] = True  # one token always stays
     smallest = np.where(in_nucleus, best, np.inf).min(axis=1)
-    return Cut(kth, before, np.where(p < 1.0, smallest, -np.inf), relative)
+    return Thresholds(kth, before, np.where(p < 1.0, smallest, -np.inf), relative)
 
 
-def complete(cut: Cut, best: Floats, samplings: Sequence[Sampling], vocab: int) -> Flags:
+def is_decided(cut: Thresholds, best: Floats, samplings: Sequence[Sampling], vocab: int) -> Flags:
     """Whether the K best scores decide the row: nothing outside of them can reach the cut."""
     width = best.shape[1]
     if width == vocab:
         return np.ones(len(samplings), dtype=np.bool_)
     wide_enough = np.array([s.top_k < width for s in samplings])
-    flags: Flags = wide_enough & (cut.lowest > best[:, -1])
+    flags: Flags = wide_enough & (cut.min_score > best[:, -1])
     return flags

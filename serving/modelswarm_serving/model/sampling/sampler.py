@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Pick, Picked
-from modelswarm_serving.model.sampling.filters import Flags, complete, find_cut, is_filtered
+from modelswarm_serving.model.base import SampleRequest, SampledToken
+from modelswarm_serving.model.sampling.filters import Flags, is_decided, find_thresholds, is_filtered
 from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
 
 _CANDIDATES = 256  # best scores looked at first when top-p or min-p filter
-_MOST_CANDIDATES = 1024  # a larger top-k sorts the whole row
+_MAX_CANDIDATES = 1024  # a larger top-k sorts the whole row
 
 
-def sample(logits: Tensor, picks: Sequence[Pick]) -> list[Picked | None]:
+def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken | None]:
     """`logits` [n, vocab] in any dtype; None where they are not finite."""
     logits = logits.float()
-    scores = penalised(logits, picks)
+    scores = apply_penalty(logits, picks)
     tokens = scores.argmax(dim=-1)
     drawn = [i for i, pick in enumerate(picks) if pick.sampling.temperature > 0.0]
     if drawn:
@@ -34,12 +34,12 @@ def sample(logits: Tensor, picks: Sequence[Pick]) -> list[Picked | None]:
         tokens[drawn] = torch.from_numpy(_draw(rows, [picks[i] for i in drawn])).to(tokens.device)
     logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
     return [
-        Picked(token, logprob) if math.isfinite(logprob) else None
+        SampledToken(token, logprob) if math.isfinite(logprob) else None
         for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
     ]
 
 
-def penalised(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
+def apply_penalty(logits: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
     """Repetition penalty over all log entries, once per distinct token (transformers'
     `RepetitionPenaltyLogitsProcessor`); the input itself when no row asks for it."""
     if all(pick.sampling.repetition_penalty == 1.0 for pick in picks):
@@ -54,30 +54,30 @@ def penalised(logits: Tensor, picks: Sequence[Pick]) -> Tensor:
     return scores
 
 
-def scaled(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def apply_temperature(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """In float64: the noise decides among scores that float32 would round together."""
     temperatures = [sampling.temperature for sampling in samplings]
     return scores.double() / torch.tensor(temperatures, device=scores.device).double()[:, None]
 
 
-def keys_of(picks: Sequence[Pick]) -> Words:
+def noise_keys(picks: Sequence[SampleRequest]) -> Words:
     """[n, 1]."""
     keys = [draw_key(p.sampling.seed, p.sampling.choice, p.position) for p in picks]
     return np.array(keys, dtype=np.uint64)[:, None]
 
 
-def _draw(scores: Tensor, picks: Sequence[Pick]) -> Ids:
+def _draw(scores: Tensor, picks: Sequence[SampleRequest]) -> Ids:
     """Tokens for rows that all sample: rows without filters race over the whole vocabulary."""
     samplings = [pick.sampling for pick in picks]
-    values = scaled(scores, samplings)
-    keys = keys_of(picks)
+    values = apply_temperature(scores, samplings)
+    keys = noise_keys(picks)
     tokens = np.zeros(len(picks), dtype=np.int64)
     plain = [i for i, sampling in enumerate(samplings) if not is_filtered(sampling)]
     if plain:
         everything = np.arange(scores.shape[1], dtype=np.int64)[None]
-        tokens[plain] = race(values[plain].cpu().numpy(), everything, keys[plain])
+        tokens[plain] = gumbel_max(values[plain].cpu().numpy(), everything, keys[plain])
     rest = [i for i, sampling in enumerate(samplings) if is_filtered(sampling)]
-    width = _width(samplings, scores.shape[1])
+    width = _candidate_count(samplings, scores.shape[1])
     while rest:
         chosen, done = _draw_filtered(values[rest], [samplings[i] for i in rest], keys[rest], width)
         tokens[[i for i, ok in zip(rest, done, strict=True) if ok]] = chosen[done]
@@ -86,9 +86,9 @@ def _draw(scores: Tensor, picks: Sequence[Pick]) -> Ids:
     return tokens
 
 
-def _width(samplings: Sequence[Sampling], vocab: int) -> int:
+def _candidate_count(samplings: Sequence[Sampling], vocab: int) -> int:
     widest = max(sampling.top_k for sampling in samplings) + 1
-    wanted = max(_CANDIDATES, widest) if widest <= _MOST_CANDIDATES else _CANDIDATES
+    wanted = max(_CANDIDATES, widest) if widest <= _MAX_CANDIDATES else _CANDIDATES
     return min(wanted, vocab)
 
 
@@ -99,12 +99,12 @@ def _draw_filtered(
     best, ids = torch.topk(values, width, dim=-1)
     top = best.cpu().numpy()
     totals = torch.logsumexp(values, dim=-1).cpu().numpy()
-    cut = find_cut(top, totals, samplings)
-    kept = np.where(top >= cut.lowest[:, None], top, -np.inf)
-    return race(kept, ids.cpu().numpy(), keys), complete(cut, top, samplings, values.shape[1])
+    cut = find_thresholds(top, totals, samplings)
+    kept = np.where(top >= cut.min_score[:, None], top, -np.inf)
+    return gumbel_max(kept, ids.cpu().numpy(), keys), is_decided(cut, top, samplings, values.shape[1])
 
 
-def race(values: Floats, ids: Ids, keys: Words) -> Ids:
+def gumbel_max(values: Floats, ids: Ids, keys: Words) -> Ids:
     """Gumbel-max over the columns: the winner's token id per row."""
     runs = values + gumbel(keys, ids)
     winners = runs.argmax(axis=1)

@@ -102,7 +102,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class FusedBlock:
     """One transformer block; the two outer norms exist in Gemma only."""
 
     layer_type: str

@@ -12,26 +12,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modelswarm_serving.model.attention.step_layout import Batch
-from modelswarm_serving.model.transformer.fused_block import Attention, Block, Linear, Norm
+from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
 
 
-class Blocks:
+class FusedBlocks:
     """The span's blocks, ready to run any part of them."""
 
     def __init__(self, body: Any, dtype: torch.dtype) -> None:
         """Takes the weights out of `body`, which is of no use afterwards."""
         kinds = _layer_types(body.config)
         self._rotary = Rotary(body.rotary_emb, kinds, dtype)
-        self._blocks: list[Block] = []
+        self._blocks: list[FusedBlock] = []
         for index, kind in enumerate(kinds):
-            self._blocks.append(_convert(body.layers[index], index, kind))
+            self._blocks.append(_fuse_block(body.layers[index], index, kind))
             body.layers[index] = nn.Identity()  # frees what was copied
 
-    def run(self, rows: Tensor, batch: Batch, start: int, end: int) -> Tensor:
+    def run(self, rows: Tensor, batch: StepLayout, start: int, end: int) -> Tensor:
         """[T, hidden] through blocks [start, end), counted from the span's first."""
-        angles = self._rotary(batch.positions, batch.highest)
+        angles = self._rotary(batch.positions, batch.max_position)
         for block in self._blocks[start:end]:
             rows = block(rows, angles[block.layer_type])
         return rows
@@ -42,14 +42,14 @@ def _layer_types(config: Any) -> list[str]:
     return list(kinds) if kinds else ["full_attention"] * int(config.num_hidden_layers)
 
 
-def _convert(layer: Any, index: int, kind: str) -> Block:
+def _fuse_block(layer: Any, index: int, kind: str) -> FusedBlock:
     mlp = layer.mlp
     gemma = hasattr(layer, "pre_feedforward_layernorm")
-    return Block(
+    return FusedBlock(
         layer_type=kind,
-        attention=_convert_attention(layer.self_attn, index),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=_joined(mlp.down_proj),
+        attention=_fuse_attention(layer.self_attn, index),
+        gate_up=_join_linears(mlp.gate_proj, mlp.up_proj),
+        down=_join_linears(mlp.down_proj),
         activation=F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn,
         before_attention=_norm(layer.input_layernorm),
         after_attention=_norm(layer.post_attention_layernorm) if gemma else None,
@@ -60,13 +60,13 @@ def _convert(layer: Any, index: int, kind: str) -> Block:
     )
 
 
-def _convert_attention(module: Any, index: int) -> Attention:
+def _fuse_attention(module: Any, index: int) -> Attention:
     size = module.head_dim
     projections = (module.q_proj, module.k_proj, module.v_proj)
     return Attention(
         index=index,
-        qkv=_joined(*projections),
-        out=_joined(module.o_proj),
+        qkv=_join_linears(*projections),
+        out=_join_linears(module.o_proj),
         heads=module.q_proj.out_features // size,
         kv_heads=module.k_proj.out_features // size,
         head_dim=size,
@@ -85,7 +85,7 @@ def _window(module: Any) -> int | None:
     return window
 
 
-def _joined(*linears: nn.Linear) -> Linear:
+def _join_linears(*linears: nn.Linear) -> Linear:
     """Several projections of the same rows as one."""
     weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]

@@ -22,7 +22,7 @@ from modelswarm.checkpoint.families import LAYER_TYPES, ROPE_TYPES
 from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import Part
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import NAME
+from modelswarm_serving.model.attention.attention import ATTENTION_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.dev
         config=config,
         state_dict=slices,
         dtype=dtype,
-        attn_implementation=NAME,
+        attn_implementation=ATTENTION_NAME,
         output_loading_info=True,
         ignore_mismatched_sizes=True,
     )
@@ -71,7 +71,7 @@ def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.dev
             "model",
             f"{folder} has {name} of shape {tuple(found)} where config.json says {tuple(expected)}",
         )
-    return _take_apart(model.eval().requires_grad_(False).to(device), part)
+    return _split_modules(model.eval().requires_grad_(False).to(device), part)
 
 
 def check_config(config: PreTrainedConfig, folder: Path) -> None:
@@ -140,7 +140,7 @@ def _trimmed_class(base: Any, part: Part) -> Any:
     return type(f"Span{base.__name__}", (base,), members)
 
 
-def _take_apart(model: Any, part: Part) -> LoadedSpan:
+def _split_modules(model: Any, part: Part) -> LoadedSpan:
     body = model.model
     owned = list(body.layers[part.first : part.last])
     for module in body.modules():
@@ -158,12 +158,12 @@ def _take_apart(model: Any, part: Part) -> LoadedSpan:
         body=body,
         embed=embed if part.is_head else None,
         norm=norm if part.is_tail else None,
-        head=_head(model.lm_head.weight, part) if part.is_tail else None,
+        head=_head_weight(model.lm_head.weight, part) if part.is_tail else None,
         softcap=getattr(config, "final_logit_softcapping", None),
     )
 
 
-def _head(weight: Tensor, part: Part) -> Tensor:
+def _head_weight(weight: Tensor, part: Part) -> Tensor:
     """In the layout of `compact.py`, except where that would make a second copy of the embedding."""
     shared = part.tied and part.is_head
     return weight.t() if shared else weight.t().contiguous()

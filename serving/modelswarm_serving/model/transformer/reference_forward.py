@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modelswarm_serving.model.transformer.loading import LoadedSpan
 
 
-def own_forward(loaded: LoadedSpan, rows: Tensor, positions: Tensor, blocks: int) -> Tensor:
+def reference_forward(loaded: LoadedSpan, rows: Tensor, positions: Tensor, blocks: int) -> Tensor:
     """[T, hidden] through the span's first `blocks` blocks."""
     view = _first_blocks(loaded.body, blocks)
     output = view(

@@ -23,12 +23,12 @@ class Rotary:
         self._types = sorted(set(layer_types))
         self._dtype = dtype
         self._tables: dict[str, Angles] = {}
-        self._known = 0
+        self._computed = 0
 
-    def __call__(self, positions: Tensor, highest: int) -> dict[str, Angles]:
+    def __call__(self, positions: Tensor, max_position: int) -> dict[str, Angles]:
         """Angles of these positions by layer type; `highest` is their maximum."""
-        if highest >= self._known:
-            self._grow(max(256, 1 << (highest + 1).bit_length()), positions.device)
+        if max_position >= self._computed:
+            self._grow(max(256, 1 << (max_position + 1).bit_length()), positions.device)
         if not self._per_type:
             cos, sin = self._tables[""]
             angles = cos[positions], sin[positions]
@@ -44,4 +44,4 @@ class Rotary:
             half = sin.shape[-1] // 2
             signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
             self._tables[kind] = cos[0].unsqueeze(1), signed.unsqueeze(1)
-        self._known = length
+        self._computed = length

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import Call, attending
-from modelswarm_serving.model.attention.kv_cache import PagePool
-from modelswarm_serving.model.attention.step_layout import Batch
-from modelswarm_serving.model.base import Work
-from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.attention.attention import AttentionCall, attention_context
+from modelswarm_serving.model.attention.kv_cache import KvCache
+from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.base import BatchItem
+from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
-from modelswarm_serving.model.transformer.reference_forward import own_forward
+from modelswarm_serving.model.transformer.reference_forward import reference_forward
 
 _ROWS = 4
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
@@ -27,47 +27,47 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SelfCheck:
     """What the model's own forward did with the trial rows."""
 
     rows: Tensor
-    batch: Batch
+    batch: StepLayout
     output: Tensor
-    calls: list[Call]
+    calls: list[AttentionCall]
 
 
 @torch.inference_mode()
-def try_own_forward(loaded: LoadedSpan, pool: PagePool, folder: Path) -> Trial:
+def run_reference(loaded: LoadedSpan, pool: KvCache, folder: Path) -> SelfCheck:
     """Run a few rows through all blocks and through none."""
     shape, hidden = pool.shape, loaded.config.hidden_size
     rows = torch.linspace(-1, 1, _ROWS * hidden, device=pool.device).view(_ROWS, hidden)
     rows = rows.to(pool.dtype)
     count = min(_ROWS, shape.pages * shape.page_size)
-    work = Work(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
-    batch = Batch([work], pool)
-    calls: list[Call] = []
-    with attending(batch, pool, calls):
-        output = own_forward(loaded, rows[:count], batch.positions, shape.blocks)
-        unchanged = own_forward(loaded, rows[:count], batch.positions, 0)
+    work = BatchItem(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
+    batch = StepLayout([work], pool)
+    calls: list[AttentionCall] = []
+    with attention_context(batch, pool, calls):
+        output = reference_forward(loaded, rows[:count], batch.positions, shape.blocks)
+        unchanged = reference_forward(loaded, rows[:count], batch.positions, 0)
     check_calls(calls, shape.blocks, folder)
     check_identity(rows[:count], unchanged, folder)
-    return Trial(rows[:count], batch, output, calls)
+    return SelfCheck(rows[:count], batch, output, calls)
 
 
 @torch.inference_mode()
-def try_compact(blocks: Blocks, trial: Trial, pool: PagePool, folder: Path) -> None:
+def check_fused(blocks: FusedBlocks, trial: SelfCheck, pool: KvCache, folder: Path) -> None:
     """The same rows in compact form must give the same, by the same attention."""
-    calls: list[Call] = []
-    with attending(trial.batch, pool, calls):
+    calls: list[AttentionCall] = []
+    with attention_context(trial.batch, pool, calls):
         output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
     for store in pool.blocks:
         store[: trial.batch.rows] = 0
-    check_same(output, trial.output, folder)
+    check_outputs(output, trial.output, folder)
     if calls != trial.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
 
 
-def check_calls(calls: list[Call], blocks: int, folder: Path) -> None:
+def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:
     """Some model classes ignore an attention name they do not know."""
     if [call.index for call in calls] != list(range(blocks)):
         raise ModelSourceError(
@@ -84,7 +84,7 @@ def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:
         )
 
 
-def check_same(output: Tensor, expected: Tensor, folder: Path) -> None:
+def check_outputs(output: Tensor, expected: Tensor, folder: Path) -> None:
     """The compact blocks must compute what the model class computes."""
     limit = _TOLERANCE[expected.dtype] * float(expected.abs().max())
     worst = float((output - expected).abs().max())

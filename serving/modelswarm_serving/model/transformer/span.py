@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from modelswarm_serving.model.attention.attention import attending
-from modelswarm_serving.model.attention.kv_cache import PagePool
-from modelswarm_serving.model.attention.step_layout import Batch
-from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result, Task, Work
+from modelswarm_serving.model.attention.attention import attention_context
+from modelswarm_serving.model.attention.kv_cache import KvCache
+from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result, Task, BatchItem
 from modelswarm_serving.model.sampling.sampler import sample
-from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
 
 
@@ -24,14 +24,14 @@ class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, loaded: LoadedSpan, blocks: Blocks, pool: PagePool, shape: ModelShape
+        self, loaded: LoadedSpan, blocks: FusedBlocks, cache: KvCache, shape: ModelShape
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
-        self._pool = pool
+        self._cache = cache
         self._shape = shape
-        self._dtype = pool.dtype
-        self._device = pool.device
+        self._dtype = cache.dtype
+        self._device = cache.device
 
     @property
     def shape(self) -> ModelShape:
@@ -40,35 +40,35 @@ class TransformerSpan:
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
         """Works with the same blocks run as one packed batch; results in the order of `batch`."""
-        results: list[Result] = [Result(error=self._place_fault(task)) for task in batch]
-        groups: dict[tuple[int, int], list[tuple[int, Work]]] = {}
+        results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
+        groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
         for i, task in enumerate(batch):
             if results[i].error is not None:
                 continue
-            if not isinstance(task, Work):
-                results[i] = self._copy(task)
-            elif (fault := self._fault(task)) is not None:
+            if not isinstance(task, BatchItem):
+                results[i] = self._run_kv_task(task)
+            elif (fault := self._input_fault(task)) is not None:
                 results[i] = Result(error=fault)
             else:
                 groups.setdefault(task.blocks, []).append((i, task))
         for blocks, members in groups.items():
-            outcome = self._run([work for _, work in members], *blocks)
+            outcome = self._run_items([work for _, work in members], *blocks)
             for (i, _), result in zip(members, outcome, strict=True):
                 results[i] = result
         return results
 
-    def _copy(self, task: KvRead | KvWrite) -> Result:
+    def _run_kv_task(self, task: KvRead | KvWrite) -> Result:
         own = self._shape.first
         blocks = slice(task.blocks[0] - own, task.blocks[1] - own)
         if isinstance(task, KvRead):
-            return Result(rows=self._pool.read(task.pages, task.first, task.count, blocks))
+            return Result(rows=self._cache.read(task.pages, task.first, task.count, blocks))
         wanted = task.count * (task.blocks[1] - task.blocks[0]) * self._shape.kv_bytes
         if len(task.kv) != wanted:
             return Result(error=f"{len(task.kv)} bytes of KV came, {wanted} are needed")
-        self._pool.write(task.pages, task.first, task.count, blocks, task.kv)
+        self._cache.write(task.pages, task.first, task.count, blocks, task.kv)
         return Result()
 
-    def _place_fault(self, task: Task) -> str | None:
+    def _range_fault(self, task: Task) -> str | None:
         """What makes this task alone impossible; the others still run."""
         shape = self._shape
         start, end = task.blocks
@@ -83,14 +83,14 @@ class TransformerSpan:
             return f"pages must be within 0:{shape.total_pages}"
         return None
 
-    def _fault(self, work: Work) -> str | None:
-        shape, start = self._shape, work.blocks[0]
-        if (work.tokens is None) == (start == 0):
+    def _input_fault(self, item: BatchItem) -> str | None:
+        shape, start = self._shape, item.blocks[0]
+        if (item.tokens is None) == (start == 0):
             return "tokens enter at block 0, rows at every other"
-        if work.tokens is not None:
-            return self._token_fault(work.tokens, work.count)
-        if work.rows is None or len(work.rows) != work.count * shape.row_bytes:
-            return f"{work.count} rows of {shape.row_bytes} bytes are needed"
+        if item.tokens is not None:
+            return self._token_fault(item.tokens, item.count)
+        if item.rows is None or len(item.rows) != item.count * shape.row_bytes:
+            return f"{item.count} rows of {shape.row_bytes} bytes are needed"
         return None
 
     def _token_fault(self, tokens: Sequence[int], count: int) -> str | None:
@@ -101,54 +101,54 @@ class TransformerSpan:
             return f"tokens must be within 0:{vocab}"
         return None
 
-    def _run(self, works: Sequence[Work], first: int, last: int) -> list[Result]:
-        batch = Batch(works, self._pool)
-        rows = self._embed(batch.works) if first == 0 else self._unpack(batch.works)
-        with attending(batch, self._pool):
+    def _run_items(self, items: Sequence[BatchItem], first: int, last: int) -> list[Result]:
+        layout = StepLayout(items, self._cache)
+        rows = self._embed(layout.items) if first == 0 else self._unpack(layout.items)
+        with attention_context(layout, self._cache):
             own = self._shape.first
-            rows = self._blocks.run(rows, batch, first - own, last - own)
+            rows = self._blocks.run(rows, layout, first - own, last - own)
         is_tail = last == self._shape.n_blocks
-        found = self._pick(rows, batch) if is_tail else self._emit(rows, batch)
-        return [found[id(work)] for work in works]
+        results = self._sample(rows, layout) if is_tail else self._pack_rows(rows, layout)
+        return [results[id(work)] for work in items]
 
-    def _embed(self, works: Sequence[Work]) -> Tensor:
-        tokens = [token for work in works for token in work.tokens or ()]
+    def _embed(self, items: Sequence[BatchItem]) -> Tensor:
+        tokens = [token for work in items for token in work.tokens or ()]
         assert self._loaded.embed is not None
         embedded: Tensor = self._loaded.embed(torch.tensor(tokens, device=self._device))
         return embedded
 
-    def _unpack(self, works: Sequence[Work]) -> Tensor:
+    def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Raw rows of all works, one tensor."""
-        joined = bytearray().join(work.rows for work in works if work.rows is not None)
+        joined = bytearray().join(work.rows for work in items if work.rows is not None)
         rows = torch.frombuffer(joined, dtype=self._dtype)
         return rows.view(-1, self._loaded.config.hidden_size).to(self._device)
 
-    def _emit(self, rows: Tensor, batch: Batch) -> dict[int, Result]:
+    def _pack_rows(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
         """The wanted rows of each Work as bytes, by the Work's identity."""
         payload = rows.contiguous().view(torch.uint8).cpu().numpy()
-        found: dict[int, Result] = {}
-        for row, work in zip(batch.starts, batch.works, strict=True):
-            start = row + max(work.emit - work.first, 0)
+        results: dict[int, Result] = {}
+        for row, work in zip(layout.starts, layout.items, strict=True):
+            start = row + max(work.emit_from - work.first, 0)
             end = row + work.count
-            found[id(work)] = Result(rows=payload[start:end].tobytes() if start < end else None)
-        return found
+            results[id(work)] = Result(rows=payload[start:end].tobytes() if start < end else None)
+        return results
 
-    def _pick(self, rows: Tensor, batch: Batch) -> dict[int, Result]:
+    def _sample(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
         """Norm, head and sampler on the last rows of the works that ask; prefill rows never get there."""
-        found = {id(work): Result() for work in batch.works}
+        results = {id(work): Result() for work in layout.items}
         asking = [
             (row + work.count - 1, work)
-            for row, work in zip(batch.starts, batch.works, strict=True)
-            if work.pick is not None
+            for row, work in zip(layout.starts, layout.items, strict=True)
+            if work.sample is not None
         ]
         if asking:
             everyone = len(asking) == len(rows)  # plain decode
             logits = self.logits(rows if everyone else rows[[row for row, _ in asking]])
-            picks = [work.pick for _, work in asking if work.pick is not None]
+            picks = [work.sample for _, work in asking if work.sample is not None]
             for (_, work), picked in zip(asking, sample(logits, picks), strict=True):
                 error = "the model's logits are not finite" if picked is None else None
-                found[id(work)] = Result(picked=picked, error=error)
-        return found
+                results[id(work)] = Result(sampled=picked, error=error)
+        return results
 
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head on rows [n, hidden] of the last block; tail only."""

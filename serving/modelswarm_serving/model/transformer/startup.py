@@ -14,11 +14,11 @@ from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.replay_memory import replay_bytes
-from modelswarm_serving.model.attention.kv_cache import PagePool, PoolShape
+from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import ModelShape
-from modelswarm_serving.model.transformer.fusion import Blocks
+from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import load_modules
-from modelswarm_serving.model.transformer.self_check import try_compact, try_own_forward
+from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
 _DEFAULT_SESSIONS = 8  # pages for so many sessions of full length
@@ -52,14 +52,14 @@ def load_span(
     device = torch.device(options.device)
     loaded = load_modules(folder, facts.outline.part(first, last), dtype, device)
     kv_heads = facts.kv_elements // 2 // loaded.head_dim
-    pool_shape = PoolShape(
+    cache_shape = KvCacheShape(
         last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
     )
-    pool = PagePool(pool_shape, dtype, device)
-    trial = try_own_forward(loaded, pool, folder)
-    blocks = Blocks(loaded.body, dtype)
-    try_compact(blocks, trial, pool, folder)
-    return TransformerSpan(loaded, blocks, pool, shape)
+    cache = KvCache(cache_shape, dtype, device)
+    check = run_reference(loaded, cache, folder)
+    blocks = FusedBlocks(loaded.body, dtype)
+    check_fused(blocks, check, cache, folder)
+    return TransformerSpan(loaded, blocks, cache, shape)
 
 
 def plan_shape(
@@ -82,7 +82,7 @@ def plan_shape(
         n_blocks=outline.n_blocks,
         row_bytes=facts.row_bytes(options.dtype),
         page_size=options.page_size,
-        total_pages=_pages(facts, first, last, length, options),
+        total_pages=_page_count(facts, first, last, length, options),
         max_length=length,
         vocab_size=outline.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
@@ -101,7 +101,7 @@ def _check_options(options: SpanOptions) -> None:
             raise UserError(name, f"must be at least 1, not {value}")
 
 
-def _pages(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
+def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
     if options.pages is not None:
         return options.pages
     page = facts.kv_bytes(options.dtype) * (last - first) * options.page_size

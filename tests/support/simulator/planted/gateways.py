@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Found
+from modelswarm.protocol.messages import SessionInfo
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import GatewaySettings
-from modelswarm_gateway.core.migration.migration import BALANCE, Move
-from modelswarm_gateway.core.migration.migrations import Moves
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.migration.migration import BALANCE, Migration
+from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_gateway.core.takeover.ownership_check import Absence
-from modelswarm_serving.core.fencing import Lifecycle
+from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
@@ -25,7 +25,7 @@ from modelswarm_serving.model.base import ModelShape
 class SoundSleep(Absence):
     """What servers say of who has a session now is not heard."""
 
-    def ended(self, session: Session, found: Found) -> bool:
+    def ended(self, session: Session, found: SessionInfo) -> bool:
         return False
 
 
@@ -39,10 +39,10 @@ class WakesAndGoesOn(GatewayCore):
         self._absence.__class__ = SoundSleep
 
 
-class LongLease(Lifecycle):
+class LongLease(Fencing):
     """A lease that was over runs on when its gateway speaks again."""
 
-    def lapsed(self, gateway: PeerId) -> None:
+    def on_lease_lapsed(self, gateway: PeerId) -> None:
         pass
 
 
@@ -53,14 +53,14 @@ class LeasesComeBack(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._life.__class__ = LongLease
+        self._fencing.__class__ = LongLease
 
 
-class StubbornShifts(Moves):
+class StubbornShifts(Migrations):
     """A session that is to even out loads goes over whatever has become of it meanwhile."""
 
-    def _stands(self, move: Move) -> bool:
-        return move.why == BALANCE or super()._stands(move)
+    def _stands(self, move: Migration) -> bool:
+        return move.cause == BALANCE or super()._is_current(move)
 
 
 class BalancesBlindly(GatewayCore):

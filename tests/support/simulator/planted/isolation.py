@@ -17,7 +17,7 @@ class FailsTogether(ServerCore):
     """I7: when a step raises, everybody in it has failed; nobody is tried again alone."""
 
     def fail_step(self, error: str, now: float) -> None:
-        self.finish_step([Result(error=error)] * self._steps._tasks, now)
+        self.finish_step([Result(error=error)] * self._steps._task_count, now)
 
 
 class LetsAllCome(ServerCore):
@@ -26,4 +26,4 @@ class LetsAllCome(ServerCore):
     def __init__(
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
-        super().__init__(replace(settings, coming_bytes=1 << 60), shape, draw)
+        super().__init__(replace(settings, in_flight_bytes=1 << 60), shape, draw)

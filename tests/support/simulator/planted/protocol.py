@@ -34,21 +34,21 @@ from support.simulator.server_process import Cores
 from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm.protocol.messages import (
     Close,
+    FaultKind,
+    FaultReport,
     Fence,
-    Go,
     Input,
     Item,
-    Live,
-    Report,
+    OwnedSessions,
     Rows,
     Send,
+    StartEpoch,
     Token,
-    Trouble,
     Window,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.sessions.session import NO_CUT, State
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, State
 from modelswarm_serving.core.hops.hop import Hop, Phase
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
@@ -60,8 +60,8 @@ from modelswarm_serving.model.base import ModelShape
 class TakesAnyEpoch(ServerCore):
     """R1: rows, tokens, windows and inputs of other epochs are not dropped."""
 
-    def _current(self, item: Rows | Token | Window | Input) -> Hop | None:
-        hop = self._life.hops.get(item.handle)
+    def _hop_in_epoch(self, item: Rows | Token | Window | Input) -> Hop | None:
+        hop = self._fencing.hops.get(item.handle)
         return None if hop is None or hop.phase is Phase.STOPPED else hop
 
 
@@ -69,8 +69,8 @@ class TakesRowsTwice(ServerCore):
     """R1: rows below `received` are taken like new ones."""
 
     def _on_rows(self, peer: PeerId, rows: Rows, now: float) -> None:
-        hop = self._current(rows)
-        if hop is not None and hop.go is not None and rows.first < hop.received:
+        hop = self._hop_in_epoch(rows)
+        if hop is not None and hop.started is not None and rows.first < hop.received:
             rows = replace(rows, first=hop.received)
         super()._on_rows(peer, rows, now)
 
@@ -79,8 +79,8 @@ class OverlooksGaps(ServerCore):
     """R1: rows above `received` are taken as if nothing were missing."""
 
     def _on_rows(self, peer: PeerId, rows: Rows, now: float) -> None:
-        hop = self._current(rows)
-        if hop is not None and hop.go is not None and rows.first > hop.received:
+        hop = self._hop_in_epoch(rows)
+        if hop is not None and hop.started is not None and rows.first > hop.received:
             rows = replace(rows, first=hop.received)
         super()._on_rows(peer, rows, now)
 
@@ -88,11 +88,11 @@ class OverlooksGaps(ServerCore):
 class MixesLanes(ServerCore):
     """R9: live rows do not wait until everything on bulk is acknowledged."""
 
-    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
-        hop = self._life.hops.get(go.handle)
-        super()._on_go(peer, go, now)
-        if hop is not None and hop.go is go:
-            hop.acked = go.length
+    def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
+        hop = self._fencing.hops.get(message.handle)
+        super()._on_start_epoch(peer, message, now)
+        if hop is not None and hop.started is message:
+            hop.acked = message.length
 
 
 class MixesLanesAndOverlooksGaps(MixesLanes, OverlooksGaps):
@@ -104,8 +104,8 @@ class ImpatientTail(Hop):
 
     def ready_end(self) -> int:
         log = self.log
-        if self.go is not None and self.is_tail and not self.is_head:
-            self.log = [*log, *[0] * (self.go.length - len(log))]
+        if self.started is not None and self.is_tail and not self.is_head:
+            self.log = [*log, *[0] * (self.started.length - len(log))]
         end = super().ready_end()
         self.log = log
         return end
@@ -114,19 +114,19 @@ class ImpatientTail(Hop):
 class TailDoesNotWait(ServerCore):
     """R10: the tail takes rows >= n before its log copy has L entries."""
 
-    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
-        hop = self._life.hops.get(go.handle)
+    def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
+        hop = self._fencing.hops.get(message.handle)
         if hop is not None:
             hop.__class__ = ImpatientTail
-        super()._on_go(peer, go, now)
+        super()._on_start_epoch(peer, message, now)
 
 
 class ForgetsEarlyWindows(ServerCore):
     """R10: a window that outran Go is dropped."""
 
     def _on_window(self, peer: PeerId, window: Window, now: float) -> None:
-        hop = self._current(window)
-        if hop is None or hop.go is not None:
+        hop = self._hop_in_epoch(window)
+        if hop is None or hop.started is not None:
             super()._on_window(peer, window, now)
 
 
@@ -134,26 +134,26 @@ class ForgetsEarlyInputs(ServerCore):
     """R10: an input that outran Go is dropped."""
 
     def _on_input(self, peer: PeerId, entries: Input, now: float) -> None:
-        hop = self._current(entries)
-        if hop is None or hop.go is not None:
+        hop = self._hop_in_epoch(entries)
+        if hop is None or hop.started is not None:
             super()._on_input(peer, entries, now)
 
 
 class IgnoresWindows(ServerCore):
     """R11: rows are sent without the successor's leave."""
 
-    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
-        hop = self._life.hops.get(go.handle)
-        if hop is not None and go.successor is not None:
-            hop.window = NO_CUT
-        super()._on_go(peer, go, now)
+    def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
+        hop = self._fencing.hops.get(message.handle)
+        if hop is not None and message.successor is not None:
+            hop.window = NO_TRUNCATION
+        super()._on_start_epoch(peer, message, now)
 
 
 class IgnoresCredit(ServerCore):
     """R7: the tail releases tokens whatever the credit."""
 
-    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
-        super()._on_go(peer, replace(go, credit=NO_CUT), now)
+    def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
+        super()._on_start_epoch(peer, replace(message, credit=NO_TRUNCATION), now)
 
 
 class SameHandlesEveryBoot(ServerCore):
@@ -168,19 +168,19 @@ class SameHandlesEveryBoot(ServerCore):
 class GoesTwice(ServerCore):
     """R2: a second Go of an epoch is followed again."""
 
-    def _on_go(self, peer: PeerId, go: Go, now: float) -> None:
-        hop = self._life.hops.get(go.handle)
-        if hop is not None and hop.epoch == go.epoch and hop.phase is Phase.RUNNING:
-            self._schedule.stopped(hop)
+    def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
+        hop = self._fencing.hops.get(message.handle)
+        if hop is not None and hop.epoch == message.epoch and hop.phase is Phase.RUNNING:
+            self._scheduler.remove_hop(hop)
             hop.phase = Phase.FENCED
-        super()._on_go(peer, go, now)
+        super()._on_start_epoch(peer, message, now)
 
 
 class CutsTwice(ServerCore):
     """R2: a second Fence of an epoch cuts again."""
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
-        hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
+        hop = self._fencing.hops.get(item.handle) if isinstance(item, Fence) else None
         if isinstance(item, Fence) and hop is not None and hop.epoch == item.epoch:
             hop.epoch = Epoch(item.epoch.counter - 1, item.epoch.gateway)
         super()._dispatch(peer, item, now)
@@ -190,7 +190,7 @@ class ObeysOldFences(ServerCore):
     """R2: a Fence of a lower epoch is not ignored."""
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
-        hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
+        hop = self._fencing.hops.get(item.handle) if isinstance(item, Fence) else None
         if isinstance(item, Fence) and hop is not None and hop.epoch > item.epoch:
             hop.epoch = Epoch(item.epoch.counter - 1, item.epoch.gateway)
         super()._dispatch(peer, item, now)
@@ -201,19 +201,19 @@ class CutsDuringAStep(ServerCore):
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
         super()._dispatch(peer, item, now)
-        hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
-        if hop is not None and hop.busy and hop.pending is not None:
-            self._life.cut(hop, now)
+        hop = self._fencing.hops.get(item.handle) if isinstance(item, Fence) else None
+        if hop is not None and hop.in_step and hop.pending_fence is not None:
+            self._fencing.apply_pending_fence(hop, now)
 
 
 class SilentAboutLinks(ServerCore):
     """R5: a hop whose link broke says nothing."""
 
-    def drain(self) -> list[Send]:
+    def take_sends(self) -> list[Send]:
         return [
             send
-            for send in super().drain()
-            if not isinstance(send.item, Report) or send.item.trouble is not Trouble.LINK_DOWN
+            for send in super().take_sends()
+            if not isinstance(send.item, FaultReport) or send.item.kind is not FaultKind.LINK_DOWN
         ]
 
 
@@ -221,7 +221,7 @@ class IgnoresLive(ServerCore):
     """Live: what the gateway no longer owns is not freed."""
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
-        if not isinstance(item, Live):
+        if not isinstance(item, OwnedSessions):
             super()._dispatch(peer, item, now)
 
 
@@ -236,7 +236,7 @@ class ForgetsKvCuts(GatewayCore):
 
     def _forget_cut(self, effect: Effect) -> Effect:
         if isinstance(effect, Send) and isinstance(effect.item, Fence):
-            found = self._recovery.replies.get(effect.item.reply)
+            found = self._recovery.replies.get(effect.item.gateway_handle)
             if found is not None:
                 return replace(effect, item=self._changed(effect.item, found[0].length))
         return effect
@@ -259,9 +259,9 @@ class ForgetsCutsOnceSent(GatewayCore):
         effects = super().drain()
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.item, Fence):
-                found = self._recovery.replies.get(effect.item.reply)
+                found = self._recovery.replies.get(effect.item.gateway_handle)
                 if found is not None:
-                    found[1].low_kv = found[1].low_log = NO_CUT
+                    found[1].kv_limit = found[1].log_limit = NO_TRUNCATION
         return effects
 
 
@@ -284,7 +284,7 @@ class TakesLateTokens(GatewayCore):
 class ForgivesPairs(GatewayCore):
     """R5: a pair of servers that can't talk is never avoided."""
 
-    def _report(self, peer: PeerId, report: Report, now: float) -> None:
+    def _report(self, peer: PeerId, report: FaultReport, now: float) -> None:
         super()._report(peer, replace(report, peer=""), now)
 
 

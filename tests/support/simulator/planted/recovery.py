@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from modelswarm.protocol.identity import Handle, PeerId
-from modelswarm.protocol.messages import Fence, Fenced, Item
+from modelswarm.protocol.messages import Fence, FenceAck, Item
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Effect, GatewaySettings, Whereabouts
-from modelswarm_gateway.core.migration.migration import Move
-from modelswarm_gateway.core.migration.migrations import Moves
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.migration.migration import Migration
+from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_serving.core.hops.replay_log import ReplayLog, Rows
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
@@ -29,11 +31,11 @@ class SharedLog(ReplayLog):
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
         super().append(self.key_of(hop), first, rows)
 
-    def run(self, hop: Handle) -> tuple[int, int]:
-        return super().run(self.key_of(hop))
+    def retained_range(self, hop: Handle) -> tuple[int, int]:
+        return super().retained_range(self.key_of(hop))
 
-    def take(self, hop: Handle, start: int, end: int) -> Rows | None:
-        return super().take(self.key_of(hop), start, end)
+    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
+        return super().read(self.key_of(hop), start, end)
 
     def drop(self, hop: Handle) -> None:
         super().drop(self.key_of(hop))
@@ -46,49 +48,49 @@ class MixesBoundaries(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        log = self._log
+        log = self._replay_log
         log.__class__ = SharedLog
         assert isinstance(log, SharedLog)
         log.key_of = self._first_of_session
 
     def _first_of_session(self, handle: Handle) -> Handle:
-        hop = self._life.hops.get(handle)
+        hop = self._fencing.hops.get(handle)
         if hop is None:
             return handle
-        return next(other.handle for other in self._life.hops if other.session == hop.session)
+        return next(other.handle for other in self._fencing.hops if other.session == hop.session)
 
 
 class CopiesOnAndOn(ServerCore):
     """R13: a copy does not end with its epoch."""
 
     def _dispatch(self, peer: PeerId, item: Item, now: float) -> None:
-        hop = self._life.hops.get(item.handle) if isinstance(item, Fence) else None
-        kept = None if hop is None else (dict(hop.cursors), dict(hop.copy_windows))
+        hop = self._fencing.hops.get(item.handle) if isinstance(item, Fence) else None
+        kept = None if hop is None else (dict(hop.transfers), dict(hop.transfer_windows))
         super()._dispatch(peer, item, now)
         if hop is not None and kept is not None:
-            hop.cursors.update(kept[0])
-            hop.copy_windows.update(kept[1])
+            hop.transfers.update(kept[0])
+            hop.transfer_windows.update(kept[1])
 
 
 class ForgetsKeptRows(GatewayCore):
     """R6: what hops have kept is not used: everything is computed again."""
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
-        super().receive(peer, replace(item, kept=()) if isinstance(item, Fenced) else item, now)
+        super().receive(peer, replace(item, retained=()) if isinstance(item, FenceAck) else item, now)
 
 
-class RashMoves(Moves):
+class RashMoves(Migrations):
     """What has become of the session meanwhile does not matter when its new hop opens."""
 
     _answering = False
 
-    def fenced(self, peer: PeerId, answer: Fenced, now: float) -> None:
+    def fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         self._answering = True
-        super().fenced(peer, answer, now)
+        super().on_fence_ack(peer, answer, now)
         self._answering = False
 
-    def _stands(self, move: Move) -> bool:
-        return self._answering or super()._stands(move)
+    def _stands(self, move: Migration) -> bool:
+        return self._answering or super()._is_current(move)
 
 
 class MovesWhatRests(GatewayCore):

@@ -17,11 +17,11 @@ from modelswarm_serving.model.base import ModelShape
 class StaleLog(ReplayLog):
     """Nothing is ever cut, and what was there first stays."""
 
-    def cut(self, hop: Handle, end: int) -> None:
+    def truncate(self, hop: Handle, end: int) -> None:
         pass
 
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
-        known = max(0, self.run(hop)[1] - first) * self._row_bytes
+        known = max(0, self.retained_range(hop)[1] - first) * self._row_bytes
         super().append(hop, first + known // self._row_bytes, memoryview(rows)[known:])
 
 
@@ -29,16 +29,16 @@ class SparseLog(ReplayLog):
     """Rows after a hole are taken for those that are missing."""
 
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
-        start, end = self.run(hop)
+        start, end = self.retained_range(hop)
         super().append(hop, min(first, end) if start < end else 0, rows)
 
 
 class BehindLog(ReplayLog):
     """The rows that are given out are those before the ones that were asked for."""
 
-    def take(self, hop: Handle, start: int, end: int) -> Rows | None:
-        back = 1 if start > self.run(hop)[0] else 0
-        return super().take(hop, start - back, end - back)
+    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
+        back = 1 if start > self.retained_range(hop)[0] else 0
+        return super().read(hop, start - back, end - back)
 
 
 class KeepsCutRows(ServerCore):
@@ -48,7 +48,7 @@ class KeepsCutRows(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._log.__class__ = StaleLog
+        self._replay_log.__class__ = StaleLog
 
 
 class KeepsRowsWithHoles(ServerCore):
@@ -58,7 +58,7 @@ class KeepsRowsWithHoles(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._log.__class__ = SparseLog
+        self._replay_log.__class__ = SparseLog
 
 
 class SendsOtherKeptRows(ServerCore):
@@ -68,4 +68,4 @@ class SendsOtherKeptRows(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._log.__class__ = BehindLog
+        self._replay_log.__class__ = BehindLog

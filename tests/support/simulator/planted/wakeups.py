@@ -11,29 +11,29 @@ from collections.abc import Callable
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fence, Refusal
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.sessions.session import Hop, Session
-from modelswarm_serving.core.fencing import Lifecycle
+from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.hops.hop import Hop as ServerHop
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
 
 
-class SilentCuts(Lifecycle):
+class SilentCuts(Fencing):
     """Only what a Fence finds at rest is answered."""
 
     _asked = False
 
-    def fence(self, peer: PeerId, fence: Fence, now: float) -> None:
+    def on_fence(self, peer: PeerId, fence: Fence, now: float) -> None:
         self._asked = True
-        super().fence(peer, fence, now)
+        super().on_fence(peer, fence, now)
         self._asked = False
 
-    def _answer(self, hop: ServerHop, refusal: Refusal | None) -> None:
+    def _acknowledge(self, hop: ServerHop, refusal: Refusal | None) -> None:
         if self._asked:
-            super()._answer(hop, refusal)
+            super()._acknowledge(hop, refusal)
 
 
 class ForgetsLateAnswers(ServerCore):
@@ -43,7 +43,7 @@ class ForgetsLateAnswers(ServerCore):
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._life.__class__ = SilentCuts
+        self._fencing.__class__ = SilentCuts
 
 
 class ResignedRecovery(Recovery):

@@ -14,7 +14,7 @@ from support.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, We
 from support.simulator.scenarios import gateways, isolation, migration
 from support.simulator.server_process import ROW_BYTES
 
-from modelswarm_gateway.core.interface.effects import GatewaySettings
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
 def draw(seed: int, switch: str = "mixed") -> Scenario:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from support.simulator.scenario import Faults, Scenario, Weather
 from support.simulator.server_process import ROW_BYTES
 
-from modelswarm_serving.core.flow.flow_control import LEAST_PART
+from modelswarm_serving.core.flow.flow_control import MIN_WINDOW_DIVISOR
 
 
 def poison(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -41,7 +41,7 @@ def bursts(scenario: Scenario, rng: random.Random) -> Scenario:
         max_length=600,
         coming_bytes=coming,
     )
-    least = layout.row_window // LEAST_PART * ROW_BYTES  # that each may have coming in any case
+    least = layout.row_window // MIN_WINDOW_DIVISOR * ROW_BYTES  # that each may have coming in any case
     weather = Weather(
         latency=rng.choice((0.0005, 0.002)),
         bulk_factor=rng.choice((3.0, 10.0)),

@@ -1,0 +1,24 @@
+"""Errors raised by the core for calls that it cannot accept.
+
+Mapped to HTTP and gRPC by `modelswarm_gateway/errors.py`. What servers send never raises.
+"""
+
+from __future__ import annotations
+
+
+class CoreError(Exception):
+    """A call that the core cannot take; the message is for the client."""
+
+
+class UnknownSession(CoreError):
+    pass
+
+
+class SessionBusy(CoreError):
+    pass
+
+
+class PromptTooLong(CoreError):
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(f"the prompt has {length} tokens; this model's context holds {limit}")
+        self.length, self.limit = length, limit

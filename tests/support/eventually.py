@@ -1,0 +1,33 @@
+"""The wait function of all tests: look again and again until something is true, or say what was seen instead.
+
+Used by tests of real processes and clusters, and by their helpers. The limit is generous, so that it never decides
+on a busy machine whether a test passes; a test that is about speed belongs to `bench/`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SECONDS = 60.0  # that a test waits for anything, unless it says otherwise
+LOOK_SECONDS = 0.01  # between two looks
+
+
+def eventually(
+    what: str,
+    condition: Callable[[], T],
+    seconds: float = SECONDS,
+    explain: Callable[[], object] | None = None,
+) -> T:
+    """Return the first true value of `condition`. Raise AssertionError with `what`, and what `explain` returns, after
+    `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            seen = "" if explain is None else f": {explain()}"
+            raise AssertionError(f"{what}: not within {seconds:g} s{seen}")
+        time.sleep(LOOK_SECONDS)
+    return value

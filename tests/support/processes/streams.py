@@ -1,0 +1,140 @@
+"""Streams of token ids through a gateway's gRPC API, as tests ask for them and read them.
+
+Used by all tests that kill and that compare with a reference. Knows no processes: see `swarm.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import grpc
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+TOY_MODEL = "toy"  # served name
+ANSWER_SECONDS = 120.0  # limit of one answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. It runs to `new` tokens unless a stop string or one of `sampling.eos` ends it."""
+
+    prompt: tuple[int, ...]
+    new: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    session: str = ""
+    model: str = TOY_MODEL
+
+    def message(self) -> api_pb2.GenerateRequest:
+        wanted = self.sampling
+        return api_pb2.GenerateRequest(
+            model=self.model,
+            tokens=api_pb2.TokenIds(ids=self.prompt),
+            max_tokens=self.new,
+            sampling=api_pb2.Sampling(
+                temperature=wanted.temperature,
+                top_p=wanted.top_p,
+                top_k=wanted.top_k,
+                min_p=wanted.min_p,
+                repetition_penalty=wanted.repetition_penalty,
+                seed=wanted.seed,
+            ),
+            stop=self.stop,
+            session_id=self.session,
+            ignore_eos=not wanted.eos,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All that one request was given."""
+
+    ask: Ask
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]  # of every token, in the session's log
+    text: str
+    finish: str
+
+    @property
+    def log(self) -> list[int]:
+        return [*self.ask.prompt, *self.tokens]
+
+
+class Stream:
+    """A request under way, read by a thread of its own."""
+
+    def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
+        self.ask = ask
+        self._parts: list[api_pb2.GenerateResponse] = []
+        self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
+        self._error: grpc.RpcError | None = None
+        self._done = False
+        self._changed = threading.Condition()
+        self._call = stub.GenerateStream(ask.message(), timeout=ANSWER_SECONDS)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for part in self._call:
+                with self._changed:
+                    self._parts.append(part)
+                    if part.token_ids:
+                        self.times.append(time.perf_counter())
+                    self._changed.notify_all()
+        except grpc.RpcError as error:
+            self._error = error
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
+    @property
+    def count(self) -> int:
+        """Tokens that have come."""
+        with self._changed:
+            return sum(len(part.token_ids) for part in self._parts)
+
+    @property
+    def done(self) -> bool:
+        with self._changed:
+            return self._done
+
+    def wait_tokens(self, count: int) -> None:
+        """Until so many tokens have come; the stream must not end before."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._done or sum(len(part.token_ids) for part in self._parts) >= count,
+                ANSWER_SECONDS,
+            )
+        assert self.count >= count, f"{self.count} tokens came: {self._error}"
+
+    def cancel(self) -> None:
+        """As a client does that loses interest."""
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._thread.join()
+
+    def answer(self) -> Answer:
+        """All of it; raises the grpc.RpcError that ended it."""
+        heard, error = self.heard()
+        if error is not None:
+            raise error
+        return heard
+
+    def heard(self) -> tuple[Answer, grpc.RpcError | None]:
+        """What came until it ended, and the error that ended it, if one did."""
+        self._thread.join()
+        parts = self._parts
+        answer = Answer(
+            ask=self.ask,
+            tokens=tuple(token for part in parts for token in part.token_ids),
+            positions=tuple(
+                part.position + index for part in parts for index in range(len(part.token_ids))
+            ),
+            text="".join(part.text for part in parts),
+            finish=parts[-1].finish_reason if parts else "",
+        )
+        return answer, self._error

@@ -1,0 +1,212 @@
+"""Run one tier of the tests: `fast` (make test), `full` (make test-all) or `soak`.
+
+A tier is a list of parts, each one command with a log and a JUnit file under build/tests. Tests of processes have the
+machine to themselves. What needs no processes runs beside the cluster's tests, which mostly wait. In the full tier a
+failed test of processes or of the cluster is run once more, alone: if it passes then, the summary names it as FLAKY.
+The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "build" / "tests"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "modelswarm"
+LEDGER = CACHE / "flaky.log"  # of all trees of this machine: when, which commit, which test
+MARKERS = {"fast": "not full and not soak", "full": "not soak", "soak": "soak"}
+PLANS = {
+    "fast": "types, pure tests, a sample of the simulator, processes, a cluster: about 10 minutes",
+    "full": "all tests but those that take hours: about 35 minutes",
+    "soak": "long outages, thousands of seeds, large clusters: several hours",
+}
+SLOWEST = 20  # of each part, at the end of its log
+SECONDS_BETWEEN_LOOKS = 0.5
+NO_TESTS = 5  # pytest's exit code where no test was selected
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    paths: tuple[str, ...] = ()  # none: types
+    timing: bool = False  # its tests start processes and wait for them
+    beside: bool = False  # runs beside others, at low priority, with its output in its log
+
+
+@dataclass(slots=True)
+class Result:
+    part: Part
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    flaky: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        return (
+            f"{self.part.name:<11}{self.passed:>6} passed {self.failed:>4} failed "
+            f"{self.skipped:>4} skipped  in {self.seconds:.0f} s"
+        )
+
+
+TYPES = Part("types", beside=True)
+UNIT = Part("unit", ("tests/unit", "tests/core", "--ignore=tests/core/simulation"), beside=True)
+SIMULATOR = Part("simulator", ("tests/core/simulation",), beside=True)
+PROCESSES = Part("processes", ("tests/processes", "tests/chaos"), timing=True)
+CLUSTER = Part("cluster", ("tests/cluster",), timing=True)
+API = Part("api-server", ("tests/cluster", "--ignore=tests/cluster/real"), timing=True, beside=True)
+NODES = Part("nodes", ("tests/cluster/real",), timing=True)
+STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
+    "fast": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, CLUSTER)),
+    "full": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, API, NODES)),
+    "soak": ((Part("soak", ("tests",)),),),
+}  # the parts of a step run at the same time, the last one in the foreground
+
+
+def main(tier: str, extra: Sequence[str]) -> int:
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    RESULTS.mkdir(parents=True)
+    tell(f"{tier} tests: {PLANS[tier]}; logs and durations are in {RESULTS.relative_to(ROOT)}")
+    began = time.monotonic()
+    results = [result for step in STEPS[tier] for result in run_step(step, tier, extra)]
+    if tier == "full":
+        for result in results:
+            run_again(result, tier)
+    return report(results, time.monotonic() - began)
+
+
+def run_step(parts: Sequence[Part], tier: str, extra: Sequence[str]) -> list[Result]:
+    tell("running " + ", ".join(part.name for part in parts))
+    began = time.monotonic()
+    processes = {part: start(part, command(part, tier, extra)) for part in parts}
+    results: dict[Part, Result] = {}
+    try:
+        while len(results) < len(parts):
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for part, process in processes.items():
+                if part not in results and process.poll() is not None:
+                    results[part] = read(part, process.returncode, time.monotonic() - began)
+                    tell(results[part].line())
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.terminate()
+    for part in parts:
+        if part.beside and results[part].failed:
+            sys.stdout.write(log(part).read_text(errors="replace"))
+    return [results[part] for part in parts]
+
+
+def command(part: Part, tier: str, extra: Sequence[str]) -> list[str]:
+    if not part.paths:
+        return [sys.executable, "tools/ci/check_types.py"]
+    timeout = ["--timeout", "3600"] if tier == "soak" else []
+    return [
+        *(sys.executable, "-m", "pytest", *part.paths, "-m", MARKERS[tier], *timeout),
+        *(f"--durations={SLOWEST}", "--durations-min=1", "-o", f"cache_dir={cache(part)}"),
+        *(f"--junitxml={junit(part)}", *extra),
+    ]
+
+
+def start(part: Part, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    if not part.beside:
+        return subprocess.Popen(words, cwd=ROOT)
+    nice = [] if part.timing else ["nice", "-n", "19"]
+    with log(part).open("wb") as output:
+        return subprocess.Popen([*nice, *words], cwd=ROOT, stdout=output, stderr=output)
+
+
+def read(part: Part, code: int, seconds: float) -> Result:
+    """Count what pytest wrote. A process that failed without a failed test counts as one."""
+    result = Result(part, seconds=seconds)
+    if junit(part).exists():
+        for suite in ElementTree.parse(junit(part)).iter("testsuite"):
+            tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+            failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            result.passed += tests - skipped - failed
+            result.failed += failed
+            result.skipped += skipped
+    elif code == 0:
+        result.passed = 1
+    if code not in (0, NO_TESTS) and not result.failed:
+        result.failed = 1
+    return result
+
+
+def run_again(result: Result, tier: str) -> None:
+    """Run the failed tests of a part once more, alone; those that pass are flaky, and said to be so."""
+    names = last_failed(result.part)
+    if not result.part.timing or not names:
+        return
+    tell(f"running {len(names)} failed tests of {result.part.name} again")
+    again = Part(f"{result.part.name}-again", tuple(names), timing=True)
+    subprocess.run(command(again, tier, ()), cwd=ROOT, check=False)
+    still = set(last_failed(again)) if junit(again).exists() else set(names)
+    result.flaky = [name for name in names if name not in still]
+    result.failed -= len(result.flaky)
+    result.passed += len(result.flaky)
+    note(result.flaky)
+
+
+def last_failed(part: Part) -> list[str]:
+    path = cache(part) / "v" / "cache" / "lastfailed"
+    return sorted(json.loads(path.read_text())) if path.exists() else []
+
+
+def note(names: Sequence[str]) -> None:
+    """A test that is in the ledger twice in a week needs a mend."""
+    describe = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with LEDGER.open("a", encoding="utf-8") as file:
+        for name in names:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M')} {done.stdout.strip()} {name}\n")
+
+
+def report(results: Sequence[Result], seconds: float) -> int:
+    lines = [result.line() for result in results]
+    lines += [
+        f"FLAKY {name}: failed, and passed alone; see {LEDGER}"
+        for result in results
+        for name in result.flaky
+    ]
+    failed = sum(result.failed for result in results)
+    lines.append(f"took {seconds / 60:.1f} minutes")
+    lines.append(
+        f"{sum(result.passed for result in results)} passed, {failed} failed, "
+        f"{sum(result.skipped for result in results)} skipped"
+    )
+    (RESULTS / "summary.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n" + "\n".join(lines), flush=True)
+    return 1 if failed else 0
+
+
+def tell(text: str) -> None:
+    print(f"--- {time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def log(part: Part) -> Path:
+    return RESULTS / f"{part.name}.log"
+
+
+def junit(part: Part) -> Path:
+    return RESULTS / f"{part.name}.xml"
+
+
+def cache(part: Part) -> Path:
+    return RESULTS / "cache" / part.name
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in STEPS:
+        sys.exit(f"usage: run_tests.py {'|'.join(STEPS)} [pytest options]")
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
