@@ -47,7 +47,7 @@ def measure(place: Release) -> Result:
 def _killed(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
     stream = place.stream(ask)
     stream.wait_tokens(KILL_AT)
-    victim = place.carried(stream).servers[hop]
+    victim = place.find_route(stream).servers[hop]
     (pid,) = place.cluster.container_pids(victim, NAMESPACE)
     if stream.done:
         raise RuntimeError("the stream ended before the kill")
@@ -55,7 +55,7 @@ def _killed(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
     os.kill(pid, signal.SIGKILL)
     answer = stream.answer()
     deleted = place.delete_pod(victim)
-    place.lives.successor(victim, deleted, 180.0)
+    place.pod_log.wait_successor(victim, deleted, 180.0)
     return answer, pause_after(stream, killed)[0]
 
 

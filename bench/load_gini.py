@@ -84,7 +84,7 @@ class World:
     def _arrive(self, now: float) -> None:
         gateway = self.rng.randrange(GATEWAYS)
         registry = self.fleets[gateway]
-        legs = registry.cover(
+        legs = registry.costs.choose_hops(
             MODEL,
             variant_of(self.hellos[0]),
             (0, BLOCKS),

@@ -16,7 +16,7 @@ from bench.harness import Bar, Result
 from modelswarm.protocol.identity import Epoch
 from modelswarm_gateway.core.interface.views import HopView, SessionView
 from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
-from modelswarm_gateway.metrics.counters import Outcome
+from modelswarm_gateway.metrics.counters import TurnOutcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
 from modelswarm_serving.model.base import ModelShape
 from tools.metric_registries import BLOCKS, MODEL, hello, new_node
@@ -49,26 +49,26 @@ async def _measured() -> dict[str, float]:
     node = new_node()
     metrics = GatewayMetrics(node)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
-    meter = metrics.turn(MODEL, 10, 0.0)
-    meter.tokens(1, 0.1)
+    meter = metrics.meter_turn(MODEL, 10, 0.0)
+    meter.on_tokens(1, 0.1)
     server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256))
     costs = {
-        "token_us": _best(lambda: meter.tokens(1, 0.113), 20_000) * 1e6,
+        "token_us": _best(lambda: meter.on_tokens(1, 0.113), 20_000) * 1e6,
         "turn_us": _best(lambda: _turn(metrics), 2_000) * 1e6,
         "step_us": _best(lambda: server.observe_step(8, 0.01, False), 20_000) * 1e6,
     }
     for _ in range(SESSIONS):
-        node.open(MODEL)
+        node.open_session(MODEL)
     return {**costs, "scrape_ms": _best(lambda: generate_latest(metrics.registry), 20) * 1e3}
 
 
 def _turn(metrics: GatewayMetrics) -> None:
     """All that is counted of a turn but its tokens."""
-    meter = metrics.turn(MODEL, 10, 0.0)
-    meter.began(0.1)
-    meter.ended(Outcome.COMPLETED, PARKED, 1.0)
-    metrics.stream(MODEL, Outcome.COMPLETED, "stop")
-    metrics.request(MODEL, None)
+    meter = metrics.meter_turn(MODEL, 10, 0.0)
+    meter.on_started(0.1)
+    meter.on_ended(TurnOutcome.COMPLETED, PARKED, 1.0)
+    metrics.count_turn(MODEL, TurnOutcome.COMPLETED, "stop")
+    metrics.count_request(MODEL, None)
 
 
 def _best(call: Callable[[], object], times: int) -> float:

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from support.kubernetes.event_log import Life
+from support.kubernetes.event_log import PodTimes
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release
 
@@ -56,13 +56,13 @@ def _row(seconds: list[float]) -> tuple[str, str]:
     return f"{quantile(seconds, 0.5):.2f}", f"{max(seconds):.2f}"
 
 
-def _replaced(place: Release, number: int) -> tuple[float, Life]:
+def _replaced(place: Release, number: int) -> tuple[float, PodTimes]:
     """(when it was asked, the successor)."""
     place.wait_whole()
     names = sorted(pod["metadata"]["name"] for pod in place.pods())
     victim = names[number % len(names)]
     asked = place.delete_pod(victim, force=number % 2 == 1)
-    return asked, place.lives.successor(victim, asked, LONGEST)
+    return asked, place.pod_log.wait_successor(victim, asked, LONGEST)
 
 
 def _restarted(place: Release, number: int) -> float:
@@ -71,4 +71,4 @@ def _restarted(place: Release, number: int) -> float:
     (pid,) = place.cluster.container_pids(name, NAMESPACE)
     killed = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
-    return place.lives.back(name, killed, LONGEST).ready - killed
+    return place.pod_log.wait_ready_again(name, killed, LONGEST).ready - killed

@@ -12,10 +12,10 @@ from prometheus_client.core import Metric
 from modelswarm.protocol.identity import Address
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Heartbeat, Hello, Lane, Role
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.discovery.file_source import MembersFolder
-from modelswarm_gateway.discovery.kubernetes_source import Cluster
+from modelswarm_gateway.discovery.file_source import FileSource
+from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
+from modelswarm_gateway.metrics.collectors import PodCollector
 from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
-from modelswarm_gateway.metrics.pod_gauges import PodGauges
 from modelswarm_gateway.runtime.node import Node
 from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
 from modelswarm_serving.core.server import ServerCore
@@ -50,7 +50,7 @@ def hello(name: str, first: int, last: int, model: str = MODEL, n_blocks: int = 
 
 def new_node() -> Node:
     """Call it on an event loop."""
-    nobody = MembersFolder(Path("there-is-no-such-folder"))
+    nobody = FileSource(Path("there-is-no-such-folder"))
     return Node("gateway/1/x", 1, nobody, GatewaySettings(), lambda: 0.0, lambda: 0.0)
 
 
@@ -59,7 +59,7 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
-    metrics.registry.register(PodGauges(Cluster(None, ("default",), lambda: 0.0, lambda: 0.0)))
+    metrics.registry.register(PodCollector(KubernetesSource(None, ("default",), lambda: 0.0, lambda: 0.0)))
     return metrics.registry
 
 
@@ -73,7 +73,7 @@ def server_registry() -> CollectorRegistry:
 
 def operator_registry() -> CollectorRegistry:
     metrics = OperatorMetrics()
-    metrics.api_call("GET", "/api/v1/pods", 200, 0.01)
+    metrics.record_api_call("GET", "/api/v1/pods", 200, 0.01)
     metrics.watch_events.labels("pods", "ADDED")
     metrics.rejected.labels("pods")
     return metrics.registry

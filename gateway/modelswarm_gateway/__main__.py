@@ -22,10 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the flags (default: those of the command line), serve, and return the exit code."""
     exit_on_signals()  # until the process has its own way to stop
     from modelswarm.process.command_line import run_with_exit_code
-    from modelswarm_gateway.settings import parse
+    from modelswarm_gateway.settings import parse_settings
 
     return run_with_exit_code(
-        PROGRAM, lambda: _serve(parse(sys.argv[1:] if arguments is None else arguments))
+        PROGRAM, lambda: _serve(parse_settings(sys.argv[1:] if arguments is None else arguments))
     )
 
 
@@ -44,11 +44,11 @@ def _serve(settings: Settings) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
-    from modelswarm_gateway.app import Process
+    from modelswarm_gateway.app import GatewayApp
 
     gc.collect()
     gc.freeze()  # modules are not garbage: looking at them again would hold up every stream
-    asyncio.run(Process(settings).run())
+    asyncio.run(GatewayApp(settings).run())
     return 0
 
 

@@ -15,31 +15,29 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelswarm.process.run_files import announce, withdraw
+from modelswarm.process.run_files import write_run_file, remove_run_file
 from modelswarm.protocol.identity import peer_id
-from modelswarm_gateway import timeouts
-from modelswarm_gateway.api.asgi_server import WebServer, bind
-from modelswarm_gateway.api.grpc.server import GrpcDoor
-from modelswarm_gateway.api.http.app import http_app
-from modelswarm_gateway.api.metrics_app import metrics_app
+from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket, build_metrics_app
+from modelswarm_gateway.api.grpc.server import GrpcServer
+from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.discovery.dialer import Source
-from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.dialer import EndpointSource
+from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.discovery.readiness import Readiness
 from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
+from modelswarm_gateway.metrics.collectors import PodCollector
 from modelswarm_gateway.metrics.counters import Metrics
-from modelswarm_gateway.metrics.pod_gauges import PodGauges
 from modelswarm_gateway.runtime.node import Node
-from modelswarm_gateway.settings import Settings, reachable_at
+from modelswarm_gateway.settings import Settings, advertised_targets, dead_seconds
 
 if TYPE_CHECKING:
-    from modelswarm_gateway.discovery.kubernetes_source import Cluster
+    from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 3.0  # for doors and links, after the answers have ended
 
 
-class Process:
+class GatewayApp:
     """The parts of a running gateway and the order in which they start and stop."""
 
     def __init__(self, settings: Settings) -> None:
@@ -51,79 +49,83 @@ class Process:
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        source, cluster = self._source(loop.time)
+        source, cluster = self._make_source(loop.time)
         if cluster is not None:
             await cluster.check()
-        sockets = bind("--http", settings.http), bind("--metrics", settings.metrics)
-        node = self._node(source, loop.time)
-        metrics = node.faults.watcher = Metrics(node, vllm_names=settings.vllm_metrics)
+        sockets = bind_socket("--http", settings.http), bind_socket("--metrics", settings.metrics)
+        node = self._make_node(source, loop.time)
+        metrics = node.recovery_events.observer = Metrics(node, vllm_names=settings.vllm_metrics)
         if cluster is not None:
-            metrics.registry.register(PodGauges(cluster))
+            metrics.registry.register(PodCollector(cluster))
         options = ServiceSettings(
             max_named_sessions=settings.max_named_sessions,
             idle_seconds=settings.idle_seconds,
             keepalive_seconds=settings.keepalive_seconds,
         )
         service = GenerationService(node, metrics, loop.time, options)
-        grpc_door = GrpcDoor(service, node.drains)
+        grpc_door = GrpcServer(service, node.drains)
         grpc_target = await grpc_door.start("--grpc", settings.grpc)
         doors = [
-            WebServer(http_app(service, _unready(node, cluster, loop.time)), sockets[0]),
-            WebServer(metrics_app(metrics.registry), sockets[1]),
+            AsgiServer(
+                build_http_app(service, _readiness_check(node, cluster, loop.time)), sockets[0]
+            ),
+            AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
         for door in doors:
             await door.start()
-        node.reachable_at(reachable_at(settings, doors[0].target, grpc_target))
-        tasks = [loop.create_task(job) for job in self._jobs(node, service, cluster)]
+        node.set_advertised_targets(advertised_targets(settings, doors[0].target, grpc_target))
+        tasks = [loop.create_task(job) for job in self._periodic_jobs(node, service, cluster)]
         targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
         if settings.run_file is not None:
-            announce(settings.run_file, {**targets, "peer": node.peer})
+            write_run_file(settings.run_file, {**targets, "peer": node.peer})
         log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
         try:
             await self._stopping.wait()
-            await self._leave(service, grpc_door, doors[0])
+            await self._shut_down(service, grpc_door, doors[0])
         finally:
             if settings.run_file is not None:
-                withdraw(settings.run_file)
-            await _all([grpc_door.stop(), *(door.stop() for door in doors)])
+                remove_run_file(settings.run_file)
+            await _run_all([grpc_door.stop(), *(door.stop() for door in doors)])
             for task in tasks:
                 task.cancel()
-            await _all([node.shut_down()])
+            await _run_all([node.shut_down()])
 
-    def _source(self, clock: Callable[[], float]) -> tuple[Source, Cluster | None]:
+    def _make_source(
+        self, clock: Callable[[], float]
+    ) -> tuple[EndpointSource, KubernetesSource | None]:
         """Who tells which servers exist."""
         settings = self._settings
         if settings.discovery_dir is not None:
-            return MembersFolder(settings.discovery_dir), None
-        from modelswarm_gateway.discovery.kubernetes_source import Cluster
+            return FileSource(settings.discovery_dir), None
+        from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 
-        cluster = Cluster(settings.kubeconfig, settings.namespaces, clock, random.random)
+        cluster = KubernetesSource(settings.kubeconfig, settings.namespaces, clock, random.random)
         return cluster, cluster
 
-    def _node(self, source: Source, clock: Callable[[], float]) -> Node:
+    def _make_node(self, source: EndpointSource, clock: Callable[[], float]) -> Node:
         settings = self._settings
         incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
         core = GatewaySettings(
             hold_seconds=settings.hold_limit_seconds,
             silent_seconds=settings.suspect_after_seconds,
             fenced_seconds=settings.fence_timeout_seconds,
-            dead_seconds=timeouts.dead_seconds(settings.suspect_after_seconds),
+            dead_seconds=dead_seconds(settings.suspect_after_seconds),
             lease_seconds=settings.lease_seconds,
             rebalance_seconds=settings.rebalance_after_seconds,
         )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)
 
-    def _jobs(
-        self, node: Node, service: GenerationService, cluster: Cluster | None
+    def _periodic_jobs(
+        self, node: Node, service: GenerationService, cluster: KubernetesSource | None
     ) -> list[Coroutine[Any, Any, None]]:
         jobs = [
-            _every(0.05, node.tick),
-            _every(0.2, node.look_around),
-            _every(1.0, service.named_sessions.evict_expired),
+            _run_every(0.05, node.tick),
+            _run_every(0.2, node.discover_servers),
+            _run_every(1.0, service.named_sessions.evict_expired),
         ]
         if cluster is not None:
-            cluster.on_change = node.look_around
+            cluster.on_change = node.discover_servers
             jobs.append(cluster.run())
         return jobs
 
@@ -132,20 +134,22 @@ class Process:
             os._exit(1)  # asked twice: whatever hangs, hang no longer
         self._stopping.set()
 
-    async def _leave(self, service: GenerationService, grpc_door: GrpcDoor, http_door: WebServer) -> None:
+    async def _shut_down(
+        self, service: GenerationService, grpc_door: GrpcServer, http_door: AsgiServer
+    ) -> None:
         """Sends clients elsewhere, until they have gone; then takes nothing new and waits for what runs; what does not
         end is told so. Whoever must reach this process hears late that it leaves, on a full machine seconds late."""
         quiet, drain = self._settings.shutdown_delay_seconds, self._settings.drain_timeout_seconds
         ends = service.clock() + quiet + drain
         service.shutting_down = True
-        await grpc_door.leave()
+        await grpc_door.stop_advertising()
         if quiet:
             log.info("leaving: new requests are taken until none has come for %g s", quiet)
             if not await service.wait_for_no_requests(quiet, until=ends - drain / 2):
                 log.warning("requests still come: clients do not heed /ready, or hear late of it")
         service.accepting = False
         log.info("stopping: %d answers are running", service.running_count)
-        http_door.close_idle()
+        http_door.close_idle_connections()
         left = ends - service.clock()
         refusing = asyncio.create_task(grpc_door.stop(left))
         await service.wait_until_idle(left)
@@ -153,15 +157,15 @@ class Process:
         refusing.cancel()
 
 
-def _unready(
-    node: Node, cluster: Cluster | None, clock: Callable[[], float]
+def _readiness_check(
+    node: Node, cluster: KubernetesSource | None, clock: Callable[[], float]
 ) -> Callable[[], str | None] | None:
     if cluster is None:
         return None
-    return Readiness(cluster.unready, node.settled, clock).unready
+    return Readiness(cluster.unready_reason, node.is_settled, clock).unready_reason
 
 
-async def _every(seconds: float, job: Callable[[], None]) -> None:
+async def _run_every(seconds: float, job: Callable[[], None]) -> None:
     """A job that fails is logged and comes again: streams must not end for a bad beat."""
     while True:
         try:
@@ -171,7 +175,7 @@ async def _every(seconds: float, job: Callable[[], None]) -> None:
         await asyncio.sleep(seconds)
 
 
-async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
     """All at once, each as far as it gets in the time there is."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     await asyncio.wait(tasks, timeout=CLOSE_SECONDS)

@@ -1,6 +1,8 @@
-"""Everything a gateway process is told at its start: one frozen object, made from the command line.
+"""The settings of a gateway process: one frozen object, parsed from the command line and checked for conflicts.
 
-The only reader of flags in this process; nothing reads the environment. Used by `main.py`.
+The only reader of flags in this process; nothing reads the environment. Used by `app.py`. Timeouts that contradict each
+other are refused at start, in one sentence that names both flags. A flag that is not given adapts to those that are, so
+only two given flags can conflict. Timeouts of servers are compared in `runtime/peer_checks.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,20 @@ import click
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import read_flags, split_target
-from modelswarm.protocol.heartbeat import LEAST_LEASE
-from modelswarm_gateway import timeouts
+from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
+
+# Default of --keepalive, in seconds.
+DEFAULT_KEEPALIVE = 5.0
+# Default of --fence-timeout, in seconds.
+DEFAULT_FENCE_TIMEOUT = 5.0
+# Default of --suspect-after, in seconds.
+DEFAULT_SUSPECT_AFTER = 0.3
+# Silence after which a server is taken for dead, in seconds; twice a longer --suspect-after.
+MIN_DEAD_SECONDS = 15.0
+# Smallest --keepalive, in seconds.
+MIN_KEEPALIVE = 0.1
+# Smallest --suspect-after, in seconds: two heartbeats, because a running server is silent for one.
+MIN_SUSPECT_AFTER = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,73 +67,75 @@ _SECONDS = click.FloatRange(min=0)
 _OPTIONS: list[click.Parameter] = [
     click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which servers "
                  "write their NAME.json."),
-    click.Option(["--kubernetes"], is_flag=True, help="Instead of --discovery-dir: find servers by "
-                 "their pods."),
-    click.Option(["--namespace", "namespaces"], multiple=True, help="Where pods are looked for; "
-                 "may be given several times. None: in all namespaces."),
-    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="How to reach the API "
-                 "server; default: as the pod's service account, else ~/.kube/config."),
+    click.Option(["--kubernetes"], is_flag=True, help="Discover servers by their pods, instead of "
+                 "--discovery-dir."),
+    click.Option(["--namespace", "namespaces"], multiple=True, help="Namespace whose pods are watched; "
+                 "may be given several times. Default: all namespaces."),
+    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="Kubeconfig file for the API "
+                 "server. Default: the pod's service account, else ~/.kube/config."),
     click.Option(["--http"], default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the "
                  "OpenAI routes; port 0: any free one."),
-    click.Option(["--grpc"], default="127.0.0.1:8001", show_default=True, help="HOST:PORT."),
+    click.Option(["--grpc"], default="127.0.0.1:8001", show_default=True, help="HOST:PORT of the gRPC "
+                 "services."),
     click.Option(["--metrics"], default="127.0.0.1:8002", show_default=True, help="HOST:PORT for "
                  "Prometheus."),
-    click.Option(["--name"], default="gateway", show_default=True),
-    click.Option(["--incarnation"], type=click.IntRange(min=0), help="Orders the lives of this "
-                 "gateway; default: the time of its start."),
-    click.Option(["--advertise"], default="", metavar="HOST", help="Where other gateways reach "
-                 "this one, to pass on requests for its sessions; default: the host of --http, "
-                 "unless that is all of them."),
+    click.Option(["--name"], default="gateway", show_default=True, help="Name of this gateway."),
+    click.Option(["--incarnation"], type=click.IntRange(min=0), help="Number that grows with each "
+                 "start of this gateway; default: the time of its start."),
+    click.Option(["--advertise"], default="", metavar="HOST", help="Host at which other gateways reach "
+                 "this one, to forward requests for its sessions; default: the host of --http, "
+                 "unless that is a wildcard address."),
     click.Option(["--run-file"], type=click.Path(path_type=Path), help="File to write the bound "
-                 "addresses to, once all doors are open."),
+                 "addresses to, once all ports are open."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
-                 "parent holds open: when the parent is gone, so is this process."),
+                 "parent process holds open; this process exits when the parent has exited."),
     click.Option(["--shutdown-delay", "shutdown_delay_seconds"], type=_SECONDS, default=0.0,
-                 show_default=True, help="When the process is asked to stop, new requests are "
-                 "taken until none has come for so many seconds; half of --drain-timeout longer at most."),
+                 show_default=True, help="Seconds without a new request after which a stopping gateway "
+                 "refuses requests. It waits for them at most half of --drain-timeout longer."),
     click.Option(["--drain-timeout", "drain_timeout_seconds"], type=_SECONDS, default=30.0, show_default=True,
-                 help="Seconds that running answers get then, less what --shutdown-delay took longer."),
+                 help="Seconds that running answers then get, less what --shutdown-delay took longer."),
     click.Option(["--hold-limit", "hold_limit_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
-    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=timeouts.LEAST_KEEPALIVE, max=3600),
-                 help="Seconds after which a client that waits gets a sign of life: a comment in its "
-                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold-limit. Comments come in "
-                 "half of a swarm's sessions.holdLimit where that is no longer than this."),
+    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=MIN_KEEPALIVE, max=3600),
+                 help="Seconds after which a waiting client is sent a keepalive: a comment in its "
+                 "stream, or a ping over gRPC; default: 5, or half of a shorter --hold-limit. Where a swarm's "
+                 "sessions.holdLimit is no longer than this, comments are sent at half of that limit."),
     click.Option(["--suspect-after", "suspect_after_seconds"],
-                 type=click.FloatRange(min=timeouts.TWO_BEATS, max=60), help="Seconds that a "
-                 "server on a route may say nothing before sessions look for another; default: "
-                 "0.3. More on machines that stand still at times."),
+                 type=click.FloatRange(min=MIN_SUSPECT_AFTER, max=60), help="Seconds of silence after which "
+                 "a server on a route is suspected and its sessions look for another route; default: "
+                 "0.3. Use more on machines whose processes are paused at times."),
     click.Option(["--fence-timeout", "fence_timeout_seconds"], type=click.FloatRange(min=0, min_open=True),
-                 help="Seconds that a session waits for a server that does not answer, if there "
-                 "is no other; default: 5, or a shorter --hold-limit. No longer than a swarm's sessions.holdLimit."),
+                 help="Seconds that a session waits for a server that does not respond, if there "
+                 "is no other; default: 5, or a shorter --hold-limit. Must not exceed a swarm's sessions.holdLimit."),
     click.Option(["--lease", "lease_seconds"],
-                 type=click.FloatRange(min=LEAST_LEASE, max=86400),
+                 type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
-                 "over the sessions of one that is gone; the same as the servers' --lease: of two "
-                 "that differ the longer one counts."),
+                 "over the sessions of a gateway that is gone. Use the value of the servers' --lease; if two "
+                 "differ, the longer one counts."),
     click.Option(["--rebalance-after", "rebalance_after_seconds"], type=click.FloatRange(min=0, max=86400),
                  default=60.0, show_default=True, help="Seconds for which a server has clearly more "
-                 "sessions of this gateway than an equal one before some are moved; 0: never."),
+                 "sessions of this gateway than a replica before some are migrated; 0: never."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--max-named-sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
-                 help="Named sessions to keep at most."),
-    click.Option(["--vllm-metrics"], is_flag=True, help="Show the metrics under vLLM's names too, "
-                 "for dashboards and autoscalers that ask for those."),
+                 help="Maximum number of named sessions kept."),
+    click.Option(["--vllm-metrics"], is_flag=True, help="Export the metrics under vLLM's names too, "
+                 "for dashboards and autoscalers that expect those."),
 ]  # fmt: skip
 
 
-def parse(arguments: Sequence[str]) -> Settings:
+def parse_settings(arguments: Sequence[str]) -> Settings:
+    """Parse and check the flags. Raise UserError, or click's exceptions for a malformed value."""
     command = click.Command(
         "modelswarm-gateway",
         params=_OPTIONS,
-        callback=_settings,
+        callback=_build_settings,
         help="Answer OpenAI and gRPC clients from the servers of a swarm.",
     )
     return read_flags(command, Settings, arguments)
 
 
-def _settings(
+def _build_settings(
     incarnation: int | None,
     keepalive_seconds: float | None,
     suspect_after_seconds: float | None,
@@ -132,25 +148,78 @@ def _settings(
         raise UserError("--discovery-dir", "give either --discovery-dir FOLDER or --kubernetes")
     for name in values["namespaces"]:
         if not _NAMESPACE.fullmatch(name):
-            raise UserError("--namespace", f"{name!r} is no name of a namespace")
+            raise UserError("--namespace", f"{name!r} is not a valid namespace name")
     for name in ("http", "grpc", "metrics"):
         split_target(f"--{name}", values[name])
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
-        raise UserError("--advertise", f"{values['advertise']!r} is no host, like 10.0.0.3")
+        raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
     hold = values["hold_limit_seconds"]
+    suspect_after = suspect_after_seconds
     return Settings(
         incarnation=incarnation or 0,
-        keepalive_seconds=timeouts.keepalive_seconds(keepalive_seconds, hold),
-        fence_timeout_seconds=timeouts.fence_seconds(fence_timeout_seconds, suspect_after_seconds, hold),
-        suspect_after_seconds=timeouts.SILENCE if suspect_after_seconds is None else suspect_after_seconds,
+        keepalive_seconds=_choose_keepalive(keepalive_seconds, hold),
+        fence_timeout_seconds=_choose_fence_timeout(fence_timeout_seconds, suspect_after, hold),
+        suspect_after_seconds=DEFAULT_SUSPECT_AFTER if suspect_after is None else suspect_after,
         **values,
     )
 
 
-def reachable_at(settings: Settings, http: str, grpc: str) -> str:
-    """The doors as other gateways reach them, `HTTP,GRPC`; empty when nobody has said how."""
+def advertised_targets(settings: Settings, http: str, grpc: str) -> str:
+    """Return the addresses at which other gateways reach this one, `HTTP,GRPC`; empty if no flag tells the host."""
     host = settings.advertise or split_target("--http", http)[0]
     if host in ("0.0.0.0", "::"):
         return ""
     host = f"[{host}]" if ":" in host else host
     return ",".join(f"{host}:{target.rpartition(':')[2]}" for target in (http, grpc))
+
+
+def cap_keepalive(keepalive: float, hold: float) -> float:
+    """Return a keepalive that is due before a hold of `hold` seconds ends, as the servers declared it; 0: no hold."""
+    if not hold or keepalive < hold:
+        return keepalive
+    return max(hold / 2, MIN_KEEPALIVE)
+
+
+def dead_seconds(suspect_after: float) -> float:
+    """Return the silence after which a link is closed; never before its server could be suspected."""
+    return max(MIN_DEAD_SECONDS, 2 * suspect_after)
+
+
+def _choose_keepalive(given: float | None, hold: float) -> float:
+    """Return the keepalive. With a `--hold-limit` of 0 no session waits, so any value is allowed."""
+    if given is None:
+        return min(DEFAULT_KEEPALIVE, hold / 2) if hold else DEFAULT_KEEPALIVE
+    if 0 < hold <= given:
+        raise UserError(
+            "--keepalive",
+            f"{given:g} s is not below --hold-limit {hold:g} s: a waiting client would get no keepalive before the end",
+        )
+    return given
+
+
+def _choose_fence_timeout(given: float | None, suspect_after: float | None, hold: float) -> float:
+    """Return the fence timeout: at most the hold limit, and above the time that it takes to suspect a server."""
+    fence = _fitting_fence_timeout(suspect_after, hold) if given is None else given
+    if given is not None and 0 < hold < given:
+        raise UserError(
+            "--fence-timeout",
+            f"{given:g} s is more than --hold-limit {hold:g} s: a session would end while it is fenced",
+        )
+    too_early = "a server would be given up before it is suspected"
+    if suspect_after is None and fence <= DEFAULT_SUSPECT_AFTER:
+        raise UserError(
+            "--fence-timeout",
+            f"{fence:g} s is not above --suspect-after {DEFAULT_SUSPECT_AFTER:g} s: {too_early}",
+        )
+    if suspect_after is not None and suspect_after >= fence:
+        raise UserError(
+            "--suspect-after",
+            f"{suspect_after:g} s is not below --fence-timeout {fence:g} s: {too_early}",
+        )
+    return fence
+
+
+def _fitting_fence_timeout(suspect_after: float | None, hold: float) -> float:
+    """Return the default, shortened to the hold limit; never below twice the time to suspect a server."""
+    least = 2 * (DEFAULT_SUSPECT_AFTER if suspect_after is None else suspect_after)
+    return min(DEFAULT_FENCE_TIMEOUT, max(hold, least)) if hold else DEFAULT_FENCE_TIMEOUT

@@ -1,6 +1,6 @@
-"""The gateway's gRPC door for one streamed chat with its token ids and the moment each piece arrived.
+"""Client of the gateway's gRPC Inference service: one streamed chat, with token ids and arrival times.
 
-Used by `demo`, which compares runs token for token.
+Used by `demo`, which compares runs token for token. Does not know servers or routes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import grpc
@@ -17,16 +16,18 @@ from modelswarm.client.swarm import error_details
 from modelswarm.errors import ModelSwarmError
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
-ANSWER_TIMEOUT_SECONDS = 120.0  # a whole answer, pauses included
+ANSWER_TIMEOUT_SECONDS = 120.0  # for a whole answer, pauses included
 
 
 class InferenceClientError(ModelSwarmError):
-    """The stream could not be started or did not come to its end."""
+    """The stream could not be started, or broke off before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChunk:
-    at: float  # time.monotonic
+    """One message of the stream, with its arrival time."""
+
+    at: float  # time.monotonic, seconds
     text: str
     tokens: tuple[int, ...]
     position: int  # of the first token in the session's input log
@@ -40,16 +41,11 @@ class InferenceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._channel.close()
 
     def stream_chat(self, model: str, question: str, max_tokens: int) -> Iterator[ReceivedChunk]:
-        """Greedy, to its end."""
+        """Stream the greedy answer to `question` until it is finished."""
         request = api_pb2.GenerateRequest(
             model=model,
             chat=api_pb2.Messages(messages=[api_pb2.Message(role="user", content=question)]),

@@ -1,14 +1,14 @@
-"""The gateway's HTTP door as the command line uses it: streamed completions, read piece by piece.
+"""Client of the gateway's OpenAI-compatible HTTP API: streamed completions, chunk by chunk.
 
-Used by `chat`, `generate` and `demo`. Knows OpenAI's wire format; keeps no transcript.
+Used by `chat` and `generate`. Knows OpenAI's wire format; keeps no transcript.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -16,7 +16,7 @@ import httpx
 from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 
 CONNECT_TIMEOUT_SECONDS = 5.0
-READ_TIMEOUT_SECONDS = 600.0  # a held session sends comments, so a longer silence means a dead gateway
+READ_TIMEOUT_SECONDS = 600.0  # a held session sends comments; a longer silence: a dead gateway
 END_OF_STREAM = "[DONE]"
 
 
@@ -26,7 +26,7 @@ class OpenAIClientError(ModelSwarmError):
 
 @dataclass(frozen=True, slots=True)
 class CompletionChunk:
-    """What one event brought. `usage` comes with the last one."""
+    """The content of one server-sent event. Only the last event of a stream has `usage`."""
 
     text: str
     finish_reason: str | None = None
@@ -42,17 +42,12 @@ class OpenAIClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._http.close()
 
     def first_model(self) -> str:
-        """The name of the first model that is served."""
-        with self._explained():
+        """Return the name of the first model the gateway serves. UnavailableError if there is none."""
+        with self._translated_errors():
             answer = self._http.get("/v1/models")
         _raise_for_status(answer)
         models = answer.json()["data"]
@@ -61,50 +56,43 @@ class OpenAIClient:
         return str(models[0]["id"])
 
     def stream_chat(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[CompletionChunk]:
-        """One turn; `fields` are those of the request, None left out."""
+        """Stream one chat turn. `fields` are further request fields; those that are None are left out."""
         return self._stream(
             "/v1/chat/completions", {"model": model, "messages": messages, **fields}
         )
 
-    def stream_completion(self, model: str, prompt: str, **fields: Any) -> Iterator[CompletionChunk]:
+    def stream_completion(
+        self, model: str, prompt: str, **fields: Any
+    ) -> Iterator[CompletionChunk]:
+        """Stream the continuation of `prompt`; `fields` as in `stream_chat`."""
         return self._stream("/v1/completions", {"model": model, "prompt": prompt, **fields})
 
     def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[CompletionChunk]:
         body = {name: value for name, value in fields.items() if value is not None}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        with self._explained(), self._http.stream("POST", path, json=body) as answer:
+        with self._translated_errors(), self._http.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 answer.read()
                 _raise_for_status(answer)
             yield from _parse_chunks(answer.iter_lines())
 
-    def _explained(self) -> _Explained:
-        return _Explained(self._base)
+    def _translated_errors(self) -> AbstractContextManager[None]:
+        return _translate_errors(self._base)
 
 
-class _Explained:
-    """Turns httpx's errors into sentences."""
-
-    def __init__(self, base: str) -> None:
-        self._base = base
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            raise OpenAIClientError(f"no gateway answers at {self._base}") from error
-        if isinstance(error, httpx.TransportError):
-            raise OpenAIClientError(f"the connection to the gateway at {self._base} broke") from error
+@contextmanager
+def _translate_errors(base: str) -> Iterator[None]:
+    """Raise OpenAIClientError in place of httpx's transport errors."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise OpenAIClientError(f"no gateway answers at {base}") from error
+    except httpx.TransportError as error:
+        raise OpenAIClientError(f"the connection to the gateway at {base} broke") from error
 
 
 def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:
-    """Events until `[DONE]`. Comment lines only keep the connection open."""
+    """Yield the events until `[DONE]`. Comment lines, which only keep the connection open, are skipped."""
     for line in lines:
         if not line.startswith("data:"):
             continue
@@ -115,7 +103,7 @@ def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:
         if "error" in event:
             raise OpenAIClientError(f"the stream ended early: {event['error']['message']}")
         yield _parse_chunk(event)
-    raise OpenAIClientError("the stream was cut before its end")
+    raise OpenAIClientError("the stream ended before [DONE]")
 
 
 def _parse_chunk(event: Mapping[str, Any]) -> CompletionChunk:
@@ -126,7 +114,7 @@ def _parse_chunk(event: Mapping[str, Any]) -> CompletionChunk:
 
 
 def _raise_for_status(answer: httpx.Response) -> None:
-    """Raise what an answer other than 200 says."""
+    """Raise the error that an answer other than 200 describes."""
     if answer.status_code == httpx.codes.OK:
         return
     try:

@@ -1,12 +1,11 @@
-"""What the gateway knows, by its gRPC door: servers, spans, health and sessions.
+"""Client of the gateway's gRPC Swarm service: servers, spans, health, sessions, routes and drains.
 
-Used by `LocalSwarm` while it starts, and by `status`, `drain`, `routes`, `chat --verbose` and `demo`; draws nothing.
+Used by `LocalSwarm` while it starts, and by `status`, `drain`, `routes`, `chat --verbose` and `demo`. Prints nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self, TypeAlias
 
 import grpc
@@ -17,17 +16,16 @@ from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 CALL_TIMEOUT_SECONDS = 5.0
 
-
 Route: TypeAlias = tuple[api_pb2.Hop, ...]
-"""Head first."""
+"""The hops of a session, head first."""
 
 
 class SwarmClientError(ModelSwarmError):
-    """The gateway's gRPC door does not answer."""
+    """The gateway does not answer gRPC calls."""
 
 
 class DrainTimeoutError(ModelSwarmError):
-    """Sessions are still on their way."""
+    """The server still had sessions when the time was up."""
 
 
 class SwarmClient:
@@ -39,16 +37,11 @@ class SwarmClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._channel.close()
 
     def fetch_snapshot(self, timeout: float = CALL_TIMEOUT_SECONDS) -> api_pb2.Snapshot:
-        """What the gateway knows now."""
+        """Return the gateway's present view of models, servers and sessions."""
         try:
             return self._swarm.List(api_pb2.ListRequest(), timeout=timeout)
         except grpc.RpcError as error:
@@ -57,7 +50,7 @@ class SwarmClient:
             ) from error
 
     def is_serving(self, servers: int) -> bool:
-        """Whether some model is ready and this many servers are linked; False while nobody answers."""
+        """True if a model is ready and at least `servers` servers are linked; False while no gateway answers."""
         try:
             known = self.fetch_snapshot()
         except SwarmClientError:
@@ -68,7 +61,7 @@ class SwarmClient:
     def drain_server(
         self, server: str, *, undo: bool = False, wait: float = 0.0, timeout: float = CALL_TIMEOUT_SECONDS
     ) -> Iterator[api_pb2.DrainState]:
-        """Has the gateway's sessions leave a server; how far they are, until none is there. See `api.proto`."""
+        """Drain a server, or undo that; yields the progress until no session is left. See `api.proto`."""
         request = api_pb2.DrainRequest(server=server, undo=undo, wait_seconds=wait)
         try:
             yield from self._swarm.Drain(request, timeout=timeout)
@@ -76,7 +69,7 @@ class SwarmClient:
             raise self._translate_error(error, "SERVER") from error
 
     def explain_routes(self, model: str = "", timeout: float = CALL_TIMEOUT_SECONDS) -> api_pb2.RoutesReply:
-        """What servers cost and why sessions have their routes; of one model, or of all."""
+        """Return the cost of each server and the reason for each session's route; of one model, or of all."""
         try:
             return self._swarm.Routes(api_pb2.RoutesRequest(model=model), timeout=timeout)
         except grpc.RpcError as error:
@@ -93,25 +86,27 @@ class SwarmClient:
         return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {said}")
 
     def fetch_route(self, session: str) -> Route:
-        """The hops of a session, head first; empty when it has none now."""
+        """Return the route of a session; empty when it has none now."""
         found = (state for state in self.fetch_snapshot().sessions if state.id == session)
         return next((tuple(state.route) for state in found), ())
 
     def fetch_running_route(self) -> Route:
-        """The route of the only session that runs a turn now; empty when there is none, or none is settled."""
+        """Return the route of the only session that runs a turn now; empty unless exactly one does and has a route."""
         running = [state for state in self.fetch_snapshot().sessions if state.state == "running"]
         return tuple(running[0].route) if len(running) == 1 else ()
 
 
 def route_peers(hops: Route) -> tuple[str, ...]:
+    """Return the peers of a route, head first."""
     return tuple(hop.peer for hop in hops)
 
 
 def format_route(hops: Route) -> str:
+    """Return a route as `a [0:4] -> b [4:8]`."""
     return " -> ".join(f"{name_of(hop.peer)} [{hop.first}:{hop.last}]" for hop in hops)
 
 
 def error_details(error: grpc.RpcError) -> str:
-    """What the other side, or the channel, says is wrong."""
+    """Return the cause that the gateway, or the channel, gives for a failed call."""
     details = getattr(error, "details", None)
     return str(details()) if callable(details) else str(error)

@@ -26,20 +26,25 @@ from modelswarm.local.commands import (
     gateway_command,
     server_command,
 )
-from modelswarm.local.members import Announcement, Member, read_announcement, read_member
 from modelswarm.local.ports import check_addresses_free
 from modelswarm.local.run_folder import RunFolder, RunInfo
 from modelswarm.local.supervisor import (
     POLL_SECONDS,
-    JobChange,
     Job,
+    JobChange,
+    JobState,
     JobStatus,
     StartError,
-    JobState,
     Supervisor,
 )
 from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, coverage, slots_of
+from modelswarm.process.run_files import (
+    GatewayFile,
+    MemberFile,
+    read_gateway_file,
+    read_member_file,
+)
 
 GATEWAY_RANK, SERVER_RANK = 0, 1  # the gateway stops first: it can still tell its clients
 
@@ -50,7 +55,7 @@ class LocalServer:
 
     slot: Slot
     job_status: JobStatus
-    member: Member | None
+    member: MemberFile | None
 
 
 class LocalSwarm:
@@ -66,7 +71,7 @@ class LocalSwarm:
         self._listener = listener
         self._folder: RunFolder | None = None
         self._supervisor: Supervisor | None = None
-        self._gateway: Announcement | None = None
+        self._gateway: GatewayFile | None = None
 
     def start(self) -> RunInfo:
         """Start everything and wait until it serves. Checks first; whatever fails, nothing is left running."""
@@ -178,7 +183,7 @@ class LocalSwarm:
         return self._supervisor
 
     @property
-    def _gateway_addresses(self) -> Announcement:
+    def _gateway_addresses(self) -> GatewayFile:
         if self._gateway is None:
             raise RuntimeError("the swarm has not been started")
         return self._gateway
@@ -205,10 +210,10 @@ class LocalSwarm:
             metrics=announced.metrics,
         )
 
-    def _member_of(self, job: JobStatus) -> Member | None:
+    def _member_of(self, job: JobStatus) -> MemberFile | None:
         if job.state is not JobState.READY or self._folder is None:
             return None
-        return read_member(self._folder.members, job.name)
+        return read_member_file(self._folder.members, job.name)
 
     def _new_supervisor(self, folder: RunFolder) -> Supervisor:
         jobs = [self._gateway_job(folder), *(self._server_job(folder, slot) for slot in self.slots)]
@@ -223,7 +228,7 @@ class LocalSwarm:
             return server_command(self.plan, slot, self._settings, folder, incarnation, lifeline)
 
         def ready(pid: int) -> bool:
-            member = read_member(folder.members, slot.name)
+            member = read_member_file(folder.members, slot.name)
             return member is not None and member.pid == pid
 
         def forget() -> None:
@@ -236,7 +241,7 @@ class LocalSwarm:
             return gateway_command(self.plan, self._gateway_settings(), folder, lifeline)
 
         def ready(pid: int) -> bool:
-            announced = read_announcement(folder.gateway_file)
+            announced = read_gateway_file(folder.gateway_file)
             if announced is None or announced.pid != pid:
                 return False
             self._gateway = announced

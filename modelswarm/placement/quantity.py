@@ -1,6 +1,6 @@
-"""Amounts of memory as people write them: `512Mi`, `2G`, `1048576`.
+"""Amounts of memory as users write them (`512Mi`, `2G`, `1048576`), and as messages show them.
 
-Used by placement for pool limits and by the command line for `--memory`; shown back by `mebibytes`.
+Used by placement for pool limits and by command lines for `--memory`. Knows no documents.
 """
 
 from __future__ import annotations
@@ -8,28 +8,15 @@ from __future__ import annotations
 import re
 
 from modelswarm.errors import UserError
+from modelswarm.resources.rules import parse_quantity
 
-_FACTORS = {
-    "": 1,
-    "k": 10**3,
-    "K": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-}
-_QUANTITY = re.compile(r"^(\d+(?:\.\d+)?)(|[kKMGTP]|[KMGTP]i)$", re.ASCII)
+_QUANTITY = re.compile(r"\d+(\.\d+)?([kKMGTP]|[KMGTP]i)?", re.ASCII)
 
 
 def bytes_of(quantity: str | int, field: str) -> int:
-    """Bytes of a Kubernetes quantity. `field` is what an error calls it."""
-    match = _QUANTITY.match(str(quantity).strip())
-    if match is None or (size := int(float(match.group(1)) * _FACTORS[match.group(2)])) <= 0:
+    """Return the bytes of a Kubernetes quantity, at least 1. Errors name `field`."""
+    text = str(quantity).strip()
+    if _QUANTITY.fullmatch(text) is None or (size := int(parse_quantity(text))) <= 0:
         raise UserError(
             field, f"{quantity!r} is not an amount of memory; allowed: e.g. 512Mi or 2Gi"
         )
@@ -37,7 +24,7 @@ def bytes_of(quantity: str | int, field: str) -> int:
 
 
 def human_bytes(size: int) -> str:
-    """Three significant digits and a binary unit."""
+    """Return `size` with three significant digits and a binary unit."""
     value = float(size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

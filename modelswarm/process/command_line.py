@@ -42,7 +42,9 @@ def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tu
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def run_with_exit_code(program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str) -> int:
+def run_with_exit_code(
+    program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str
+) -> int:
     """The job's own, or REFUSED with a sentence as the last line on stderr: Kubernetes shows that line.
 
     `flag`: what the field of a UserError is called. What is not expected leaves as an exception.

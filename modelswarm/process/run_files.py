@@ -1,6 +1,8 @@
-"""A small file by which a running process is found by others on this machine: it appears whole, and goes with it.
+"""Run files: small JSON files by which the processes of one machine find each other.
 
-Written and removed by server, gateway and operator; `members` reads them. Whoever kills a process cleans up after it.
+Servers, gateways and the operator write theirs when they are ready and remove them when they stop; gateways and
+`LocalSwarm` read them. A file appears whole or not at all. A killed process leaves its file behind: the process that
+killed it removes the file. Knows no folders and starts no process.
 """
 
 from __future__ import annotations
@@ -9,20 +11,74 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+RunFile = TypeVar("RunFile", bound=BaseModel)
 
 
-def announce(path: Path, said: Mapping[str, str | int]) -> None:
-    """With our pid, so that `withdraw` knows it again."""
+class MemberFile(BaseModel):
+    """The file of one ready server in the discovery folder. A gateway needs only `peer` and `target` to dial it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    peer: str = Field(min_length=1)
+    target: str = Field(min_length=1)
+    name: str = ""
+    model: str = ""
+    revision: str = ""
+    first: int = 0
+    last: int = 0
+    n_blocks: int = 0
+    metrics: str = ""
+    pid: int = 0
+    """Process id of the writer; `write_run_file` fills it in."""
+
+
+class GatewayFile(BaseModel):
+    """The file of one ready gateway: its addresses, each `host:port`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    http: str
+    grpc: str
+    metrics: str
+    pid: int
+    peer: str = ""
+
+
+def write_run_file(path: Path, fields: Mapping[str, str | int]) -> None:
+    """Write `fields` and the pid of this process, by which `remove_run_file` recognises the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps({**said, "pid": os.getpid()}), encoding="utf-8")
+    partial.write_text(json.dumps({**fields, "pid": os.getpid()}), encoding="utf-8")
     partial.replace(path)
 
 
-def withdraw(path: Path) -> None:
-    """Only our own: a successor may have written its own already."""
+def remove_run_file(path: Path) -> None:
+    """Remove the file if this process wrote it: a successor may have written its own already."""
     try:
         if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
             path.unlink(missing_ok=True)
     except (OSError, ValueError, KeyError):
-        return  # gone, or not ours
+        return  # removed already, or written by another process
+
+
+def read_member_file(folder: Path, name: str) -> MemberFile | None:
+    """Return the file of server `name`, or None while the server is not ready."""
+    return _read_run_file(folder / f"{name}.json", MemberFile)
+
+
+def read_gateway_file(path: Path) -> GatewayFile | None:
+    """Return the gateway's file, or None while the gateway is not ready."""
+    return _read_run_file(path, GatewayFile)
+
+
+def _read_run_file(path: Path, kind: type[RunFile]) -> RunFile | None:
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return None  # left by another version; the running process will replace it

@@ -23,6 +23,7 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _FACTORS = {
     "m": Decimal("0.001"),
     "k": Decimal(10**3),
+    "K": Decimal(10**3),  # not Kubernetes: only `bytes_of` lets it pass
     **{unit: Decimal(1000 ** (power + 2)) for power, unit in enumerate("MGTPE")},
     **{f"{unit}i": Decimal(1024 ** (power + 1)) for power, unit in enumerate("KMGTPE")},
 }
@@ -160,8 +161,8 @@ _AMOUNT = re.compile(r"([0-9.]+)([a-zA-Z]*)")
 _BUILT_IN = ("cpu", "memory", "ephemeral-storage")
 
 
-def amount_of(quantity: str | int) -> Decimal:
-    """Of a text that has passed QUANTITY."""
+def parse_quantity(quantity: str | int) -> Decimal:
+    """Return the amount of a quantity that has passed QUANTITY or the pattern of `bytes_of`."""
     match = _AMOUNT.fullmatch(str(quantity))
     assert match is not None, quantity
     return Decimal(match[1]) * (_FACTORS[match[2]] if match[2] else 1)
@@ -190,7 +191,7 @@ RESOURCE_NAMES = Rule(
 
 def _requests_fit(amounts: Any) -> bool:
     return all(
-        amount_of(wanted) <= amount_of(amounts.limits[name])
+        parse_quantity(wanted) <= parse_quantity(amounts.limits[name])
         for name, wanted in amounts.requests.items()
         if name in amounts.limits
     )
@@ -198,7 +199,7 @@ def _requests_fit(amounts: Any) -> bool:
 
 def _extended_are_equal(amounts: Any) -> bool:
     return all(
-        name in amounts.limits and amount_of(wanted) == amount_of(amounts.limits[name])
+        name in amounts.limits and parse_quantity(wanted) == parse_quantity(amounts.limits[name])
         for name, wanted in amounts.requests.items()
         if "/" in name
     )

@@ -19,46 +19,46 @@ from collections.abc import Awaitable, Sequence
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
 from modelswarm.process.parent_watch import exit_with_parent
-from modelswarm.process.run_files import announce, withdraw
-from modelswarm_operator.controller.manager import Leading
-from modelswarm_operator.kube.access_review import missing_rights
+from modelswarm.process.run_files import remove_run_file, write_run_file
+from modelswarm_operator.controller.manager import Manager
+from modelswarm_operator.kube.access_review import find_missing_permissions
 from modelswarm_operator.kube.client import Api, load_configuration
 from modelswarm_operator.kube.errors import ApiError
 from modelswarm_operator.kube.leader_election import Lease
 from modelswarm_operator.observability.logs import set_up_logging
 from modelswarm_operator.observability.metrics import Metrics
-from modelswarm_operator.observability.probe_server import Probes
+from modelswarm_operator.observability.probe_server import ProbeServer
 from modelswarm_operator.settings import Settings, parse
 
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-operator"
-ASK_SECONDS = 10.0  # between two looks at rights that are missing
+PERMISSION_CHECK_SECONDS = 10.0  # between two looks at rights that are missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     return run_with_exit_code(
-        PROGRAM, lambda: _operate(parse(sys.argv[1:] if arguments is None else arguments))
+        PROGRAM, lambda: _run_operator(parse(sys.argv[1:] if arguments is None else arguments))
     )
 
 
-def _operate(settings: Settings) -> int:
+def _run_operator(settings: Settings) -> int:
     exit_on_signals()  # until the process has its own way to stop
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
     gc.freeze()  # modules are not garbage: never look at them again
-    return asyncio.run(Process(settings).run())
+    return asyncio.run(OperatorApp(settings).run())
 
 
-class Process:
+class OperatorApp:
     """The parts of a running operator and the order in which they start and stop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = asyncio.Event()
         self._metrics = Metrics()
-        self._leading: Leading | None = None
-        self._not_ready = "the operator's rights are not checked yet"
+        self._manager: Manager | None = None
+        self._permission_problem = "the operator's rights are not checked yet"
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -66,16 +66,18 @@ class Process:
             loop.add_signal_handler(number, self._on_signal)
         settings = self._settings
         configuration = await load_configuration(settings.kubeconfig)
-        probes = Probes(self._metrics.registry, self._live, self._ready, self._count)
+        probes = ProbeServer(
+            self._metrics.registry, self._live_problem, self._ready_problem, self._update_metrics
+        )
         port = await probes.start(*settings.health)
         if settings.run_file is not None:
-            announce(settings.run_file, {"health": port})
-        api = Api(settings.kubeconfig, configuration, self._metrics.api_call)
+            write_run_file(settings.run_file, {"health": port})
+        api = Api(settings.kubeconfig, configuration, self._metrics.record_api_call)
         try:
-            return await self._work(api)
+            return await self._run_operator(api)
         finally:
             if settings.run_file is not None:
-                withdraw(settings.run_file)
+                remove_run_file(settings.run_file)
             await probes.stop()
             await api.close()
 
@@ -85,20 +87,20 @@ class Process:
         log.info("stopping")
         self._stopping.set()
 
-    async def _work(self, api: Api) -> int:
+    async def _run_operator(self, api: Api) -> int:
         identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
         settings = self._settings
         lease = Lease(api, settings.lease_namespace, settings.lease_name, identity)
-        if not await self._unless_stopped(self._check_rights(api)):
+        if not await self._run_unless_stopped(self._await_permissions(api)):
             return 0
         if settings.elect:
-            if not await self._unless_stopped(lease.acquire()):
+            if not await self._run_unless_stopped(lease.acquire()):
                 await lease.release()  # it may have come in this moment
                 return 0
-            api.fence = lease.check
-        return await self._lead(api, lease, identity)
+            api.fence = lease.raise_if_lost
+        return await self._run_as_leader(api, lease, identity)
 
-    async def _unless_stopped(self, job: Awaitable[None]) -> bool:
+    async def _run_unless_stopped(self, job: Awaitable[None]) -> bool:
         """Whether it came to its end."""
         working, stopping = asyncio.ensure_future(job), asyncio.ensure_future(self._stopping.wait())
         try:
@@ -110,13 +112,13 @@ class Process:
             for task in (working, stopping):
                 task.cancel()
 
-    async def _check_rights(self, api: Api) -> None:
+    async def _await_permissions(self, api: Api) -> None:
         """Waits until everything that is needed is allowed; says what is not, whenever that changes."""
         settings, told = self._settings, ""
         lease_namespace = settings.lease_namespace if settings.elect else ""
         while True:
             try:
-                missing = await missing_rights(
+                missing = await find_missing_permissions(
                     api, settings.namespaces, lease_namespace, settings.lease_name
                 )
             except ApiError as error:
@@ -124,29 +126,29 @@ class Process:
                 needed = True
             else:
                 self._metrics.missing_rights.set(len(missing))
-                needed = any(not each.need.optional for each in missing)
+                needed = any(not each.permission.optional for each in missing)
                 listed = "; ".join(str(each) for each in missing)
                 news = f"the operator's account may not: {listed}" if missing else ""
             if news and news != told:
                 log.log(logging.ERROR if needed else logging.WARNING, news)
                 told = news
-            self._not_ready = news if needed else ""
+            self._permission_problem = news if needed else ""
             if not needed:
                 return
-            await asyncio.sleep(ASK_SECONDS)
+            await asyncio.sleep(PERMISSION_CHECK_SECONDS)
 
-    async def _lead(self, api: Api, lease: Lease, identity: str) -> int:
+    async def _run_as_leader(self, api: Api, lease: Lease, identity: str) -> int:
         self._metrics.leader.set(1)
-        self._leading = Leading(self._settings, api, self._metrics, identity)
-        acting = asyncio.create_task(self._leading.run())
+        self._manager = Manager(self._settings, api, self._metrics, identity)
+        acting = asyncio.create_task(self._manager.run())
         stopping = asyncio.create_task(self._stopping.wait())
         watched: set[asyncio.Task[object]] = {acting, stopping}
         if self._settings.elect:
-            watched.add(asyncio.create_task(lease.keep()))
+            watched.add(asyncio.create_task(lease.renew_until_lost()))
         done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         if stopping not in done:
-            self._end_at_once(acting)
-        await self._leading.stop()
+            self._exit_at_once(acting)
+        await self._manager.stop()
         for task in watched:
             task.cancel()
         await asyncio.wait(watched, timeout=0.5)
@@ -155,22 +157,22 @@ class Process:
         log.info("stopped")
         return 0
 
-    def _end_at_once(self, acting: asyncio.Task[None]) -> None:
+    def _exit_at_once(self, acting: asyncio.Task[None]) -> None:
         """Nothing of this process may write any more, so nothing is tidied up."""
         if acting.done() and (error := acting.exception()) is not None:
             log.error("the operator failed", exc_info=error)
         logging.shutdown()
         os._exit(1)
 
-    def _live(self) -> str:
-        return self._leading.stuck() if self._leading is not None else ""
+    def _live_problem(self) -> str:
+        return self._manager.stuck_reason() if self._manager is not None else ""
 
-    def _ready(self) -> str:
-        if self._not_ready or self._leading is None:
-            return self._not_ready
-        resync = self._leading.resync
-        return resync.problem if resync.forbidden or not resync.synced else ""
+    def _ready_problem(self) -> str:
+        if self._permission_problem or self._manager is None:
+            return self._permission_problem
+        resync = self._manager.resync
+        return resync.problem if resync.is_forbidden or not resync.is_synced else ""
 
-    def _count(self) -> None:
-        if self._leading is not None:
-            self._leading.count()
+    def _update_metrics(self) -> None:
+        if self._manager is not None:
+            self._manager.update_metrics()

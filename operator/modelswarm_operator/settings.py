@@ -18,7 +18,7 @@ from modelswarm.errors import UserError
 from modelswarm.process.command_line import read_flags, split_target
 from modelswarm_operator.reconcile.state.policy import Policy
 
-OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+OWN_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _settings(
         server_image=server_image,
         image_pull_policy=image_pull_policy,
         gateway_url=gateway_url,
-        pod_template=_template(pod_template) if pod_template is not None else {},
+        pod_template=_read_pod_template(pod_template) if pod_template is not None else {},
     )
     kubeconfig: Path | None = values["kubeconfig"]
     if kubeconfig is not None and not kubeconfig.is_file():
@@ -109,12 +109,12 @@ def _check_name(field: str, name: str) -> None:
 
 def _own_namespace() -> str:
     try:
-        return OWN_NAMESPACE.read_text().strip()
+        return OWN_NAMESPACE_FILE.read_text().strip()
     except OSError:
         raise UserError("--lease-namespace", "is needed outside of a cluster") from None
 
 
-def _template(file: Path) -> dict[str, Any]:
+def _read_pod_template(file: Path) -> dict[str, Any]:
     try:
         patch: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -92,9 +92,11 @@ class _StatsCollector(Collector):
         said = "KV pages that only repairs may take."
         yield self._gauge("kv_repair_pages", said, stats.recovery_pages)
         yield self._gauge("replay_bytes", "Memory of kept rows.", stats.replay_bytes)
-        yield self._gauge("replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit)
+        yield self._gauge(
+            "replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit
+        )
         said = "Sessions whose kept rows went because memory was short."
-        family = CounterMetricFamily(PREFIX + "replay_dropped", said, labels=list(self._labels))
+        family = CounterMetricFamily(PREFIX + "replay_evictions", said, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), stats.replay_evictions)
         yield family
 
@@ -109,9 +111,9 @@ class _StatsCollector(Collector):
         yield self._gauge("draining", "1 when it is about to leave.", stats.draining)
 
     def _reports(self, stats: ServerStats) -> Metric:
-        names = [*self._labels, "trouble"]
+        names = [*self._labels, "kind"]
         family = CounterMetricFamily(
-            PREFIX + "reports", "Troubles reported to gateways.", labels=names
+            PREFIX + "fault_reports", "Troubles reported to gateways.", labels=names
         )
         for trouble in FaultKind:
             values = [*self._labels.values(), trouble.value]

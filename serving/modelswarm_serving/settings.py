@@ -18,7 +18,7 @@ from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.command_line import read_flags, split_target
-from modelswarm.protocol.heartbeat import LEAST_LEASE
+from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ _OPTIONS: list[click.Parameter] = [
                  "can be rebuilt; in the host's memory. 0: none are kept. Default: enough for a row of every position "
                  "that the pages hold."),
     click.Option(["--lease", "lease_seconds"],
-                 type=click.FloatRange(min=LEAST_LEASE, max=86400),
+                 type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True,
                  help="Seconds a session outlives its gateway's link; the same as the gateways' "
                  "--lease: of two that differ the longer one counts."),

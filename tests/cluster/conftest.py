@@ -2,10 +2,10 @@
 
 `api`: an API server and nothing behind it; `kwok_api`: with controllers, scheduler and fake nodes; `cluster`: two real
 nodes with the project's images. Each is started once per run, by the first test that asks for it. `release`: the chart
-and the counting swarm, installed on `cluster` once, as the quickstart says. `namespace`: one for each test, on whichever
-cluster the test uses. `stage`: an operator at work on `api`, shared by a module; every test finds its namespace empty.
-`fresh_stage`: the same with an operator of the test's own. With `CLUSTER=existing` and `KUBECONFIG`, `any_cluster` is
-that cluster; tests that need more of it than objects and pods ask for `cluster`, and are skipped.
+and the counting swarm, installed on `cluster` once, as the quickstart says. `namespace`: one for each test, on the
+cluster that the test uses. `stage`: an operator at work on `api`, shared by a module; every test finds an empty
+namespace. `fresh_stage`: the same with an operator of the test's own. With `CLUSTER=existing` and `KUBECONFIG`,
+`any_cluster` is that cluster; tests that need more of it than objects and pods ask for `cluster`, and are skipped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Protocol
 
 import pytest
 from support.kubernetes.operator_scene import Scene, SharedScene, scene
-from support.kubernetes.quickstart import Quickstart, remove
+from support.kubernetes.quickstart import Quickstart, remove_installation
 from support.kubernetes.release import Release, open_release
 from support.kubernetes.requirements import require
 
 from tools.devcluster.build.packages import api_obstacles, obstacles
 from tools.devcluster.build.project_images import project_archives
-from tools.devcluster.chosen import existing_kubeconfig
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
+from tools.devcluster.control_plane.kubeconfig import existing_kubeconfig
 from tools.devcluster.control_plane.kubectl import Kubectl
 from tools.devcluster.down import PARENT, PREFIX
 from tools.devcluster.existing import ExistingCluster
@@ -122,13 +122,13 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
     """The commands of docs/kubernetes.md; those that install the chart and the swarm have run."""
-    remove(cluster)
+    remove_installation(cluster)
     started = Quickstart(cluster)
     try:
         assert "condition met" in started.run("install")
         yield started
     finally:
-        remove(cluster)
+        remove_installation(cluster)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ LOOK_SECONDS = 0.01  # between two looks
 
 def eventually(
     what: str,
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     seconds: float = SECONDS,
     explain: Callable[[], object] | None = None,
 ) -> T:

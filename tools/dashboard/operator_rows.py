@@ -21,7 +21,7 @@ PODS = Row("Pods", [
     Panel(GATEWAY_WATCHES, "Gateways that hear of changes to pods, and requests of gateways to the API server "
           "that failed. At 0 what is known stays, and streams go on.", "short", [
               Query(f"sum({gateway_pods('pod_watch_up')})", "gateways that watch"),
-              Query(increase(gateway_pods("api_failures_total")), "failed requests"),
+              Query(increase(gateway_pods("kube_api_failures_total")), "failed requests"),
           ]),
 ])  # fmt: skip
 

@@ -61,7 +61,7 @@ LATENCY = Row("Latency", [
           quantiles(gateway("request_seconds"))),
     Panel("Where the first token's time goes", "Mean seconds: wait is tokenising and queueing in the gateway, "
           "prefill is from there to the first token.", "s",
-          [Query(mean(gateway("wait_seconds")), "wait"), Query(mean(gateway("prefill_seconds")), "prefill")],
+          [Query(mean(gateway("queue_seconds")), "wait"), Query(mean(gateway("prefill_seconds")), "prefill")],
           stacked=True),
     Panel("Route length", "Servers on the route of a turn.", "short", [
         Query(mean(gateway("route_hops")), "mean"),
@@ -98,7 +98,7 @@ KV = Row("KV", [
               Query(f"sum by (blocks) ({server('replay_limit_bytes')})", "{{blocks}}, limit"),
           ]),
     Panel("Kept rows dropped", "For want of memory: a loss is then rebuilt from further back.", "short",
-          [Query(increase(server("replay_dropped_total"), by="blocks"), "{{blocks}}")]),
+          [Query(increase(server("replay_evictions_total"), by="blocks"), "{{blocks}}")]),
 ])  # fmt: skip
 
 COVERAGE = Row("Coverage", [
@@ -131,12 +131,12 @@ RECOVERY = Row("Recovery", [
           "and no work; failed: a step raised; slow: much slower than others like it.", "short",
           [Query(increase(gateway("ejections_total"), by="cause"), "{{cause}}")], stacked=True),
     Panel("Health of the worst server", "Of 1: what slowness, faults and full KV leave of it.", "short",
-          [Query(f"min by (model) ({gateway('worst_score')})", "{{model}}")]),
+          [Query(f"min by (model) ({gateway('min_health_score')})", "{{model}}")]),
     Panel("Planned moves by outcome", "Sessions moved off servers that are drained, stop or are slow. moved: no reader "
           "noticed; rebuilt: without a copy; dropped: tried again; overtaken: by a fault or the end of the turn.",
-          "short", [Query(increase(gateway("moves_total"), by="outcome"), "{{outcome}}")], stacked=True),
+          "short", [Query(increase(gateway("migrations_total"), by="outcome"), "{{outcome}}")], stacked=True),
     Panel("Troubles that servers report", "What stopped a session's rows on a server, by kind.", "short",
-          [Query(increase(server("reports_total"), by="trouble"), "{{trouble}}")], stacked=True),
+          [Query(increase(server("fault_reports_total"), by="kind"), "{{kind}}")], stacked=True),
 ])  # fmt: skip
 
 SERVERS = Row("Servers", [

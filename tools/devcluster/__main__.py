@@ -1,12 +1,13 @@
-"""The command line behind `make cluster` and `make cluster-down`.
+"""The command line behind `make cluster`, `make cluster-down`, `make cluster-packages` and `make cluster-ready`.
 
     python -m tools.devcluster up [--nodes 2] [--gpus 4] [--api-only] [--state DIR] [--no-images]
-                                               [--image ARCHIVE ...]
+                                  [--image ARCHIVE ...]
     python -m tools.devcluster down [--state DIR]
     python -m tools.devcluster build [PART ...]
     python -m tools.devcluster packages
     python -m tools.devcluster prepare
 
+Each verb says first what it will do and how long that takes, and ends with an error at once where it can't.
 Progress goes to stderr; stdout is the one line that a shell may evaluate: `export KUBECONFIG=...`.
 """
 
@@ -14,21 +15,32 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from tools.devcluster.build import build, packages
-from tools.devcluster.build.images import pause_archive
+from tools.devcluster.build.preparation import (
+    API_LEVEL,
+    CLUSTER,
+    START_MINUTES,
+    TESTS,
+    Wanted,
+    announce,
+    plan,
+    prepare,
+)
 from tools.devcluster.build.project_images import project_archives
-from tools.devcluster.chosen import existing_kubeconfig
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
-from tools.devcluster.down import PARENT, PREFIX, take_down
+from tools.devcluster.control_plane.kubeconfig import existing_kubeconfig
+from tools.devcluster.down import PARENT, PREFIX, remove_cluster
 from tools.devcluster.existing import ExistingCluster
 from tools.devcluster.layout import Layout
+from tools.devcluster.nodes.guest import write_tools
 from tools.devcluster.real import RealCluster, RealSettings
 from tools.devcluster.record import write_record
+from tools.devcluster.reporting import tell
 
 DEFAULT_STATE = PARENT / PREFIX
+API_ONLY = "An API server without nodes needs less: python -m tools.devcluster up --api-only"
 
 
 def main() -> None:
@@ -39,74 +51,97 @@ def main() -> None:
         elif chosen.verb == "down":
             _down(Layout(chosen.state.resolve()))
         elif chosen.verb == "packages":
-            packages.install()
+            packages.install(packages.missing_packages(TESTS.packages))
         elif chosen.verb == "prepare":
-            _prepare()
+            _prepare_for_tests()
         else:
             for name in chosen.part or [each.name for each in build.PARTS]:
-                print(build.build(build.part(name)))
-    except (build.CannotBuild, RuntimeError) as problem:
+                print(build.build_part(build.find_part(name)))
+    except (build.BuildError, RuntimeError) as problem:
         raise SystemExit(str(problem)) from problem
 
 
 def _up(chosen: argparse.Namespace) -> None:
     given = existing_kubeconfig()
     if given is not None:
-        print(f"using the existing cluster: {ExistingCluster(given).describe()}", file=sys.stderr)
+        tell(f"using the existing cluster: {ExistingCluster(given).describe()}")
         print(f"export KUBECONFIG={given}")
         return
     layout = Layout(chosen.state.resolve())
     if layout.record.exists():
         raise SystemExit(f"a cluster runs in {layout.root}: make cluster-down first")
-    problems = [] if chosen.api_only else packages.obstacles()
-    for problem in problems:
-        print(f"no real nodes: {problem}", file=sys.stderr)
+    _make_ready(chosen)
     try:
-        _start(layout, chosen, api_only=bool(chosen.api_only or problems))
+        _start(layout, chosen)
     except BaseException:
         if layout.record.exists():
-            take_down(layout)
+            remove_cluster(layout)
         raise
+    tell(
+        f"The cluster runs. kubectl and helm are in {layout.root}/bin; `make cluster-down` ends it."
+    )
     print(f"export KUBECONFIG={layout.kubeconfig}")
 
 
-def _start(layout: Layout, chosen: argparse.Namespace, *, api_only: bool) -> None:
-    if api_only:
-        write_record(layout.make(), octet=-1, nodes=0, tied=False)
-        ApiLevel(layout, ApiSettings(controller_manager=True, scheduler=True, tied=False)).start()
+def _make_ready(chosen: argparse.Namespace) -> None:
+    """Install and build what is missing, or stop before anything is done."""
+    if chosen.api_only:
+        wanted, problems = API_LEVEL, packages.go_obstacles()
+        then = "start etcd and an API server, without nodes and controllers (10 s)"
+    else:
+        wanted, problems = CLUSTER, packages.machine_obstacles()
+        then = f"start a control plane and {chosen.nodes} nodes ({60 * START_MINUTES:.0f} s)"
+    if chosen.no_images:
+        wanted = Wanted(wanted.packages, wanted.parts, images=False)
+    if problems:
+        hint = [] if chosen.api_only else [API_ONLY]
+        raise SystemExit("\n".join(["make cluster can't run here:", *problems, *hint]))
+    found = plan(wanted)
+    packages.check_installable(found.packages)
+    announce("make cluster", found, then)
+    prepare(found)
+
+
+def _start(layout: Layout, chosen: argparse.Namespace) -> None:
+    if chosen.api_only:
+        write_record(layout.make(), octet=-1, nodes=0, ends_with_owner=False)
+        ApiLevel(layout, ApiSettings(ends_with_owner=False)).start()
+        write_tools(layout, ("kubectl",))
         return
     archives = () if chosen.no_images else project_archives()
     archives += tuple(file.resolve() for file in chosen.image)
-    settings = RealSettings(nodes=chosen.nodes, gpus=chosen.gpus, tied=False, archives=archives)
+    settings = RealSettings(
+        nodes=chosen.nodes, gpus=chosen.gpus, ends_with_owner=False, archives=archives
+    )
     RealCluster(layout, settings).start()
 
 
-def _prepare() -> None:
-    """What is missing is said, not raised: the tests that need it are skipped and say it again."""
+def _prepare_for_tests() -> None:
+    """Make ready what this machine can run. What is missing fails with REQUIRE_CLUSTER=1; else tests are skipped."""
+    problems = packages.machine_obstacles()
     try:
-        packages.install()
-    except packages.CannotInstall as refusal:
-        print(refusal, file=sys.stderr)
-    problems = packages.obstacles()
+        packages.check_installable(packages.missing_packages(TESTS.packages))
+    except packages.InstallError as refusal:
+        problems.append(str(refusal))
+    if problems and os.environ.get("REQUIRE_CLUSTER") == "1":
+        raise SystemExit("\n".join(["REQUIRE_CLUSTER=1, and this machine lacks:", *problems]))
     for problem in problems:
-        print(f"no real nodes: {problem}", file=sys.stderr)
-    if not packages.can_build():
+        tell(f"tests on real nodes will be skipped: {problem}")
+    if packages.go_obstacles():
         return
-    for part in build.PARTS:
-        build.build(part)
-    if not problems:
-        pause_archive()
-        project_archives()
+    found = plan(Wanted({}, (*API_LEVEL.parts, "helm"), images=False) if problems else TESTS)
+    announce("make cluster-ready", found)
+    prepare(found)
 
 
 def _down(layout: Layout) -> None:
     if os.environ.get("CLUSTER") == "existing":
-        print("an existing cluster is not ours to take down", file=sys.stderr)
+        tell("CLUSTER=existing: make cluster-down ends only clusters that make cluster has started")
         return
     if not layout.record.exists():
-        print(f"no cluster in {layout.root}", file=sys.stderr)
+        tell(f"no cluster in {layout.root}")
         return
-    print(take_down(layout), file=sys.stderr)
+    tell(remove_cluster(layout))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=2, choices=range(1, 10), metavar="1-9")
     up.add_argument("--gpus", type=int, default=4, help="in every node's status")
     up.add_argument(
-        "--api-only", action="store_true", help="no nodes: etcd, API server, controllers"
+        "--api-only", action="store_true", help="etcd and API server, no nodes, no controllers"
     )
     up.add_argument("--no-images", action="store_true", help="without the project's own images")
     up.add_argument("--image", type=Path, nargs="*", default=[], help="OCI archives to import")
@@ -126,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     made = verbs.add_parser("build", help="build the programs")
     made.add_argument("part", nargs="*", help=", ".join(part.name for part in build.PARTS))
     verbs.add_parser("packages", help="install the Debian packages")
-    verbs.add_parser("prepare", help="packages, programs and images, as far as possible here")
+    verbs.add_parser("prepare", help="all that the tests need, as far as possible here")
     return parser
 
 

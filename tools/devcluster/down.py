@@ -1,6 +1,6 @@
-"""Taking a cluster away, from nothing but its folder, and looking whether anything is left.
+"""Removes a cluster with nothing but its folder, and checks that nothing of it is left.
 
-Used by `RealCluster.down`, by `make cluster-down`, and by every new cluster for those whose owner died.
+Used by `RealCluster.down`, by `make cluster-down`, and by every new cluster for those whose owner has ended.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tools.devcluster.build.build import cache_folder, locked
+from tools.devcluster.build.build import cache_folder, file_lock
 from tools.devcluster.layout import Layout
 from tools.devcluster.network.network import close_network
 from tools.devcluster.nodes.cgroups import hierarchies
-from tools.devcluster.nodes.machine import leave_host
+from tools.devcluster.nodes.machine import clean_host
 from tools.devcluster.nodes.node import Node
 from tools.devcluster.processes import Processes, command_lines
 from tools.devcluster.record import folders_with_records, read_record
@@ -23,8 +23,8 @@ PREFIX = "modelswarm-cluster"
 GONE_SECONDS = 10.0
 
 
-def take_down(layout: Layout, processes: Processes | None = None) -> str:
-    """Everything; a line that says what was taken away."""
+def remove_cluster(layout: Layout, processes: Processes | None = None) -> str:
+    """Remove everything of a cluster, and return a line that says so."""
     record = read_record(layout)
     processes = processes or Processes(layout)
     octet = record.octet if record is not None else -1
@@ -40,7 +40,7 @@ def take_down(layout: Layout, processes: Processes | None = None) -> str:
         node.remove()
     if octet >= 0:
         close_network(octet)
-    leave_host()
+    clean_host()
     shutil.rmtree(layout.root)
     wait_for(
         "the cluster's traces to go",
@@ -57,7 +57,7 @@ def take_down(layout: Layout, processes: Processes | None = None) -> str:
 
 
 def leftovers(layout: Layout, octet: int) -> list[str]:
-    """Whatever still bears the cluster's marks: nothing, after `take_down`."""
+    """Return everything that still belongs to the cluster: nothing, after `remove_cluster`."""
     found = [f"folder {layout.root}"] if layout.root.exists() else []
     found += [f"mount {mount}" for mount in mounts_below(layout.root)]
     mark = f"{layout.root}/"
@@ -74,19 +74,19 @@ def leftovers(layout: Layout, octet: int) -> list[str]:
 
 
 def mounts_below(folder: Path) -> list[str]:
-    """Of this process's own mount namespace; nodes have their own."""
+    """Return the mounts of this process's own mount namespace; nodes have theirs."""
     places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [place for place in places if Path(place).is_relative_to(folder)]
 
 
-def sweep() -> list[Path]:
-    """Take down the clusters of processes that died without doing so."""
+def remove_orphans() -> list[Path]:
+    """Remove the clusters of processes that ended without doing so; return their folders."""
     swept = []
-    with locked(cache_folder() / "sweep"):  # two at once would stumble over each other
+    with file_lock(cache_folder() / "sweep"):  # two processes would remove the same cluster
         for folder in folders_with_records(PARENT, PREFIX):
             layout = Layout(folder)
             record = read_record(layout)
             if record is not None and record.orphaned:
-                take_down(layout)
+                remove_cluster(layout)
                 swept.append(folder)
     return swept

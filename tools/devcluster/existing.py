@@ -1,6 +1,6 @@
-"""A cluster that somebody else runs: `CLUSTER=existing` with `KUBECONFIG`.
+"""A foreign cluster: `CLUSTER=existing` with `KUBECONFIG`.
 
-Used by `make cluster` and the fixtures. It can be asked and given objects; its nodes are not ours to kill.
+Used by `make cluster` and the fixtures. It takes requests and objects; nothing of it may be killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tools.devcluster.control_plane.kubectl import Kubectl
 
 @dataclass(frozen=True, slots=True)
 class ExistingCluster:
-    """What every kind of cluster has."""
+    """The part that every kind of cluster has."""
 
     kubeconfig: Path
 

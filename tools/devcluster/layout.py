@@ -1,6 +1,6 @@
-"""Where things of one cluster lie: everything it writes is below one folder.
+"""The folders and files of one cluster, all below one folder.
 
-Used by every part. `down` needs nothing but this folder to take the cluster away.
+Used by every part. `down` needs nothing but this folder to remove the cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def record(self) -> Path:
-        """What was started, for `down`."""
+        """The record of what was started, for `down`."""
         return self.root / "cluster.json"
 
     @property
@@ -43,7 +43,7 @@ class Layout:
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's."""
+        """The administrator's kubeconfig."""
         return self.root / "kubeconfig"
 
     def node(self, name: str) -> Path:

@@ -1,6 +1,6 @@
 """Processes of one cluster, known by stored pids, so that another run can pause or end exactly these.
 
-A pid is stored with the process's start time: a number that the kernel gave to somebody else since is never touched.
+A pid is stored with the process's start time: a number that the kernel has given to another process is never touched.
 Used by every part that starts a program. Knows nothing of what the programs do.
 """
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from tools.devcluster.layout import Layout
 from tools.devcluster.waiting import wait_for
 
-KILLED_SECONDS = 10.0  # for the kernel to take away what was sent SIGKILL
+KILLED_SECONDS = 10.0  # until the kernel has removed a process after SIGKILL
 
 
 class DiedAtStart(RuntimeError):
-    """A program ended while it should start; the message has the end of its log."""
+    """A program ended while it started; the message has the end of its log."""
 
 
 class Processes:
     """Starts, signals and forgets processes by name."""
 
-    def __init__(self, layout: Layout, *, tied: bool = False) -> None:
-        """`tied`: what is started dies with this process, however this ends."""
+    def __init__(self, layout: Layout, *, ends_with_owner: bool = False) -> None:
+        """`ends_with_owner`: the kernel kills what is started when this process ends, however it ends."""
         self._layout = layout
-        self._tie = ["setpriv", "--pdeathsig", "KILL"] if tied else []
-        self._mine: dict[str, subprocess.Popen[bytes]] = {}  # to be reaped here
+        self._tie = ["setpriv", "--pdeathsig", "KILL"] if ends_with_owner else []
+        self._mine: dict[str, subprocess.Popen[bytes]] = {}  # children of this process
 
     def start(
         self,
@@ -41,7 +41,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         inside: int | None = None,
     ) -> int:
-        """`inside`: run in the network and mount namespaces of that process."""
+        """Start a program, in the network and mount namespaces of the process `inside` if given. Return the pid."""
         enter = [] if inside is None else ["nsenter", f"--target={inside}", "--net", "--mount"]
         with self.log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -66,12 +66,12 @@ class Processes:
         return "\n".join([f"--- end of {log}", *text.splitlines()[-lines:]])
 
     def names(self) -> list[str]:
-        """In the order in which they were started."""
+        """Return the names in the order in which the processes were started."""
         files = sorted(self._layout.pids.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [file.stem for file in files]
 
     def pid(self, name: str) -> int | None:
-        """Of a process that lives."""
+        """Return the pid of a running process, or None."""
         file = self._file(name)
         if not file.exists():
             return None
@@ -79,7 +79,7 @@ class Processes:
         pid = int(record["pid"])
         return pid if start_ticks(pid) == record["started"] is not None else None
 
-    def must_live(self, name: str) -> None:
+    def check_running(self, name: str) -> None:
         if self.pid(name) is None:
             raise DiedAtStart(f"{name} ended while it started\n{self.log_end(name)}")
 
@@ -96,7 +96,7 @@ class Processes:
         self.send(name, signal.SIGCONT)
 
     def kill(self, name: str) -> None:
-        """At once, without a word; nothing when it is gone already."""
+        """Send SIGKILL and wait for the end. A process that has ended is no error."""
         pid = self.pid(name)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ class Processes:
         self._forget(name)
 
     def stop(self, name: str, seconds: float) -> None:
-        """Ask it to stop; kill it when the time is up."""
+        """Send SIGTERM; kill the process if it still runs after `seconds`."""
         pid = self.pid(name)
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
@@ -132,7 +132,7 @@ class Processes:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a living process was started (a zombie does not live), in the kernel's ticks since boot."""
+    """Return when a running process was started, in the kernel's ticks since boot. None: ended, or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -142,13 +142,13 @@ def start_ticks(pid: int) -> int | None:
 
 
 def command_lines() -> list[tuple[int, list[str]]]:
-    """Of all processes of this machine."""
+    """Return pid and command line of every process of this machine."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 text = (folder / "cmdline").read_bytes().decode(errors="replace")
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+                continue  # it has just ended
             found.append((int(folder.name), text.split("\0")))
     return found

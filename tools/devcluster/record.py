@@ -1,4 +1,4 @@
-"""What is known of a cluster after the process that started it is gone: enough to take it down or to add an image.
+"""The record of a cluster that outlives the process that started it: enough to remove the cluster.
 
 Used by `RealCluster`, `down` and the command line.
 """
@@ -18,7 +18,7 @@ from tools.devcluster.processes import start_ticks
 class Record:
     """Written before anything is started."""
 
-    owner: int  # the process that it must not outlive; 0: it stays
+    owner: int  # pid of the process that it must not outlive; 0: it stays
     owner_started: int
     octet: int  # -1: no network of its own
     nodes: int
@@ -28,9 +28,9 @@ class Record:
         return self.owner != 0 and start_ticks(self.owner) != self.owner_started
 
 
-def write_record(layout: Layout, *, octet: int, nodes: int, tied: bool) -> Record:
-    owner = os.getpid() if tied else 0
-    record = Record(owner, start_ticks(owner) or 0 if tied else 0, octet, nodes)
+def write_record(layout: Layout, *, octet: int, nodes: int, ends_with_owner: bool) -> Record:
+    owner = os.getpid() if ends_with_owner else 0
+    record = Record(owner, start_ticks(owner) or 0 if ends_with_owner else 0, octet, nodes)
     half = layout.record.with_suffix(".half")
     half.write_text(json.dumps(asdict(record)))
     half.replace(layout.record)

@@ -1,7 +1,7 @@
-"""Waiting for something to become true, with a deadline and a sentence for the one who waited in vain.
+"""The wait function of the cluster and its tests: with a deadline, and a sentence when it has passed.
 
-Used by every part of the cluster and by tests. Knows nothing of what is waited for, only that a server on a busy
-machine is away for a moment now and then.
+Unlike `support.eventually` it bears that a server on a busy machine does not answer for a moment. It is here because
+tools import nothing from tests. Knows nothing else of the condition that it waits for.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ import httpx
 T = TypeVar("T")
 
 
-class TooLate(AssertionError):
-    """The deadline passed. The message says what was waited for and what was seen last."""
+class WaitTimeout(AssertionError):
+    """The deadline has passed. The message has the condition's name and its last value."""
 
 
-class NoAnswer(Exception):
-    """Whoever was asked is too busy, or away: neither yes nor no. Who waits asks again; for all others an error."""
+class NoResponse(Exception):
+    """A server is too busy or does not run: neither yes nor no. `wait_for` asks again; for others it is an error."""
 
 
-UNSEEN = (NoAnswer, httpx.TransportError)
+RETRIED_ERRORS = (NoResponse, httpx.TransportError)
 
 
 def wait_for(
     what: str,
-    look: Callable[[], T | None],
+    condition: Callable[[], T | None],
     seconds: float,
     *,
     every: float = 0.1,
     explain: Callable[[], str] | None = None,
 ) -> T:
-    """The first answer of `look` that is true; `explain` is asked only when time is up."""
+    """Return the first true value of `condition`. `explain` is called only after the deadline."""
     deadline = time.monotonic() + seconds
     while True:
         last: object
         try:
-            if seen := look():
+            if seen := condition():
                 return seen
             last = seen
-        except UNSEEN as error:
+        except RETRIED_ERRORS as error:
             last = error
         if time.monotonic() > deadline:
             more = f"\n{_explained(explain)}" if explain is not None else ""
-            raise TooLate(f"{what}: not within {seconds:g} s (last seen: {last!r}){more}")
+            raise WaitTimeout(f"{what}: not within {seconds:g} s (last seen: {last!r}){more}")
         time.sleep(every)
 
 
 def _explained(explain: Callable[[], str]) -> str:
     try:
         return explain()
-    except UNSEEN as error:
+    except RETRIED_ERRORS as error:
         return f"and nothing explains it: {error}"

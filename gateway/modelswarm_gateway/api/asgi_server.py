@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
+from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -22,7 +24,7 @@ START_SECONDS = 10.0
 GRACE_SECONDS = 1  # for answers that are being written when everything ends
 
 
-def bind(field: str, target: str) -> socket.socket:
+def bind_socket(field: str, target: str) -> socket.socket:
     """Raises UserError when it cannot be had."""
     host, port = split_target(field, target)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -43,7 +45,7 @@ def bind(field: str, target: str) -> socket.socket:
     return made
 
 
-class _Quiet(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """uvicorn that leaves the process's signals alone."""
 
     @contextlib.contextmanager
@@ -51,7 +53,7 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-class WebServer:
+class AsgiServer:
     def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
         host, port = bound.getsockname()[:2]
         self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -70,7 +72,7 @@ class WebServer:
             timeout_keep_alive=30,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        self._server = _Quiet(config)
+        self._server = _UvicornServer(config)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -81,7 +83,7 @@ class WebServer:
                     self._task.result()
                 await asyncio.sleep(0.005)
 
-    def close_idle(self) -> None:
+    def close_idle_connections(self) -> None:
         """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops; but no new ones:
         their first request is on its way, and is told that it came too late."""
         for connection in tuple(self._server.server_state.connections):
@@ -92,3 +94,8 @@ class WebServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+
+
+def build_metrics_app(registry: CollectorRegistry) -> ASGIApp:
+    """Return the app that Prometheus scrapes, served on its own port."""
+    return cast("ASGIApp", make_asgi_app(registry))

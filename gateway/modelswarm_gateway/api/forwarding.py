@@ -17,18 +17,18 @@ from typing import TypeVar
 
 import httpx
 
-MARK = "x-modelswarm-forwarded"
+FORWARDED_HEADER = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
-SILENT_SECONDS = 120.0  # a gateway that holds a stream says so every few seconds
-LOOK_SECONDS = 1.0  # between looks whether a gateway that says nothing still lives
-PASSED_ON = ("authorization", "last-event-id")
-PASSED_BACK = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
-MOST_CONNECTIONS = 4096
-UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+READ_SECONDS = 120.0  # a gateway that holds a stream says so every few seconds
+ALIVE_CHECK_SECONDS = 1.0  # between looks whether a gateway that says nothing still lives
+REQUEST_HEADERS = ("authorization", "last-event-id")
+RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
+MAX_CONNECTIONS = 4096
+CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 @dataclass(frozen=True, slots=True)
-class Original:
+class OriginalRequest:
     """The request as it came."""
 
     path: str
@@ -37,32 +37,32 @@ class Original:
 
 
 T = TypeVar("T")
-Lives = Callable[[], Awaitable[bool]]
+AliveCheck = Callable[[], Awaitable[bool]]
 
 
-class Unreachable(Exception):
+class PeerUnreachable(Exception):
     """There is no connection to it."""
 
 
-class Gone(Exception):
+class PeerGone(Exception):
     """Who was to answer does so no more: its connection broke, its session went elsewhere, or servers have not heard it
     for a lease and it does not answer us either."""
 
 
-async def watched(step: Awaitable[T], lives: Lives) -> T:
+async def await_while_alive(step: Awaitable[T], is_alive: AliveCheck) -> T:
     """What a step of the other gateway comes to, as long as that takes. Raises Gone."""
-    doing = asyncio.ensure_future(step)
+    task = asyncio.ensure_future(step)
     try:
-        while not (await asyncio.wait({doing}, timeout=LOOK_SECONDS))[0]:
-            if not await lives():
-                raise Gone
-        return await doing
+        while not (await asyncio.wait({task}, timeout=ALIVE_CHECK_SECONDS))[0]:
+            if not await is_alive():
+                raise PeerGone
+        return await task
     finally:
-        doing.cancel()
+        task.cancel()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ForwardedResponse:
     """What the other gateway says. To read on raises Gone when it stops in the middle."""
 
     status: int
@@ -70,18 +70,18 @@ class Answer:
     parts: AsyncIterator[bytes]
 
 
-class Passing:
+class Forwarder:
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=MOST_CONNECTIONS),
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
             trust_env=False,
         )
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def answers(self, target: str) -> bool:
+    async def is_responding(self, target: str) -> bool:
         """Whether the gateway there says anything at all. Servers do not know a session that waits without any of them:
         then only its gateway can tell that it is still there."""
         try:
@@ -91,14 +91,18 @@ class Passing:
         return True
 
     @contextlib.asynccontextmanager
-    async def on(
-        self, target: str, original: Original, after: str | None, lives: Lives
-    ) -> AsyncIterator[Answer]:
+    async def forward(
+        self,
+        target: str,
+        original: OriginalRequest,
+        last_event_id: str | None,
+        is_alive: AliveCheck,
+    ) -> AsyncIterator[ForwardedResponse]:
         """Asks there, for what follows the event `after` if that is given. Raises Unreachable, or Gone."""
-        headers = {n: original.headers[n] for n in PASSED_ON if n in original.headers}
-        headers |= {"content-type": "application/json", MARK: "1"}
-        if after is not None:
-            headers["last-event-id"] = after
+        headers = {n: original.headers[n] for n in REQUEST_HEADERS if n in original.headers}
+        headers |= {"content-type": "application/json", FORWARDED_HEADER: "1"}
+        if last_event_id is not None:
+            headers["last-event-id"] = last_event_id
         request = self._client.build_request(
             "POST",
             f"http://{target}{original.path}",
@@ -106,24 +110,26 @@ class Passing:
             content=json.dumps(original.body).encode(),
         )
         try:
-            answer = await watched(self._client.send(request, stream=True), lives)
-        except UNREACHED as error:
-            raise Unreachable(f"{target}: {error!r}") from error
+            answer = await await_while_alive(self._client.send(request, stream=True), is_alive)
+        except CONNECT_ERRORS as error:
+            raise PeerUnreachable(f"{target}: {error!r}") from error
         except (httpx.HTTPError, OSError) as error:
-            raise Gone from error
+            raise PeerGone from error
         back = [
-            (n.encode(), answer.headers[n].encode()) for n in PASSED_BACK if n in answer.headers
+            (n.encode(), answer.headers[n].encode())
+            for n in RESPONSE_HEADERS
+            if n in answer.headers
         ]
         try:
-            yield Answer(answer.status_code, back, _parts(answer, lives))
+            yield ForwardedResponse(answer.status_code, back, _read_parts(answer, is_alive))
         finally:
             await asyncio.shield(answer.aclose())
 
 
-async def _parts(answer: httpx.Response, lives: Lives) -> AsyncIterator[bytes]:
+async def _read_parts(answer: httpx.Response, is_alive: AliveCheck) -> AsyncIterator[bytes]:
     parts = answer.aiter_bytes()
     try:
-        while (part := await watched(anext(parts, None), lives)) is not None:
+        while (part := await await_while_alive(anext(parts, None), is_alive)) is not None:
             yield part
     except (httpx.HTTPError, OSError) as error:
-        raise Gone from error
+        raise PeerGone from error

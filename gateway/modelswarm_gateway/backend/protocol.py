@@ -17,7 +17,7 @@ from modelswarm_gateway.core.interface.session_search import Whereabouts
 from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.errors import ApiError
-from modelswarm_gateway.models.tokenizer import ModelText
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class ModelCard:
     name: str
     revision: str
     n_blocks: int
-    missing: tuple[int, ...]  # blocks without a server
+    missing_blocks: tuple[int, ...]  # blocks without a server
     max_length: int  # positions of the context; 0: not known now
-    text: ModelText | None  # None: its files have not come yet
-    since: int  # unix seconds
+    tokenizer: ModelTokenizer | None  # None: its files have not come yet
+    known_since: int  # unix seconds
 
     @property
     def ready(self) -> bool:
-        return self.text is not None and not self.missing and self.n_blocks > 0
+        return self.tokenizer is not None and not self.missing_blocks and self.n_blocks > 0
 
 
 class TokenStream:
@@ -52,7 +52,7 @@ class TokenStream:
     def __init__(
         self, first: int, read_to: Callable[[int], None], stop_at: Callable[[int], None]
     ) -> None:
-        self.first = first  # position of the first generated token
+        self.first_position = first  # position of the first generated token
         self.read_to = read_to  # the client has taken everything below this position
         self.stop_at = stop_at  # keep so many log entries and end the turn
         self._events: deque[TokenEvent] = deque()
@@ -60,9 +60,9 @@ class TokenStream:
         self._waiter: asyncio.Future[None] | None = None
         self.ended = False  # no more events will be put
         self.reroutes = 0  # faults that sent it to look for a route
-        self.cause = ""  # of the first fault since its last token
+        self.fault_cause = ""  # of the first fault since its last token
 
-    def put(self, event: TokenEvent) -> None:
+    def add_event(self, event: TokenEvent) -> None:
         if self.ended:
             return
         self._events.append(event)
@@ -84,7 +84,7 @@ class TokenStream:
         self._failure = error
         self._wake()
 
-    async def take(self, timeout: float) -> Sequence[TokenEvent]:
+    async def next_events(self, timeout: float) -> Sequence[TokenEvent]:
         """What has come, at least one event; nothing at all after `timeout` seconds. One reader only.
 
         Raises the ApiError that ended the turn.
@@ -115,7 +115,7 @@ class TokenStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryResult:
     """How a session's search for a route ended."""
 
     OUTCOMES: ClassVar = ("resumed", "failed", "abandoned")
@@ -125,62 +125,62 @@ class Recovery:
     seconds: float | None = None  # from that fault to the next token
 
 
-class Watcher(Protocol):
+class EventObserver(Protocol):
     """Is told of faults, to count them."""
 
-    def rerouted(self, model: str, cause: str) -> None: ...
+    def on_rerouted(self, model: str, cause: str) -> None: ...
 
-    def recovered(self, model: str, recovery: Recovery) -> None: ...
+    def on_recovered(self, model: str, recovery: RecoveryResult) -> None: ...
 
-    def moved(self, model: str, cause: str, outcome: str) -> None: ...
+    def on_migrated(self, model: str, cause: str, outcome: str) -> None: ...
 
-    def ejected(self, model: str, cause: str) -> None: ...
+    def on_ejected(self, model: str, cause: str) -> None: ...
 
 
-class Engine(Protocol):
+class SessionBackend(Protocol):
     """All calls are on the event loop and return at once."""
 
-    def cards(self) -> Sequence[ModelCard]:
+    def model_cards(self) -> Sequence[ModelCard]:
         """Every model known here, ready or not."""
         ...
 
-    def knows(self) -> bool:
+    def is_discovery_complete(self) -> bool:
         """Whether every server that was there at the start has been tried: who is no card now, is not served."""
         ...
 
-    def card(self, model: str) -> ModelCard | None: ...
+    def model_card(self, model: str) -> ModelCard | None: ...
 
-    def open(self, model: str, name: str = "", above: int = 0) -> str:
+    def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
         """A new, empty session; its name. One with a name of its own has epochs above those of earlier ones."""
         ...
 
-    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
         """What the servers know of a session that is not open here. `opens`: it is next, if nobody else has it."""
         ...
 
-    async def adopt(
+    async def take_over(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         """Opens what another gateway left; False if that cannot be. `check` raises if its log is not the right one."""
         ...
 
-    def kept(self, session: str) -> KeptTurn | None:
+    def kept_turn(self, session: str) -> KeptTurn | None:
         """The log of an open session and its last turn; None if it has none."""
         ...
 
-    def keep(self, session: str, length: int) -> None:
+    def truncate_log(self, session: str, length: int) -> None:
         """Cut the log of a session whose turn is over."""
         ...
 
-    def leave(self, session: str) -> None:
+    def park_session(self, session: str) -> None:
         """Nobody reads its turn any more: it stands still, and may go on later."""
         ...
 
-    def turn(self, session: str, request: TurnRequest) -> TokenStream:
+    def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
         """Raises CoreError."""
         ...
 
-    def close(self, session: str) -> None:
+    def close_session(self, session: str) -> None:
         """Also when it is closed already."""
         ...
 
@@ -190,10 +190,10 @@ class Engine(Protocol):
 
     def session(self, session: str) -> SessionView | None: ...
 
-    def hold_seconds(self, model: str) -> float:
+    def hold_limit(self, model: str) -> float:
         """How long its sessions may be held; 0: not at all."""
         ...
 
-    def reasons(self, model: str) -> Reasons:
+    def explain_routes(self, model: str) -> Reasons:
         """Why routes are as they are; "": for all models."""
         ...

@@ -74,7 +74,7 @@ def reasons(registry: ServerRegistry, sessions: Iterable[Session], model: str, n
 
 
 def _server(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
-    hello, price = server.hello, registry.price(server, now)
+    hello, price = server.hello, registry.costs.hop_cost(server, now)
     return ServerCost(
         peer=hello.peer,
         model=hello.model,
@@ -108,8 +108,8 @@ def _route(registry: ServerRegistry, session: Session, now: float) -> RouteReaso
     if session.variant is not None and session.hops:
         route = [(hop.peer, hop.first, hop.last) for hop in session.hops]
         if all(registry.is_connected(hop.peer) for hop in session.hops):
-            cost = registry.cost(session.model, session.variant, route, now)
-        legs = registry.cover(
+            cost = registry.costs.route_cost(session.model, session.variant, route, now)
+        legs = registry.costs.choose_hops(
             session.model,
             session.variant,
             (0, session.variant.n_blocks),
@@ -120,7 +120,7 @@ def _route(registry: ServerRegistry, session: Session, now: float) -> RouteReaso
         )
         if legs:
             best = [(leg.peer, leg.first, leg.last) for leg in legs]
-            best_ms = registry.cost(session.model, session.variant, best, now)  # added up alike
+            best_ms = registry.costs.route_cost(session.model, session.variant, best, now)  # added up alike
     return RouteReason(
         session=session.name,
         model=session.model,

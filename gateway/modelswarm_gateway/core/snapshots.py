@@ -23,7 +23,7 @@ def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerV
         last=server.hello.last,
         n_blocks=server.hello.n_blocks,
         own_sessions=registry.hops[peer],
-        leaving=registry.why_left(peer),
+        leaving=registry.drains.first_cause(peer),
         beat=server.heartbeat,
         suspected=peer in registry.suspected,
         ejected=standing.ejected,

@@ -18,108 +18,112 @@ from modelswarm.protocol.identity import Address, PeerId, pod_of
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE = 0.1  # seconds between a failed dial and the next
-LONGEST_PAUSE = 2.0
-GONE = 60.0  # seconds without a link: the server is taken for dead, though its place is there
+MAX_PAUSE = 2.0
+DEAD_SECONDS = (
+    60.0  # seconds without a link: the server is taken for dead, though its place is there
+)
 REFUSED = "connection refused"  # what gRPC says where nobody listens: who did is dead
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where a server can be dialled. `news` is another whenever something happened to it."""
 
     address: Address
-    news: str = ""
+    change_token: str = ""
 
 
-class Source(Protocol):
+class EndpointSource(Protocol):
     """Who tells which servers exist."""
 
-    def present(self) -> Mapping[PeerId, Place]:
+    def endpoints(self) -> Mapping[PeerId, Endpoint]:
         """All places there are now, by the peer that is dialled there: in full, or whoever lives in a pod."""
         ...
 
-    def models(self) -> frozenset[str] | None:
+    def expected_models(self) -> frozenset[str] | None:
         """The names of all models that have servers, or are to have some. None: only who is linked tells."""
         ...
 
 
 @dataclass(slots=True)
 class _Dial:
-    news: str
+    change_token: str
     pause: float = FIRST_PAUSE
-    due: float | None = 0.0  # None: under way, or linked
+    due_at: float | None = 0.0  # None: under way, or linked
     failure: str = ""  # why the last one ended
     tried: bool = False
-    up: bool = False
+    is_linked: bool = False
     model: str = ""  # of who was linked last; "": nobody was, or it is dead
-    broke: float = 0.0  # when that link did
+    lost_at: float = 0.0  # when that link did
 
 
-class Directory:
+class Dialer:
     def __init__(
-        self, source: Source, dial: Callable[[Address], None], clock: Callable[[], float]
+        self, source: EndpointSource, dial: Callable[[Address], None], clock: Callable[[], float]
     ) -> None:
         self._source, self._dial, self._clock = source, dial, clock
         self._dials: dict[PeerId, _Dial] = {}
 
-    def poll(self) -> None:
+    def dial_due(self) -> None:
         """Sees who is there now and dials whoever is due."""
-        present = self._source.present()
+        present = self._source.endpoints()
         for peer in self._dials.keys() - present.keys():
             del self._dials[peer]
         now = self._clock()
         for peer, place in present.items():
-            dial = self._dials.setdefault(peer, _Dial(place.news))
-            if dial.news != place.news:
-                dial.news, dial.pause = place.news, FIRST_PAUSE
-                dial.due = now if dial.due is not None else None
-            if dial.due is not None and dial.due <= now:
-                dial.due = None
+            dial = self._dials.setdefault(peer, _Dial(place.change_token))
+            if dial.change_token != place.change_token:
+                dial.change_token, dial.pause = place.change_token, FIRST_PAUSE
+                dial.due_at = now if dial.due_at is not None else None
+            if dial.due_at is not None and dial.due_at <= now:
+                dial.due_at = None
                 self._dial(place.address)
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether everybody who is present has been tried."""
         return all(dial.tried for dial in self._dials.values())
 
-    def cut_off(self, model: str) -> list[PeerId]:
+    def unreachable_servers(self, model: str) -> list[PeerId]:
         """Places whose server may live and serve the model, and has no link: it broke not long ago, or the first dial
         is still under way. Where nobody listens nobody lives, and who never could be dialled is starting.
         """
         return [
             peer
             for peer, dial in self._dials.items()
-            if not dial.tried or (dial.model == model and self._broke_lately(dial))
+            if not dial.tried or (dial.model == model and self._was_lost_recently(dial))
         ]
 
-    def may_live(self, peer: PeerId) -> bool:
+    def may_be_running(self, peer: PeerId) -> bool:
         """Whether a server that has lost its link is perhaps still there."""
-        dial = self._of(peer)
-        return dial is not None and dial.model != "" and self._broke_lately(dial)
+        dial = self._find_dial(peer)
+        return dial is not None and dial.model != "" and self._was_lost_recently(dial)
 
-    def _broke_lately(self, dial: _Dial) -> bool:
-        return not dial.up and dial.broke > self._clock() - GONE
+    def _was_lost_recently(self, dial: _Dial) -> bool:
+        return not dial.is_linked and dial.lost_at > self._clock() - DEAD_SECONDS
 
-    def linked(self, peer: PeerId, model: str) -> None:
-        dial = self._of(peer)
+    def on_peer_connected(self, peer: PeerId, model: str) -> None:
+        dial = self._find_dial(peer)
         if dial is not None:
-            dial.pause, dial.due, dial.failure = FIRST_PAUSE, None, ""
-            dial.tried = dial.up = True
+            dial.pause, dial.due_at, dial.failure = FIRST_PAUSE, None, ""
+            dial.tried = dial.is_linked = True
             dial.model = model
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
+    def on_peer_lost(self, peer: PeerId, reason: str) -> None:
         """The link broke or could not be made: dial again, later each time."""
-        dial = self._of(peer)
-        if dial is None or dial.due is not None:
+        dial = self._find_dial(peer)
+        if dial is None or dial.due_at is not None:
             return
-        if not dial.up and dial.failure != reason:  # a server that loads for long is one line
+        if (
+            not dial.is_linked and dial.failure != reason
+        ):  # a server that loads for long is one line
             log.info("%s cannot be linked: %s", peer, reason)
-        if dial.up:
-            dial.broke = self._clock()
+        if dial.is_linked:
+            dial.lost_at = self._clock()
         elif REFUSED in reason.lower():
             dial.model = ""
-        dial.tried, dial.up, dial.failure = True, False, reason
-        dial.due = self._clock() + dial.pause
-        dial.pause = min(2 * dial.pause, LONGEST_PAUSE)
+        dial.tried, dial.is_linked, dial.failure = True, False, reason
+        dial.due_at = self._clock() + dial.pause
+        dial.pause = min(2 * dial.pause, MAX_PAUSE)
 
-    def _of(self, peer: PeerId) -> _Dial | None:
+    def _find_dial(self, peer: PeerId) -> _Dial | None:
         return self._dials.get(peer) or self._dials.get(pod_of(peer))

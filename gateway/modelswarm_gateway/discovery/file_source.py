@@ -13,29 +13,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
+from modelswarm.process.run_files import MemberFile
 from modelswarm.protocol.identity import Address, PeerId
-from modelswarm_gateway.discovery.dialer import Place
+from modelswarm_gateway.discovery.dialer import Endpoint
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 64 << 10  # of one file; larger ones are not a member's
+MAX_FILE_BYTES = 64 << 10  # of one file; larger ones are not a member's
 
 _Signature = tuple[int, int, int]
 """(inode, size, time of change): a file with the same is not read again."""
 
 
-class _MemberFile(BaseModel):
-    """The part of a server's announcement that is needed to dial it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    peer: str = Field(min_length=1)
-    target: str = Field(min_length=1)
-
-
-def _state(entry: os.DirEntry[str]) -> _Signature | None:
+def _signature_of(entry: os.DirEntry[str]) -> _Signature | None:
     """None: it went meanwhile, leads nowhere, or is no file; what else is there must still be seen."""
     try:
         state = entry.stat()
@@ -54,17 +46,17 @@ class _Known:
     address: Address | None
 
 
-class MembersFolder:
+class FileSource:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, _Known] = {}
 
-    def present(self) -> Mapping[PeerId, Place]:
+    def endpoints(self) -> Mapping[PeerId, Endpoint]:
         """Reads what changed in the folder."""
         self._read()
-        return {k.address.peer: Place(k.address) for k in self._files.values() if k.address}
+        return {k.address.peer: Endpoint(k.address) for k in self._files.values() if k.address}
 
-    def models(self) -> None:
+    def expected_models(self) -> None:
         """A server is in the folder only when it can be linked."""
 
     def _read(self) -> None:
@@ -73,7 +65,7 @@ class MembersFolder:
             with os.scandir(self._folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(".json") and not entry.name.startswith("."):
-                        state = _state(entry)
+                        state = _signature_of(entry)
                         if state is not None:
                             seen[entry.name] = state
         except OSError as error:
@@ -88,11 +80,11 @@ class MembersFolder:
 
     def _address(self, name: str, size: int) -> Address | None:
         path = self._folder / name
-        if size > MOST_BYTES:
+        if size > MAX_FILE_BYTES:
             log.warning("%s: too large for a member file", path)
             return None
         try:
-            member = _MemberFile.model_validate_json(path.read_bytes())
+            member = MemberFile.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             log.warning("%s is no member file: %s", path, str(error).splitlines()[0])
             return None

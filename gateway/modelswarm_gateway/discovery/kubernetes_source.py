@@ -12,12 +12,12 @@ from pathlib import Path
 from modelswarm.errors import UserError
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.api_server import ApiServer, Unreachable
-from modelswarm_gateway.discovery.dialer import Place
-from modelswarm_gateway.discovery.pod_reflector import PodWatch, unready
-from modelswarm_gateway.discovery.pod_store import PodBook
+from modelswarm_gateway.discovery.dialer import Endpoint
+from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
+from modelswarm_gateway.discovery.pod_store import PodStore
 
 
-class Cluster:
+class KubernetesSource:
     def __init__(
         self,
         kubeconfig: Path | None,
@@ -28,11 +28,12 @@ class Cluster:
         """No namespaces: all of them."""
         self._kubeconfig = kubeconfig
         self._api = ApiServer(kubeconfig)
-        self._book = PodBook()
+        self._store = PodStore()
         self.on_change: Callable[[], None] = lambda: None
         scopes = dict.fromkeys(namespaces) or ("",)
-        self._watches = [
-            PodWatch(self._api, scope, self._book, self._changed, clock, jitter) for scope in scopes
+        self._reflectors = [
+            PodReflector(self._api, scope, self._store, self._changed, clock, jitter)
+            for scope in scopes
         ]
 
     async def check(self) -> None:
@@ -43,35 +44,35 @@ class Cluster:
             field = "--kubernetes" if self._kubeconfig is None else "--kubeconfig"
             raise UserError(field, str(error)) from error
 
-    def present(self) -> Mapping[PeerId, Place]:
-        return self._book.present()
+    def endpoints(self) -> Mapping[PeerId, Endpoint]:
+        return self._store.endpoints()
 
-    def models(self) -> frozenset[str]:
-        return self._book.models()
+    def expected_models(self) -> frozenset[str]:
+        return self._store.expected_models()
 
-    def unready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why it does not know yet who exists."""
-        return unready(self._watches)
+        return unready_reason(self._reflectors)
 
-    def pods(self) -> Mapping[str, int]:
+    def pod_states(self) -> Mapping[str, int]:
         """How many there are in each state."""
-        return self._book.states()
+        return self._store.pod_states()
 
     @property
     def failures(self) -> int:
         """Of requests to the API server."""
-        return sum(watch.failures for watch in self._watches)
+        return sum(watch.failures for watch in self._reflectors)
 
     @property
-    def deaf(self) -> bool:
+    def watch_down(self) -> bool:
         """Changes to some pods are not heard of at the moment."""
-        return any(watch.problem is not None or not watch.listed for watch in self._watches)
+        return any(watch.problem is not None or not watch.listed for watch in self._reflectors)
 
     async def run(self) -> None:
         """Until it is cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                for watch in self._watches:
+                for watch in self._reflectors:
                     group.create_task(watch.run())
         finally:
             await self._api.close()

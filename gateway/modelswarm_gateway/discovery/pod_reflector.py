@@ -15,20 +15,20 @@ from contextlib import aclosing
 from typing import Any, Never, Protocol
 
 from modelswarm_gateway.api_server import Answered, Unreachable
-from modelswarm_gateway.discovery.pod_store import SELECTOR, PodBook
+from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
 log = logging.getLogger(__name__)
 
-PAGE = 250  # pods per answer: reading more would hold up the streams for longer
+PAGE_SIZE = 250  # pods per answer: reading more would hold up the streams for longer
 WATCH_SECONDS = 40.0  # then the API server ends a watch
-LATE_SECONDS = 10.0  # after that, the connection is taken for dead
-LIST_SECONDS = 600.0  # a watch that forgot something is put right after so long
+WATCH_GRACE_SECONDS = 10.0  # after that, the connection is taken for dead
+RELIST_SECONDS = 600.0  # a watch that forgot something is put right after so long
 FIRST_PAUSE = 0.25
-LONGEST_PAUSE = 5.0
-SOON = 1.0  # a watch that ends sooner has not worked
-EXPIRED = 410  # the version asked for is not kept any more
-BUSY = 429
-DENIED = (401, 403, 404)
+MAX_PAUSE = 5.0
+MIN_WATCH_SECONDS = 1.0  # a watch that ends sooner has not worked
+GONE_STATUS = 410  # the version asked for is not kept any more
+TOO_MANY_REQUESTS_STATUS = 429
+DENIED_STATUSES = (401, 403, 404)
 
 
 class Reader(Protocol):
@@ -45,15 +45,15 @@ class _Relist(Exception):
     """The watch cannot go on; the message says why."""
 
 
-class PodWatch:
+class PodReflector:
     """One scope: a namespace, or all of them ("")."""
 
     def __init__(
-        self, api: Reader, scope: str, book: PodBook, changed: Callable[[], None],
+        self, api: Reader, scope: str, store: PodStore, changed: Callable[[], None],
         clock: Callable[[], float], jitter: Callable[[], float],
     ) -> None:  # fmt: skip
         """`changed` is called after each change of the book; `jitter` gives numbers in [0, 1)."""
-        self._api, self._scope, self._book, self._changed = api, scope, book, changed
+        self._api, self._scope, self._store, self._changed = api, scope, store, changed
         self._clock, self._jitter = clock, jitter
         self._path = f"/api/v1/namespaces/{scope}/pods" if scope else "/api/v1/pods"
         self._version = ""
@@ -67,23 +67,23 @@ class PodWatch:
         while True:
             try:
                 self._version = await self._list()
-                await self._follow()
+                await self._watch_until_relist()
             except _Relist as reason:
-                log.info("pods of %s are listed again: %s", self._where, reason)
-                await self._wait(0.0)
+                log.info("pods of %s are listed again: %s", self._scope_name, reason)
+                await self._back_off(0.0)
             except (Answered, Unreachable) as error:
-                await self._failed(error)
+                await self._on_failure(error)
             except Exception:
-                log.exception("pods of %s: a fault of ours", self._where)
-                await self._wait(0.0)
+                log.exception("pods of %s: a fault of ours", self._scope_name)
+                await self._back_off(0.0)
 
     @property
-    def _where(self) -> str:
+    def _scope_name(self) -> str:
         return f"namespace {self._scope}" if self._scope else "all namespaces"
 
     async def _list(self) -> str:
         """Replaces what is known; returns the version it is of."""
-        query = {"labelSelector": SELECTOR, "limit": str(PAGE)}
+        query = {"labelSelector": SELECTOR, "limit": str(PAGE_SIZE)}
         items: list[object] = []
         while True:
             page = await self._api.get(self._path, query)
@@ -98,29 +98,29 @@ class PodWatch:
             if not token:
                 break
             query["continue"] = token
-        self._book.replace(self._scope, items)
+        self._store.replace_scope(self._scope, items)
         if not self.listed:
-            log.info("%d pods of servers in %s", len(items), self._where)
+            log.info("%d pods of servers in %s", len(items), self._scope_name)
         self.listed, self.problem, self.denied = True, None, False
         self._changed()
         return str(version)
 
-    async def _follow(self) -> None:
+    async def _watch_until_relist(self) -> None:
         """Takes in changes from the list on, watch after watch. Ends only by raising, or to be listed anew."""
-        end = self._clock() + LIST_SECONDS * (0.75 + 0.5 * self._jitter())
+        end = self._clock() + RELIST_SECONDS * (0.75 + 0.5 * self._jitter())
         while self._clock() < end:
             try:
-                await self._watch()
+                await self._watch_once()
             except Unreachable as error:  # what was heard stands: the next watch goes on from there
-                await self._failed(error)
+                await self._on_failure(error)
             except Answered as error:
-                if error.status == EXPIRED:
+                if error.status == GONE_STATUS:
                     raise _Relist(str(error)) from error
-                if error.status != BUSY:
+                if error.status != TOO_MANY_REQUESTS_STATUS:
                     raise
-                await self._failed(error)
+                await self._on_failure(error)
 
-    async def _watch(self) -> None:
+    async def _watch_once(self) -> None:
         """One watch, from the version that was heard last."""
         began = self._clock()
         seconds = WATCH_SECONDS * (0.75 + 0.25 * self._jitter())
@@ -131,16 +131,16 @@ class PodWatch:
             "resourceVersion": self._version,
             "timeoutSeconds": str(int(seconds)),
         }
-        events = self._api.watch(self._path, query, seconds + LATE_SECONDS)
+        events = self._api.watch(self._path, query, seconds + WATCH_GRACE_SECONDS)
         async with aclosing(events):
             async for event in events:
-                self._take(event)
-                self._heard()
-        if self._clock() - began < SOON:
+                self._apply_event(event)
+                self._on_success()
+        if self._clock() - began < MIN_WATCH_SECONDS:
             raise Unreachable("the watch ended at once")
-        self._heard()
+        self._on_success()
 
-    def _take(self, event: Any) -> None:
+    def _apply_event(self, event: Any) -> None:
         try:
             kind, content = event["type"], event["object"]
             said = f"{content.get('code')}: {content.get('message')}"
@@ -151,30 +151,32 @@ class PodWatch:
         if kind == "ERROR":
             raise _Relist(said)
         if kind != "BOOKMARK":
-            self._book.change(self._scope, kind, content)
+            self._store.apply_event(self._scope, kind, content)
             self._changed()
 
-    def _heard(self) -> None:
+    def _on_success(self) -> None:
         if self.problem is not None:
-            log.info("pods of %s are watched again", self._where)
+            log.info("pods of %s are watched again", self._scope_name)
         self.problem, self.denied, self._pause = None, False, FIRST_PAUSE
 
-    async def _failed(self, error: Answered | Unreachable) -> None:
+    async def _on_failure(self, error: Answered | Unreachable) -> None:
         """Tells of it once, and waits."""
         self.failures += 1
         if self.problem is None:
-            log.warning("pods of %s cannot be watched, what is known stays: %s", self._where, error)
+            log.warning(
+                "pods of %s cannot be watched, what is known stays: %s", self._scope_name, error
+            )
         self.problem = str(error)
-        self.denied = isinstance(error, Answered) and error.status in DENIED
-        await self._wait(error.retry_after if isinstance(error, Answered) else 0.0)
+        self.denied = isinstance(error, Answered) and error.status in DENIED_STATUSES
+        await self._back_off(error.retry_after if isinstance(error, Answered) else 0.0)
 
-    async def _wait(self, least: float) -> None:
+    async def _back_off(self, least: float) -> None:
         """Longer each time, until a watch works."""
         await asyncio.sleep(max(least, self._pause * (0.5 + self._jitter())))
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, MAX_PAUSE)
 
 
-def unready(watches: Sequence[PodWatch]) -> str | None:
+def unready_reason(watches: Sequence[PodReflector]) -> str | None:
     """Why the gateway cannot know yet who exists; None when it does.
 
     A namespace that it may not read stops only the gateways that may read no other.

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.resources.labels import INCARNATION, LINKS, LINKS_PORT, ROLE, SERVED_NAME, SERVER
-from modelswarm_gateway.discovery.dialer import Place
+from modelswarm_gateway.discovery.dialer import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ class Pod:
     ip: str  # "": it has none yet
     port: int
     phase: str
-    leaving: bool
-    news: str
+    terminating: bool
+    change_token: str
 
     @property
     def peer(self) -> PeerId:
@@ -89,19 +89,19 @@ class Pod:
 
     @property
     def state(self) -> str:
-        return "Terminating" if self.leaving else self.phase
+        return "Terminating" if self.terminating else self.phase
 
     @property
-    def dialable(self) -> bool:
+    def is_dialable(self) -> bool:
         return self.state == "Running" and self.ip != ""
 
     @property
-    def place(self) -> Place:
+    def endpoint(self) -> Endpoint:
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return Place(Address(self.peer, f"{host}:{self.port}"), self.news)
+        return Endpoint(Address(self.peer, f"{host}:{self.port}"), self.change_token)
 
 
-def read_pod(content: object) -> Pod:
+def parse_pod(content: object) -> Pod:
     """ValueError when it is no pod of a server."""
     found = _PodObject.model_validate(content)
     incarnation = found.metadata.labels.get(INCARNATION, "")
@@ -118,73 +118,73 @@ def read_pod(content: object) -> Pod:
         ip=status.podIP,
         port=ports[0].containerPort if ports else LINKS_PORT,
         phase=status.phase,
-        leaving=found.metadata.deletionTimestamp is not None,
-        news=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in lives),
+        terminating=found.metadata.deletionTimestamp is not None,
+        change_token=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in lives),
     )
 
 
-class PodBook:
+class PodStore:
     """All pods, by the scope (a namespace, or "" for all) of the watch that tells of them."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, dict[str, Pod]] = {}
-        self._places: dict[PeerId, Place] | None = None  # None: to be made anew
-        self._twice: set[PeerId] = set()
+        self._endpoints: dict[PeerId, Endpoint] | None = None  # None: to be made anew
+        self._duplicates: set[PeerId] = set()
 
-    def replace(self, scope: str, contents: Iterable[object]) -> None:
+    def replace_scope(self, scope: str, contents: Iterable[object]) -> None:
         """A list: what is not in it is gone, whatever was heard before."""
         pods: dict[str, Pod] = {}
         for content in contents:
-            pod = _read(content)
+            pod = _parse_or_warn(content)
             if pod is not None:
                 pods[pod.uid] = pod
         self._scopes[scope] = pods
-        self._places = None
+        self._endpoints = None
 
-    def change(self, scope: str, kind: str, content: object) -> None:
+    def apply_event(self, scope: str, kind: str, content: object) -> None:
         """An event of a watch: ADDED, MODIFIED or DELETED."""
-        pod = _read(content)
+        pod = _parse_or_warn(content)
         if pod is None:
             return
-        self._places = None
+        self._endpoints = None
         pods = self._scopes.setdefault(scope, {})
         if kind == "DELETED":
             pods.pop(pod.uid, None)
         else:
             pods[pod.uid] = pod
 
-    def present(self) -> Mapping[PeerId, Place]:
-        if self._places is None:
-            self._places = self._make_places()
-        return self._places
+    def endpoints(self) -> Mapping[PeerId, Endpoint]:
+        if self._endpoints is None:
+            self._endpoints = self._build_endpoints()
+        return self._endpoints
 
-    def models(self) -> frozenset[str]:
+    def expected_models(self) -> frozenset[str]:
         """What all pods serve, or are to serve once they can."""
-        return frozenset(pod.model for pod in self._all() if pod.model)
+        return frozenset(pod.model for pod in self._all_pods() if pod.model)
 
-    def states(self) -> Mapping[str, int]:
+    def pod_states(self) -> Mapping[str, int]:
         """How many pods there are in each state."""
-        return Counter(pod.state for pod in self._all())
+        return Counter(pod.state for pod in self._all_pods())
 
-    def _all(self) -> Iterable[Pod]:
+    def _all_pods(self) -> Iterable[Pod]:
         return (pod for pods in self._scopes.values() for pod in pods.values())
 
-    def _make_places(self) -> dict[PeerId, Place]:
-        places: dict[PeerId, Place] = {}
-        for pod in self._all():
-            if pod.dialable and places.setdefault(pod.peer, pod.place) != pod.place:
-                self._warn(pod)
+    def _build_endpoints(self) -> dict[PeerId, Endpoint]:
+        places: dict[PeerId, Endpoint] = {}
+        for pod in self._all_pods():
+            if pod.is_dialable and places.setdefault(pod.peer, pod.endpoint) != pod.endpoint:
+                self._warn_duplicate(pod)
         return places
 
-    def _warn(self, pod: Pod) -> None:
-        if pod.peer not in self._twice:
-            self._twice.add(pod.peer)
+    def _warn_duplicate(self, pod: Pod) -> None:
+        if pod.peer not in self._duplicates:
+            self._duplicates.add(pod.peer)
             log.warning("%s/%s: there are two pods of this name", pod.namespace, pod.name)
 
 
-def _read(content: object) -> Pod | None:
+def _parse_or_warn(content: object) -> Pod | None:
     try:
-        return read_pod(content)
+        return parse_pod(content)
     except ValidationError as error:
         log.warning("passed over something that is no pod: %s", str(error).splitlines()[0])
     except ValueError as error:

@@ -24,7 +24,7 @@ class Readiness:
         self._known_at: float | None = None
         self._ready = False
 
-    def unready(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why clients should not come yet. Once ready, it stays so: what is known does not go."""
         if self._ready:
             return None

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from modelswarm.protocol.messages import Finish
-from modelswarm_gateway.backend.protocol import Engine, TokenEvent, TokenStream
+from modelswarm_gateway.backend.protocol import SessionBackend, TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code, from_core
-from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions
+from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
 from modelswarm_gateway.generation.stop_strings import StopMatcher
-from modelswarm_gateway.metrics.counters import Metrics, Outcome
-from modelswarm_gateway.models.tokenizer import ModelText
+from modelswarm_gateway.metrics.counters import Metrics, TurnOutcome
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
@@ -39,7 +39,7 @@ class OutputChunk:
 class GenerationContext:
     """Where generations run: what all of them share."""
 
-    backend: Engine
+    backend: SessionBackend
     named_sessions: NamedSessions
     metrics: Metrics
     clock: Callable[[], float]
@@ -50,8 +50,8 @@ class GenerationContext:
 class TurnStart:
     """With what one turn begins."""
 
-    request: TurnRequest
-    tokenizer: ModelText
+    turn: TurnRequest
+    tokenizer: ModelTokenizer
     requested_at: float
     epoch_floor: int = 0  # epochs of the session's name that others have used
     resumed: ResumedTurn | None = None  # the turn had begun before
@@ -60,35 +60,48 @@ class TurnStart:
 class Generation:
     """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
 
-    def __init__(self, context: GenerationContext, ask: GenerationRequest, start: TurnStart) -> None:
-        request = start.request
-        self._context, self._request, self._turn, self._epoch_floor = context, ask, request, start.epoch_floor
-        self._detokenizer = start.tokenizer.detokeniser(request.tokens)
+    def __init__(
+        self, context: GenerationContext, ask: GenerationRequest, start: TurnStart
+    ) -> None:
+        request = start.turn
+        self._context, self._request, self._turn, self._epoch_floor = (
+            context,
+            ask,
+            request,
+            start.epoch_floor,
+        )
+        self._detokenizer = start.tokenizer.detokenizer(request.tokens)
         self._stops = StopMatcher(ask.stop)
-        self._meter = context.metrics.turn(ask.model, len(request.tokens), start.requested_at)
+        self._meter = context.metrics.meter_turn(ask.model, len(request.tokens), start.requested_at)
         self._finish: str | None = None  # how it ended, once it has ended well
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
         self.prompt = request.tokens
         self.completion_tokens = self._resumed_tokens = 0
-        self.session_key: SessionKey | None = (ask.model, ask.session_id) if ask.session_id else None
+        self.session_key: SessionKey | None = (
+            (ask.model, ask.session_id) if ask.session_id else None
+        )
         self._log_mark = LogMark(request.tokens) if self.session_key else None
-        self._unseen_chunk: OutputChunk | None = None  # what was generated before, and the client has not seen
+        self._unseen_chunk: OutputChunk | None = (
+            None  # what was generated before, and the client has not seen
+        )
         if start.resumed is None:
             self._session, self._stream = self._start_turn()
         else:
             self._session, self._stream = self._resume_turn(start.resumed)
-        self._meter.began(context.clock())
+        self._meter.on_started(context.clock())
 
     def _start_turn(self) -> tuple[str, TokenStream]:
         """A session with its turn started; opened anew when the core has lost a kept one."""
         engine, book = self._context.backend, self._context.named_sessions
         for _ in range(2):
             session = (
-                book.acquire(self.session_key, self._epoch_floor) if self.session_key else engine.open(self._request.model)
+                book.acquire(self.session_key, self._epoch_floor)
+                if self.session_key
+                else engine.open_session(self._request.model)
             )
             try:
-                return session, engine.turn(session, self._turn)
+                return session, engine.start_turn(session, self._turn)
             except UnknownSession:
                 self._drop_session(session)
             except CoreError as error:
@@ -116,7 +129,7 @@ class Generation:
         self._unseen_chunk = self._finish_chunk(shown, new, end - len(new))
         try:
             if self._finish is not None:
-                engine.keep(session, end)
+                engine.truncate_log(session, end)
                 return session, self._stream
             self._turn = TurnRequest(
                 tokens=(*self.prompt, *resumed.generated),
@@ -125,7 +138,7 @@ class Generation:
                 credit_ahead=self._turn.credit_ahead,
                 begun=True,
             )
-            return session, engine.turn(session, self._turn)
+            return session, engine.start_turn(session, self._turn)
         except CoreError as error:
             self._release_session(session, keep=True)
             raise from_core(error, self._request.prompt_field) from error
@@ -141,7 +154,7 @@ class Generation:
         if self.session_key:
             self._context.named_sessions.drop_session(self.session_key)
         else:
-            self._context.backend.close(session)
+            self._context.backend.close_session(session)
 
     async def next_chunk(self, timeout: float) -> OutputChunk | None:
         """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
@@ -151,7 +164,7 @@ class Generation:
                 return said
         while True:
             try:
-                events = await self._stream.take(timeout)
+                events = await self._stream.next_events(timeout)
             except ApiError as error:
                 if not self._evict_and_retry(error):
                     self._refused = error.code in _NOT_STARTED and not self._generated_now
@@ -164,10 +177,12 @@ class Generation:
         """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
         if error.code is not Code.NO_CAPACITY or self._generated_now or self._closed:
             return False
-        if not self._context.named_sessions.evict_idle(self._request.model):  # those of others hold no page that helps
+        if not self._context.named_sessions.evict_idle(
+            self._request.model
+        ):  # those of others hold no page that helps
             return False
         try:
-            self._stream = self._context.backend.turn(self._session, self._turn)
+            self._stream = self._context.backend.start_turn(self._session, self._turn)
         except CoreError as broken:
             raise from_core(broken, self._request.prompt_field) from error
         return True
@@ -190,7 +205,7 @@ class Generation:
                 break
         self._finish = finish
         if tokens:
-            self._meter.tokens(len(tokens), self._context.clock())
+            self._meter.on_tokens(len(tokens), self._context.clock())
             self.completion_tokens += len(tokens)
         return self._finish_chunk(texts, tokens, events[0].position)
 
@@ -257,20 +272,20 @@ class Generation:
     def _park_session(self) -> bool:
         """The client left before the end: it may come back for the rest."""
         try:
-            self._context.backend.leave(self._session)
+            self._context.backend.park_session(self._session)
         except UnknownSession:
             return False
         return True
 
     def _record_metrics(self) -> None:
         place, outcome = self._context, self._outcome()
-        self._meter.ended(outcome, place.backend.session(self._session), place.clock())
-        place.metrics.stream(self._request.model, outcome, self._finish)
+        self._meter.on_ended(outcome, place.backend.session(self._session), place.clock())
+        place.metrics.count_turn(self._request.model, outcome, self._finish)
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> TurnOutcome:
         if self._finish is not None:
-            return Outcome.RECOVERED if self._stream.reroutes else Outcome.COMPLETED
+            return TurnOutcome.RECOVERED if self._stream.reroutes else TurnOutcome.COMPLETED
         if self._refused:
-            return Outcome.REFUSED
+            return TurnOutcome.REFUSED
         left = self._failure in (None, Code.CANCELLED)
-        return Outcome.CANCELLED if left else Outcome.FAILED
+        return TurnOutcome.CANCELLED if left else TurnOutcome.FAILED

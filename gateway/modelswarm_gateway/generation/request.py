@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.models.chat_template import TemplateError
-from modelswarm_gateway.models.sampling_defaults import Options
-from modelswarm_gateway.models.tokenizer import ModelText, TextTooLong
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
 MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
@@ -45,27 +45,36 @@ class GenerationRequest:
     model: str
     prompt: Prompt
     prompt_field: str  # that carried the prompt, for errors
-    options: Options
+    options: SamplingOptions
     stop: tuple[str, ...] = ()
     session_id: str | None = None
-    default_max_tokens: int | None = None  # when neither the request nor the model limits the answer
-    resume_after: int | None = None  # goes on behind this position of the log: the client has the rest
+    default_max_tokens: int | None = (
+        None  # when neither the request nor the model limits the answer
+    )
+    resume_after: int | None = (
+        None  # goes on behind this position of the log: the client has the rest
+    )
     resume_mark: str = ""  # of the log up to there, as it was sent; "": not told
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 
-async def encode_prompt(request: GenerationRequest, text: ModelText, limit: int) -> tuple[int, ...]:
+async def encode_prompt(
+    request: GenerationRequest, text: ModelTokenizer, limit: int
+) -> tuple[int, ...]:
     """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
     try:
         tokens = await _encode(request, text, limit)
     except TextTooLong as error:
         raise ApiError(Code.CONTEXT_LENGTH, str(error), param=request.prompt_field) from error
     if not tokens:
-        raise invalid_request(request.prompt_field, f"{request.prompt_field}: the prompt is empty; at least one token is needed")
+        raise invalid_request(
+            request.prompt_field,
+            f"{request.prompt_field}: the prompt is empty; at least one token is needed",
+        )
     return tokens
 
 
-async def _encode(request: GenerationRequest, text: ModelText, limit: int) -> tuple[int, ...]:
+async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) -> tuple[int, ...]:
     match request.prompt:
         case TokenPrompt(ids):
             if 0 < limit < len(ids):  # before a long look at each of them
@@ -73,7 +82,9 @@ async def _encode(request: GenerationRequest, text: ModelText, limit: int) -> tu
             for place, token in enumerate(ids):
                 if not 0 <= token < text.vocabulary:
                     detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
-                    raise invalid_request(request.prompt_field, f"{request.prompt_field}[{place}]: {detail}")
+                    raise invalid_request(
+                        request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"
+                    )
             return ids
         case TextPrompt(words):
             return tuple(await text.encode(words, special=True, limit=limit))
@@ -81,10 +92,12 @@ async def _encode(request: GenerationRequest, text: ModelText, limit: int) -> tu
             try:
                 return tuple(await text.encode_chat(messages, variables, limit))
             except TemplateError as error:
-                raise invalid_request(request.prompt_field, f"{request.prompt_field}: {error}") from error
+                raise invalid_request(
+                    request.prompt_field, f"{request.prompt_field}: {error}"
+                ) from error
 
 
-def token_limit(request: GenerationRequest, text: ModelText) -> int | None:
+def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:
     """None: up to the context's end."""
     for limit in (request.options.max_tokens, text.defaults.max_tokens):
         if limit is not None:

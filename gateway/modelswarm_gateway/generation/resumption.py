@@ -64,7 +64,9 @@ def parse_event_id(said: str) -> tuple[int, str]:
     """The position that an event's id names, and the mark of the log up to there; "" without one. Raises ApiError."""
     found = _ID.fullmatch(said.strip())
     if found is None:
-        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {said[:40]!r} is no id of an event of a stream")
+        raise invalid_request(
+            LAST_EVENT_ID, f"{LAST_EVENT_ID}: {said[:40]!r} is no id of an event of a stream"
+        )
     return int(found[1]), found[2] or ""
 
 
@@ -95,7 +97,9 @@ def resume_turn(
     if mark:
         check_mark(log, after, mark)
     if log[:common] != tuple(prompt[:common]):
-        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: this session has answered another prompt")
+        raise invalid_request(
+            LAST_EVENT_ID, f"{LAST_EVENT_ID}: this session has answered another prompt"
+        )
     if after >= max(first, len(log)):
         raise _log_too_short(log, after)
     if kept is None or len(log) <= first:

@@ -10,17 +10,17 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelswarm_gateway.backend.protocol import Engine, ModelCard
+from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, model_not_found, gateway_stopping
-from modelswarm_gateway.generation.generation import TurnStart, Generation, GenerationContext
-from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions, wire_name
-from modelswarm_gateway.generation.request import GenerationRequest, token_limit, encode_prompt
+from modelswarm_gateway.errors import ApiError, Code, gateway_stopping, model_not_found
+from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
+from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
+from modelswarm_gateway.generation.request import GenerationRequest, encode_prompt, token_limit
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.metrics.counters import Metrics
-from modelswarm_gateway.models.tokenizer import ModelText
-from modelswarm_gateway.timeouts import keepalive_within
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
+from modelswarm_gateway.settings import cap_keepalive
 
 RELEASE_SECONDS = 2.0
 
@@ -37,7 +37,7 @@ class ServiceSettings:
 class GenerationService:
     def __init__(
         self,
-        backend: Engine,
+        backend: SessionBackend,
         metrics: Metrics,
         clock: Callable[[], float],
         settings: ServiceSettings | None = None,
@@ -45,14 +45,16 @@ class GenerationService:
         self.backend, self.metrics, self.clock = backend, metrics, clock
         self.settings = settings or ServiceSettings()
         self.named_sessions = NamedSessions(
-            lambda key, above: backend.open(key[0], wire_name(key), above),
-            backend.close,
+            lambda key, above: backend.open_session(key[0], wire_name(key), above),
+            backend.close_session,
             clock,
             limit=self.settings.max_named_sessions,
             idle_seconds=self.settings.idle_seconds,
         )
         self._locator = SessionLocator(backend, self.named_sessions, clock)
-        self._context = GenerationContext(backend, self.named_sessions, metrics, clock, self._on_closed)
+        self._context = GenerationContext(
+            backend, self.named_sessions, metrics, clock, self._on_closed
+        )
         self.accepting = True
         self.shutting_down = False  # clients are to go elsewhere; those that still come are served
         self._last_request_at = clock()
@@ -61,8 +63,8 @@ class GenerationService:
 
     def keepalive_seconds(self, model: str) -> float:
         """Silence after which a client of that model gets a sign of life."""
-        hold = self.backend.hold_seconds(model)
-        return keepalive_within(self.settings.keepalive_seconds, hold)
+        hold = self.backend.hold_limit(model)
+        return cap_keepalive(self.settings.keepalive_seconds, hold)
 
     @property
     def running_count(self) -> int:
@@ -76,7 +78,11 @@ class GenerationService:
     async def start_generation(self, request: GenerationRequest) -> Generation:
         """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
         self._last_request_at = asked_at = self.clock()
-        here = request.forwarded and request.session_id and self.named_sessions.has_session((request.model, request.session_id))
+        here = (
+            request.forwarded
+            and request.session_id
+            and self.named_sessions.has_session((request.model, request.session_id))
+        )
         if not self.accepting and not here:  # nobody else can answer for a session that is here
             raise gateway_stopping()
         if len(self._running) >= self.settings.max_generations:
@@ -84,7 +90,7 @@ class GenerationService:
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
         card, text = self._find_model(request.model)
         tokens = await encode_prompt(request, text, card.max_length)
-        request = TurnRequest(
+        turn = TurnRequest(
             tokens=tokens,
             max_tokens=token_limit(request, text),
             sampling=text.defaults.sampling(request.options, secrets.randbits(64)),
@@ -97,7 +103,7 @@ class GenerationService:
                 await self._abort_running(key)
             above = await self._locator.acquire(request, key)
             resume = self._find_resumed_turn(request, key, tokens)
-        begin = TurnStart(request, text, asked_at, above, resume)
+        begin = TurnStart(turn, text, asked_at, above, resume)
         generation = Generation(self._context, request, begin)
         self._running.add(generation)
         return generation
@@ -106,15 +112,21 @@ class GenerationService:
         """Whether the gateway with that door still has the session of a named request; None: the servers know of no
         gateway that has it and lives."""
         assert ask.session_id is not None
-        where = await self.backend.find(wire_name((ask.model, ask.session_id)), ask.model)
+        where = await self.backend.find_session(wire_name((ask.model, ask.session_id)), ask.model)
         return door in where.target.split(",") if where.living else None
 
-    def _find_resumed_turn(self, ask: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]) -> ResumedTurn | None:
+    def _find_resumed_turn(
+        self, ask: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]
+    ) -> ResumedTurn | None:
         if ask.resume_after is None:
             return None
         if self.named_sessions.is_busy(key):
             raise self.named_sessions.busy_error(key)
-        kept = self.backend.kept(self.named_sessions.session_name(key)) if self.named_sessions.has_session(key) else None
+        kept = (
+            self.backend.kept_turn(self.named_sessions.session_name(key))
+            if self.named_sessions.has_session(key)
+            else None
+        )
         return resume_turn(prompt, kept, ask.resume_after, ask.resume_mark)
 
     async def _abort_running(self, key: SessionKey) -> None:
@@ -151,14 +163,14 @@ class GenerationService:
             return False
         return True
 
-    def _find_model(self, name: str) -> tuple[ModelCard, ModelText]:
-        card = self.backend.card(name)
-        if card is None and not self.backend.knows():
+    def _find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
+        card = self.backend.model_card(name)
+        if card is None and not self.backend.is_discovery_complete():
             detail = "this gateway has just started, and finds out what is served"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         if card is None:
             raise model_not_found(name)
-        if card.text is None:
+        if card.tokenizer is None:
             detail = f"the model {name!r} is starting: its tokenizer has not come yet"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
-        return card, card.text
+        return card, card.tokenizer

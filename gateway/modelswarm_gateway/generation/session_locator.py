@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from modelswarm_gateway.backend.protocol import Engine
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.session_search import Whereabouts
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions, wire_name
+from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import check_mark
 
@@ -34,7 +34,9 @@ class OwnedElsewhere(Exception):
 
 
 class SessionLocator:
-    def __init__(self, backend: Engine, named_sessions: NamedSessions, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, backend: SessionBackend, named_sessions: NamedSessions, clock: Callable[[], float]
+    ) -> None:
         self._backend, self._named_sessions, self._clock = backend, named_sessions, clock
         self._in_progress: set[SessionKey] = set()
 
@@ -52,7 +54,9 @@ class SessionLocator:
             raise self._named_sessions.busy_error(key)
         self._in_progress.add(key)
         try:
-            return await self._search(ask, key) if kept is None else await self._recheck_kept(ask, key)
+            return (
+                await self._search(ask, key) if kept is None else await self._recheck_kept(ask, key)
+            )
         finally:
             self._in_progress.discard(key)
 
@@ -84,7 +88,7 @@ class SessionLocator:
                     raise _servers_unreached()
                 return where.epoch.counter
             if where.wait <= 0:
-                if await self._backend.adopt(where, key[0], partial(_check_log, where, ask)):
+                if await self._backend.take_over(where, key[0], partial(_check_log, where, ask)):
                     self._named_sessions.add_idle(key, where.session)
                     return where.epoch.counter
                 where = await self._await_no_owner(ask, key, deadline)
@@ -94,7 +98,9 @@ class SessionLocator:
             else:
                 await self._await_lease_end(where, deadline)
 
-    async def _query_servers(self, ask: GenerationRequest, key: SessionKey, begun: float) -> Whereabouts:
+    async def _query_servers(
+        self, ask: GenerationRequest, key: SessionKey, begun: float
+    ) -> Whereabouts:
         """What all servers know that may know it; for a while those that are silent or cut off are asked again."""
         while True:
             where = await self._await_no_owner(ask, key, begun + WAIT_SECONDS)
@@ -102,12 +108,14 @@ class SessionLocator:
                 return where
             await asyncio.sleep(POLL_SECONDS / 10)
 
-    async def _await_no_owner(self, ask: GenerationRequest, key: SessionKey, deadline: float) -> Whereabouts:
+    async def _await_no_owner(
+        self, ask: GenerationRequest, key: SessionKey, deadline: float
+    ) -> Whereabouts:
         """What the servers know, when no gateway that lives has it, and no other one is about to open it."""
         opens = True
         while True:
             asked = self._clock()
-            where = await self._backend.find(wire_name(key), key[0], opens)
+            where = await self._backend.find_session(wire_name(key), key[0], opens)
             if where.living:
                 raise _owned_elsewhere(where, ask)
             if opens and not where.opener and self._clock() - asked <= POLL_SECONDS:

@@ -7,33 +7,34 @@ Read from the engine's views, so nothing is counted twice and a scrape costs wha
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from modelswarm import __version__
-from modelswarm_gateway.backend.protocol import Engine, ModelCard
+from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView
 from modelswarm_gateway.core.sessions.session import State
 
 PREFIX = "modelswarm_gateway_"
 
 
-class Gauges(Collector):
-    def __init__(self, engine: Engine, met: Callable[[str], object]) -> None:
+class SwarmCollector(Collector):
+    def __init__(self, backend: SessionBackend, on_model: Callable[[str], object]) -> None:
         """`met` is called with the name of every model there is."""
-        self._engine, self._met = engine, met
+        self._backend, self._on_model = backend, on_model
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        cards = self._engine.cards()
+        cards = self._backend.model_cards()
         for card in cards:
-            self._met(card.name)
+            self._on_model(card.name)
         servers: dict[str, list[ServerView]] = {card.name: [] for card in cards}
-        for server in self._engine.servers():
+        for server in self._backend.servers():
             servers.setdefault(server.model, []).append(server)
         yield _gauge("build_info", "The version that runs.", ["version"], [([__version__], 1)])
         yield from _models(cards, servers)
@@ -44,7 +45,7 @@ class Gauges(Collector):
         for card in cards:
             states.update({(card.name, state.value): 0 for state in State})
         entries = Tally({card.name: 0 for card in cards})
-        for view in self._engine.sessions():
+        for view in self._backend.sessions():
             states[view.model, view.state] += 1
             entries[view.model] += view.length
         yield _gauge("sessions", "Open sessions by state.", ["model", "state"], states.items())
@@ -53,27 +54,27 @@ class Gauges(Collector):
 
 
 def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) -> Iterable[Metric]:
-    held = {card.name: block_servers(card, servers[card.name]) for card in cards}
+    held = {card.name: servers_per_block(card, servers[card.name]) for card in cards}
     per_model = ["model"]
     yield _gauge("model_ready", "1 when requests can be answered.", per_model,
                  (([card.name], card.ready) for card in cards))  # fmt: skip
     yield _gauge("servers", "Linked servers.", per_model,
                  (([card.name], len(servers[card.name])) for card in cards))  # fmt: skip
     yield _gauge("draining_servers", "Linked servers that are about to leave.", per_model,
-                 (([card.name], sum(map(_leaves, servers[card.name]))) for card in cards))  # fmt: skip
+                 (([card.name], sum(map(_is_draining, servers[card.name]))) for card in cards))  # fmt: skip
     yield _gauge("suspected_servers", "Linked servers that have fallen silent.", per_model,
                  (([card.name], sum(view.suspected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
     yield _gauge("ejected_servers", "Linked servers that get no new sessions.", per_model,
                  (([card.name], sum(view.ejected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
-    yield _gauge("worst_score", "Health of the worst server, of 1.", per_model,
+    yield _gauge("min_health_score", "Health of the worst server, of 1.", per_model,
                  (([card.name], min((view.score for view in servers[card.name]), default=1.0))
                   for card in cards))  # fmt: skip
     yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
                  (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
     yield _gauge("uncovered_blocks", "Blocks without a server.", per_model,
-                 (([card.name], len(card.missing)) for card in cards))  # fmt: skip
+                 (([card.name], len(card.missing_blocks)) for card in cards))  # fmt: skip
     yield _gauge("block_servers", "Linked servers that hold a block.", ["model", "block"],
                  (([name, f"{block:03}"], count) for name, counts in held.items()
                   for block, count in enumerate(counts)))  # fmt: skip
@@ -81,7 +82,7 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                  (([card.name], kv_usage(card, servers[card.name])) for card in cards))  # fmt: skip
 
 
-def block_servers(card: ModelCard, servers: Iterable[ServerView]) -> list[int]:
+def servers_per_block(card: ModelCard, servers: Iterable[ServerView]) -> list[int]:
     """By block, how many servers hold it."""
     counts = [0] * card.n_blocks
     for server in servers:
@@ -101,7 +102,7 @@ def kv_usage(card: ModelCard, servers: Iterable[ServerView]) -> float:
     return max((1 - f / t for f, t in zip(free, total, strict=True) if t), default=0.0)
 
 
-def _leaves(server: ServerView) -> bool:
+def _is_draining(server: ServerView) -> bool:
     return server.leaving != ""
 
 
@@ -112,3 +113,45 @@ def _gauge(
     for found, value in values:
         family.add_metric(found, float(value))
     return family
+
+
+STATES = ("Pending", "Running", "Succeeded", "Failed", "Unknown", "Terminating")
+
+
+class PodStates(Protocol):
+    """`Cluster`, as far as it is used here."""
+
+    def pod_states(self) -> Mapping[str, int]: ...
+
+    @property
+    def failures(self) -> int: ...
+
+    @property
+    def watch_down(self) -> bool: ...
+
+
+class PodCollector(Collector):
+    def __init__(self, cluster: PodStates) -> None:
+        self._cluster = cluster
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        known = self._cluster.pod_states()
+        pods = GaugeMetricFamily(
+            PREFIX + "pods", "Server pods known here by state.", labels=["state"]
+        )
+        for state in STATES:
+            pods.add_metric([state.lower()], known.get(state, 0))
+        yield pods
+        yield CounterMetricFamily(
+            PREFIX + "kube_api_failures",
+            "Failed requests to the API server.",
+            self._cluster.failures,
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "pod_watch_up",
+            "1 while changes to pods are heard of; at 0 what is known stays.",
+            not self._cluster.watch_down,
+        )

@@ -19,12 +19,12 @@ from prometheus_client import (
 )
 
 from modelswarm.protocol.messages import FaultKind, Finish
-from modelswarm_gateway.backend.protocol import Engine, Recovery
+from modelswarm_gateway.backend.protocol import RecoveryResult, SessionBackend
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.core.migration.migration import MigrationOutcome
 from modelswarm_gateway.errors import TABLE, Code
-from modelswarm_gateway.metrics.collectors import PREFIX, Gauges
-from modelswarm_gateway.metrics.vllm import VllmNames
+from modelswarm_gateway.metrics.collectors import PREFIX, SwarmCollector
+from modelswarm_gateway.metrics.vllm import VllmCollector
 
 FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
 NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 15, 60)
@@ -39,7 +39,7 @@ MOVE_CAUSES = ("drain", "stopping", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
 
-class Outcome(enum.Enum):
+class TurnOutcome(enum.Enum):
     """How a turn that was started ended."""
 
     COMPLETED = "completed"
@@ -69,39 +69,39 @@ class _Series:
 class TurnMeter:
     """Measures one turn. Times are of the service's clock."""
 
-    __slots__ = ("_asked", "_began", "_first", "_last", "_series")
+    __slots__ = ("_first", "_last_token_at", "_requested_at", "_series", "_started_at")
 
     def __init__(self, series: _Series, asked: float) -> None:
-        self._series, self._asked = series, asked
-        self._began = self._last = asked
-        self._first: float | None = None
+        self._series, self._requested_at = series, asked
+        self._started_at = self._last_token_at = asked
+        self._first_token_at: float | None = None
 
-    def began(self, now: float) -> None:
+    def on_started(self, now: float) -> None:
         """The swarm has it."""
-        self._began = now
-        self._series.wait.observe(now - self._asked)
+        self._started_at = now
+        self._series.wait.observe(now - self._requested_at)
 
-    def tokens(self, count: int, now: float) -> None:
+    def on_tokens(self, count: int, now: float) -> None:
         """`count` tokens came together."""
         series = self._series
         series.generated.inc(count)
-        if self._first is None:
-            self._first = now
-            series.first.observe(now - self._asked)
-            series.prefill.observe(now - self._began)
+        if self._first_token_at is None:
+            self._first_token_at = now
+            series.first.observe(now - self._requested_at)
+            series.prefill.observe(now - self._started_at)
         else:
-            pause = (now - self._last) / count
+            pause = (now - self._last_token_at) / count
             for _ in range(count):
                 series.following.observe(pause)
-        self._last = now
+        self._last_token_at = now
 
-    def ended(self, outcome: Outcome, session: SessionView | None, now: float) -> None:
+    def on_ended(self, outcome: TurnOutcome, session: SessionView | None, now: float) -> None:
         """`session` as it was at the end; None if the core has lost it."""
         series = self._series
-        if outcome in (Outcome.COMPLETED, Outcome.RECOVERED):
-            series.whole.observe(now - self._asked)
-            if self._first is not None:
-                series.decode.observe(self._last - self._first)
+        if outcome in (TurnOutcome.COMPLETED, TurnOutcome.RECOVERED):
+            series.whole.observe(now - self._requested_at)
+            if self._first_token_at is not None:
+                series.decode.observe(self._last_token_at - self._first_token_at)
         if session is not None and session.route:
             series.hops.observe(len(session.route))
             series.reused.inc(session.reused)
@@ -109,11 +109,11 @@ class TurnMeter:
 
 
 class Metrics:
-    def __init__(self, engine: Engine, *, vllm_names: bool = False) -> None:
+    def __init__(self, backend: SessionBackend, *, vllm_names: bool = False) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = own = CollectorRegistry()
-        self._engine = engine
-        gauges = Gauges(engine, self._series)
+        self._backend = backend
+        gauges = SwarmCollector(backend, self._series)
         own.register(gauges)  # first: what it sees, the others show at zero
         self._series_of: dict[str, _Series] = {}
         self._make_counters()
@@ -122,7 +122,7 @@ class Metrics:
         for status in (400, 404):
             self._requests.labels(OTHER, str(status))
         if vllm_names:
-            own.register(VllmNames((gauges, *self._sources())))
+            own.register(VllmCollector((gauges, *self._sources())))
 
     def _make_counters(self) -> None:
         def count(name: str, said: str, *labels: str) -> Counter:
@@ -137,7 +137,7 @@ class Metrics:
             "model",
             "outcome",
         )
-        self._answers = count("answers", "Answers that ended by themselves.", "model", "finish")
+        self._answers = count("responses", "Answers that ended by themselves.", "model", "finish")
         self._tokens = count("tokens", "Tokens read and generated.", "model", "kind")
         self._reused = count(
             "reused_tokens", "Tokens of prompts that a kept session still held.", "model"
@@ -160,7 +160,7 @@ class Metrics:
             "ejections", "Servers that get no new sessions for a while.", "model", "cause"
         )
         self._moves = count(
-            "moves",
+            "migrations",
             "Planned moves of sessions off a server by cause and outcome.",
             "model",
             "cause",
@@ -173,7 +173,7 @@ class Metrics:
                 PREFIX + name, said, ("model",), registry=self.registry, buckets=buckets
             )
 
-        self._wait = spread("wait_seconds", "From a request to its start in the swarm.", WAIT)
+        self._wait = spread("queue_seconds", "From a request to its start in the swarm.", WAIT)
         self._prefill = spread(
             "prefill_seconds", "From the start in the swarm to the first token.", FIRST_TOKEN
         )
@@ -193,40 +193,40 @@ class Metrics:
             *(self._wait, self._prefill, self._first, self._next, self._decode, self._whole),
         )
 
-    def request(self, model: str, code: Code | None) -> None:
+    def count_request(self, model: str, code: Code | None) -> None:
         """`code` None: it succeeded."""
         status = 200 if code is None else TABLE[code].status
         self._requests.labels(self._label(model), str(status)).inc()
 
-    def turn(self, model: str, prompt: int, asked: float) -> TurnMeter:
+    def meter_turn(self, model: str, prompt: int, asked: float) -> TurnMeter:
         """For a turn whose prompt has so many tokens."""
         series = self._series(self._label(model))
         series.prompt.inc(prompt)
         return TurnMeter(series, asked)
 
-    def stream(self, model: str, outcome: Outcome, finish: str | None) -> None:
+    def count_turn(self, model: str, outcome: TurnOutcome, finish: str | None) -> None:
         label = self._label(model)
         self._streams.labels(label, outcome.value).inc()
         if finish is not None:
             self._answers.labels(label, finish).inc()
 
-    def rerouted(self, model: str, cause: str) -> None:
+    def on_rerouted(self, model: str, cause: str) -> None:
         self._reroutes.labels(self._label(model), cause).inc()
 
-    def recovered(self, model: str, recovery: Recovery) -> None:
+    def on_recovered(self, model: str, recovery: RecoveryResult) -> None:
         label = self._label(model)
         self._recoveries.labels(label, recovery.cause, recovery.outcome).inc()
         if recovery.seconds is not None:
             self._recovery.labels(label).observe(recovery.seconds)
 
-    def ejected(self, model: str, cause: str) -> None:
+    def on_ejected(self, model: str, cause: str) -> None:
         self._ejections.labels(self._label(model), cause).inc()
 
-    def moved(self, model: str, cause: str, outcome: str) -> None:
+    def on_migrated(self, model: str, cause: str, outcome: str) -> None:
         self._moves.labels(self._label(model), cause, outcome).inc()
 
     def _label(self, model: str) -> str:
-        return model if self._engine.card(model) is not None else OTHER
+        return model if self._backend.model_card(model) is not None else OTHER
 
     def _series(self, label: str) -> _Series:
         """Of a model that has been met; all that can happen to it is there from now on, at zero."""
@@ -255,13 +255,13 @@ class Metrics:
         """A counter that appears with its first event shows no increase."""
         for status in USUAL_CODES:
             self._requests.labels(label, str(status))
-        for outcome in Outcome:
+        for outcome in TurnOutcome:
             self._streams.labels(label, outcome.value)
         for finish in (Finish.STOP, Finish.LENGTH):
             self._answers.labels(label, finish.value)
         for cause in CAUSES:
             self._reroutes.labels(label, cause)
-            for ended in Recovery.OUTCOMES:
+            for ended in RecoveryResult.OUTCOMES:
                 self._recoveries.labels(label, cause, ended)
         for cause in EJECTION_CAUSES:
             self._ejections.labels(label, cause)

@@ -16,7 +16,7 @@ OWN, VLLM = "modelswarm_gateway_", "vllm:"
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class RenamedMetric:
     """One of vLLM's metrics from samples of ours: those that have `where`; their labels but `model` are dropped."""
 
     ours: str
@@ -30,27 +30,27 @@ class Renamed:
 PROMPT, GENERATED = {"kind": ["prompt"]}, {"kind": ["generated"]}
 ENDED = "Answers that ended by themselves, and those that the client broke off."
 NAMES = (
-    Renamed("sessions", "num_requests_running", "Sessions whose tokens come.", {"state": ["running"]}),
-    Renamed("sessions", "num_requests_waiting", "Sessions that look or wait for a route.",
+    RenamedMetric("sessions", "num_requests_running", "Sessions whose tokens come.", {"state": ["running"]}),
+    RenamedMetric("sessions", "num_requests_waiting", "Sessions that look or wait for a route.",
             {"state": ["fencing", "held"]}),
-    Renamed("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use, 1 is all."),
-    Renamed("tokens", "prefix_cache_queries", "Tokens of prompts.", PROMPT),
-    Renamed("reused_tokens", "prefix_cache_hits", "Tokens of prompts that a kept session still held."),
-    Renamed("tokens", "prompt_tokens", "Tokens of prompts.", PROMPT),
-    Renamed("tokens", "generation_tokens", "Tokens generated.", GENERATED),
-    Renamed("answers", "request_success", ENDED, also={"finish": "finished_reason"}),
-    Renamed("streams", "request_success", ENDED, {"outcome": ["cancelled"]},
+    RenamedMetric("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use, 1 is all."),
+    RenamedMetric("tokens", "prefix_cache_queries", "Tokens of prompts.", PROMPT),
+    RenamedMetric("reused_tokens", "prefix_cache_hits", "Tokens of prompts that a kept session still held."),
+    RenamedMetric("tokens", "prompt_tokens", "Tokens of prompts.", PROMPT),
+    RenamedMetric("tokens", "generation_tokens", "Tokens generated.", GENERATED),
+    RenamedMetric("responses", "request_success", ENDED, also={"finish": "finished_reason"}),
+    RenamedMetric("streams", "request_success", ENDED, {"outcome": ["cancelled"]},
             fixed={"finished_reason": "abort"}),
-    Renamed("time_to_first_token_seconds", "time_to_first_token_seconds", "From a request to its first token."),
-    Renamed("inter_token_seconds", "inter_token_latency_seconds", "Between tokens of one answer."),
-    Renamed("request_seconds", "e2e_request_latency_seconds", "From a request to its answer's end."),
-    Renamed("wait_seconds", "request_queue_time_seconds", "From a request to its start in the swarm."),
-    Renamed("prefill_seconds", "request_prefill_time_seconds", "From that start to the first token."),
-    Renamed("decode_seconds", "request_decode_time_seconds", "From the first token to the last."),
+    RenamedMetric("time_to_first_token_seconds", "time_to_first_token_seconds", "From a request to its first token."),
+    RenamedMetric("inter_token_seconds", "inter_token_latency_seconds", "Between tokens of one answer."),
+    RenamedMetric("request_seconds", "e2e_request_latency_seconds", "From a request to its answer's end."),
+    RenamedMetric("queue_seconds", "request_queue_time_seconds", "From a request to its start in the swarm."),
+    RenamedMetric("prefill_seconds", "request_prefill_time_seconds", "From that start to the first token."),
+    RenamedMetric("decode_seconds", "request_decode_time_seconds", "From the first token to the last."),
 )  # fmt: skip
 
 
-class VllmNames(Collector):
+class VllmCollector(Collector):
     def __init__(self, sources: Iterable[Collector]) -> None:
         self._sources = tuple(sources)
 
@@ -68,7 +68,7 @@ class VllmNames(Collector):
         return theirs.values()
 
 
-def _rename(ours: Metric, renamed: Renamed, theirs: Metric) -> None:
+def _rename(ours: Metric, renamed: RenamedMetric, theirs: Metric) -> None:
     """Samples that get the same labels are added up."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in ours.samples:

@@ -19,7 +19,7 @@ class Decoder(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-class Detokeniser:
+class Detokenizer:
     """The prefix-offset method: decode a short window, give what it has beyond the part that was given.
 
     While the window ends inside a character nothing is given: one more byte may change all signs of a run of bytes,

@@ -20,17 +20,19 @@ from typing import Any, TypeVar
 
 from modelswarm.protocol.messages import Sampling
 
-SEEDS = 1 << 64
-MOST_TOP_K = (1 << 31) - 1  # more than any vocabulary; a link carries no larger numbers
-COLDEST = 1e-6  # below it the best token always wins, and scores divided by it would overflow
-LEAST_PENALTY = 1e-3
-MOST_TOKEN = (1 << 31) - 1
+SEED_RANGE = 1 << 64
+MAX_TOP_K = (1 << 31) - 1  # more than any vocabulary; a link carries no larger numbers
+MIN_TEMPERATURE = (
+    1e-6  # below it the best token always wins, and scores divided by it would overflow
+)
+MIN_REPETITION_PENALTY = 1e-3
+MAX_TOKEN_ID = (1 << 31) - 1
 _HUGE = 1e300
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SamplingOptions:
     """What a request says about one turn; None: nothing."""
 
     max_tokens: int | None = None
@@ -44,7 +46,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class SamplingDefaults:
     """What the model's files say, complete."""
 
     temperature: float = 0.0
@@ -55,31 +57,31 @@ class Defaults:
     max_tokens: int | None = None
     eos: tuple[int, ...] = ()
 
-    def sampling(self, options: Options, random_seed: int) -> Sampling:
+    def sampling(self, options: SamplingOptions, random_seed: int) -> Sampling:
         seed = random_seed if options.seed is None else options.seed
         temperature = _first(options.temperature, self.temperature)
         penalty = _first(options.repetition_penalty, self.repetition_penalty)
         return Sampling(
-            temperature=temperature if temperature >= COLDEST else 0.0,
-            top_k=min(max(0, _first(options.top_k, self.top_k)), MOST_TOP_K),
+            temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+            top_k=min(max(0, _first(options.top_k, self.top_k)), MAX_TOP_K),
             top_p=_first(options.top_p, self.top_p),
             min_p=_first(options.min_p, self.min_p),
-            repetition_penalty=max(penalty, LEAST_PENALTY),
-            seed=seed % SEEDS,
+            repetition_penalty=max(penalty, MIN_REPETITION_PENALTY),
+            seed=seed % SEED_RANGE,
             eos=() if options.ignore_eos else self.eos,
         )
 
 
 def read_defaults(
     generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_eos: int | None
-) -> Defaults:
+) -> SamplingDefaults:
     """From generation_config.json and config.json (each may be empty)."""
     samples = generation.get("do_sample") is True
     asked = generation if samples else {}
     ids = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
     own = () if tokenizer_eos is None else (tokenizer_eos,)
     longest = generation.get("max_new_tokens")
-    return Defaults(
+    return SamplingDefaults(
         temperature=_number(asked, "temperature", 1.0 if samples else 0.0),
         top_p=_number(asked, "top_p", 1.0),
         top_k=_whole(asked, "top_k"),
@@ -112,5 +114,5 @@ def _ids(value: Any) -> tuple[int, ...]:
     return tuple(
         entry
         for entry in entries
-        if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MOST_TOKEN
+        if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MAX_TOKEN_ID
     )

@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
-from modelswarm_gateway.models.detokenizer import Detokeniser
-from modelswarm_gateway.models.sampling_defaults import Defaults, read_defaults
+from modelswarm_gateway.models.detokenizer import Detokenizer
+from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
 
 REQUIRED_FILES = ("tokenizer.json",)
 OPTIONAL_FILES = (
@@ -24,7 +24,7 @@ OPTIONAL_FILES = (
     "generation_config.json",
     "config.json",
 )
-SPECIAL = (
+SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -33,8 +33,8 @@ SPECIAL = (
     "cls_token",
     "mask_token",
 )
-LONG = 8_000  # characters; longer texts are tokenised beside the event loop
-LONG_AT_ONCE = 2  # of them, since a tokeniser wants some 200 bytes for each character
+LONG_TEXT = 8_000  # characters; longer texts are tokenised beside the event loop
+MAX_LONG_ENCODES = 2  # of them, since a tokeniser wants some 200 bytes for each character
 
 
 class ModelFilesError(Exception):
@@ -45,7 +45,7 @@ class TextTooLong(Exception):
     """More characters than the context's tokens could ever spell; `str()` says so."""
 
 
-class ModelText:
+class ModelTokenizer:
     """Templates, encodes and decodes for one model revision."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -54,10 +54,12 @@ class ModelText:
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
         self._template = _template(files, settings, special)
         eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
-        self.defaults: Defaults = read_defaults(_json(files, "generation_config.json"), config, eos)
+        self.defaults: SamplingDefaults = read_defaults(
+            _json(files, "generation_config.json"), config, eos
+        )
         self.vocabulary = _vocabulary(config, self._tokenizer)
         self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
-        self._long = asyncio.Semaphore(LONG_AT_ONCE)
+        self._long_encodes = asyncio.Semaphore(MAX_LONG_ENCODES)
 
     @property
     def can_chat(self) -> bool:
@@ -68,12 +70,12 @@ class ModelText:
 
         `limit`: tokens that are of use, 0 if that is not known. Raises TextTooLong.
         """
-        if len(text) <= LONG:
+        if len(text) <= LONG_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         if 0 < limit * self._longest_token < len(text):
             detail = f"{len(text)} characters are more than {limit} tokens can hold"
             raise TextTooLong(f"the prompt is too long for this model's context: {detail}")
-        async with self._long:
+        async with self._long_encodes:
             return await asyncio.to_thread(self._encode_long, text, special)
 
     def _encode_long(self, text: str, special: bool) -> list[int]:
@@ -96,8 +98,8 @@ class ModelText:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def detokeniser(self, before: Sequence[int]) -> Detokeniser:
-        return Detokeniser(self, before)
+    def detokenizer(self, before: Sequence[int]) -> Detokenizer:
+        return Detokenizer(self, before)
 
 
 def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
@@ -129,7 +131,7 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     """bos_token, eos_token ... as text; each is a string or an object with `content`. The first source wins."""
     found: dict[str, str] = {}
     for source in sources:
-        for name in SPECIAL:
+        for name in SPECIAL_TOKENS:
             value = source.get(name)
             token = value.get("content") if isinstance(value, dict) else value
             if isinstance(token, str):

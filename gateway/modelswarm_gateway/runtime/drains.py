@@ -22,13 +22,13 @@ class Drains:
         core: GatewayCore,
         clock: Callable[[], float],
         flush: Callable[[], None],
-        may_live: Callable[[PeerId], bool],
+        may_be_running: Callable[[PeerId], bool],
     ) -> None:
         """`may_live`: whether a server without a link is perhaps still there."""
         self._core, self._clock, self._flush = core, clock, flush
-        self._may_live = may_live
+        self._may_be_running = may_be_running
 
-    def find(self, name: str) -> PeerId:
+    def find_server(self, name: str) -> PeerId:
         """The linked server of that name, as `modelswarm status` shows it, or of that peer id. Raises ApiError."""
         servers = self._core.servers()
         found = [view.peer for view in servers if name in (view.peer, name_of(view.peer))]
@@ -36,40 +36,40 @@ class Drains:
             raise ApiError(Code.SERVER_NOT_FOUND, _unknown(name, servers), param="server")
         return found[-1]  # of two lives of one server, the later one
 
-    def begin(self, peer: PeerId) -> None:
+    def drain_server(self, peer: PeerId) -> None:
         self._core.wishes.request(peer, DrainState.DRAIN, self._clock())
         self._flush()
 
-    def undo(self, peer: PeerId) -> None:
+    def undrain_server(self, peer: PeerId) -> None:
         self._core.wishes.request(peer, DrainState.SERVE, self._clock())
         self._flush()
 
-    def taken_back(self, peer: PeerId) -> bool:
+    def is_cancelled(self, peer: PeerId) -> bool:
         return not self._core.wishes.is_requested(peer)
 
     def is_empty(self, peer: PeerId) -> bool:
         """Nobody is there any more, and all gateways have heard that nobody is to come."""
-        view = self.look(peer)
+        view = self.view_server(peer)
         if view is None or not view.draining or not self._core.wishes.is_acknowledged(peer):
             return False
         return view.is_empty and not view.hops
 
-    def look(self, peer: PeerId) -> DrainProgress | None:
+    def view_server(self, peer: PeerId) -> DrainProgress | None:
         """None: the server has no link."""
         return self._core.moves.drain_progress(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
         """Others may have sessions on a server that only this gateway has lost."""
-        return self.look(peer) is None and not self._may_live(peer)
+        return self.view_server(peer) is None and not self._may_be_running(peer)
 
 
-def uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:
+def blocks_uncovered(peer: PeerId, blocks: Sequence[int]) -> ApiError:
     which = f"block{'s' if len(blocks) > 1 else ''} {', '.join(map(str, blocks))}"
     detail = f"{name_of(peer)} is the only server that holds {which}: another one has to come first"
     return ApiError(Code.BLOCKS_UNCOVERED, detail, param="server")
 
 
-def undone(peer: PeerId) -> ApiError:
+def drain_cancelled(peer: PeerId) -> ApiError:
     detail = f"{name_of(peer)} is used again: somebody took the drain back"
     return ApiError(Code.DRAIN_UNDONE, detail, param="server")
 

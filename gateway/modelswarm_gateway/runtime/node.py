@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 
+from modelswarm.protocol.heartbeat import HeartbeatTimer
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.link.links import Links
@@ -27,8 +28,7 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.backend.protocol import ModelCard, TokenEvent, TokenStream
-from modelswarm_gateway.backend.recovery_events import Faults
-from modelswarm_gateway.beats import BeatTimer
+from modelswarm_gateway.backend.recovery_events import RecoveryEvents
 from modelswarm_gateway.core.explain import Reasons
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import (
@@ -48,12 +48,12 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.servers.variant import is_valid
-from modelswarm_gateway.discovery.dialer import Directory, Source
+from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
 from modelswarm_gateway.errors import ApiError, Code, from_refusal, session_taken_over
-from modelswarm_gateway.models.registry import Entry, Library
+from modelswarm_gateway.models.registry import ModelEntry, ModelRegistry
 from modelswarm_gateway.runtime.drains import Drains
-from modelswarm_gateway.runtime.session_queries import Questions
-from modelswarm_gateway.timeouts import beat_fault, hold_fault
+from modelswarm_gateway.runtime.peer_checks import heartbeat_fault, hold_fault
+from modelswarm_gateway.runtime.session_queries import SessionQueries
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Node:
         self,
         peer: PeerId,
         incarnation: int,
-        source: Source,
+        source: EndpointSource,
         settings: GatewaySettings,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -86,19 +86,21 @@ class Node:
         self._fence_seconds = settings.fenced_seconds
         self._links = Links(hello, self)
         self._source = source
-        self._directory = Directory(source, self._links.dial, clock)
-        self._library = Library(
+        self._dialer = Dialer(source, self._links.dial, clock)
+        self._models = ModelRegistry(
             self._links.send, clock, wall, self._forget_cards, self._core.revision
         )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
-        self._beats = BeatTimer(settings.lease_seconds)
-        self._looked = self._knows = False
-        self.faults = Faults()
-        self.drains = Drains(self._core, clock, self._flush, self._directory.may_live)
-        self._questions = Questions(self._core, clock, self._flush, self._directory.cut_off)
+        self._heartbeats = HeartbeatTimer.for_gateway(settings.lease_seconds)
+        self._has_polled = self._discovery_complete = False
+        self.recovery_events = RecoveryEvents()
+        self.drains = Drains(self._core, clock, self._flush, self._dialer.may_be_running)
+        self._session_queries = SessionQueries(
+            self._core, clock, self._flush, self._dialer.unreachable_servers
+        )
 
-    def reachable_at(self, target: str) -> None:
+    def set_advertised_targets(self, target: str) -> None:
         """Where other gateways may pass requests on to: `HTTP,GRPC`. Before the first link."""
         self._links.reachable_at(target)
 
@@ -109,27 +111,27 @@ class Node:
         now = self._clock()
         self._core.tick(now)
         self._flush()
-        due = self._beats.due(now, self._core.live)
+        due = self._heartbeats.take_due(now, self._core.live)
         if due:
             beat = Heartbeat(sessions=len(self._streams))
             self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
 
-    def look_around(self) -> None:
+    def discover_servers(self) -> None:
         """Every 200 ms."""
-        self._directory.poll()
-        self._looked = True
-        self._library.expect(self._source.models())
-        self._library.tick()
+        self._dialer.dial_due()
+        self._has_polled = True
+        self._models.set_expected(self._source.expected_models())
+        self._models.tick()
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether all servers that are known have been tried, and what they serve can be asked for."""
-        return self._directory.settled() and self._library.settled()
+        return self._dialer.is_settled() and self._models.is_settled()
 
     async def shut_down(self) -> None:
         """Ends every session or gives it up, so that nobody need wait for the lease, then the links."""
         self._core.hand_over(self._clock())
         self._flush()
-        await self._library.close()
+        await self._models.close()
         await self._links.close()
 
     # ---- LinkHandler
@@ -143,22 +145,22 @@ class Node:
         log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
         if (fault := lease_fault(self._lease_seconds, hello)) is not None:
             log.warning("%s", fault)
-        if (fault := beat_fault(self._silence_seconds, hello)) is not None:
+        if (fault := heartbeat_fault(self._silence_seconds, hello)) is not None:
             log.error("%s", fault)
         if (fault := hold_fault(self._fence_seconds, hello)) is not None:
             log.warning("%s", fault)
-        self._beats.join(peer)
-        self._directory.linked(peer, hello.model)
+        self._heartbeats.on_peer_connected(peer)
+        self._dialer.on_peer_connected(peer, hello.model)
         self._core.connected(hello, self._clock())
-        self._library.linked(hello)
+        self._models.on_peer_connected(hello)
         self._forget_cards()
         self._flush()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        self._beats.leave(peer)
+        self._heartbeats.on_peer_lost(peer)
         self._core.disconnected(peer, self._clock())
-        self._library.unlinked(peer)
-        self._directory.unlinked(peer, reason)
+        self._models.on_peer_lost(peer)
+        self._dialer.on_peer_lost(peer, reason)
         self._forget_cards()
         self._flush()
 
@@ -167,54 +169,56 @@ class Node:
         for item in items:
             if isinstance(item, ModelFileChunk):
                 self._core.heard(peer, now)
-                self._library.received(peer, item)
+                self._models.on_file_chunk(peer, item)
             else:
                 self._core.receive(peer, item, now)
         self._flush()
 
     # ---- Engine
 
-    def knows(self) -> bool:
-        self._knows = self._knows or (self._looked and self._directory.settled())
-        return self._knows
+    def is_discovery_complete(self) -> bool:
+        self._discovery_complete = self._discovery_complete or (
+            self._has_polled and self._dialer.is_settled()
+        )
+        return self._discovery_complete
 
-    def cards(self) -> Sequence[ModelCard]:
-        return list(self._all_cards().values())
+    def model_cards(self) -> Sequence[ModelCard]:
+        return list(self._cards_by_name().values())
 
-    def card(self, model: str) -> ModelCard | None:
-        return self._all_cards().get(model)
+    def model_card(self, model: str) -> ModelCard | None:
+        return self._cards_by_name().get(model)
 
-    def open(self, model: str, name: str = "", above: int = 0) -> str:
+    def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
         session = name or f"{self.peer}:{secrets.token_hex(8)}"
-        self._core.open(session, model, self._clock(), above if name else None)
-        self.faults.opened(session, model)
+        self._core.open(session, model, self._clock(), epoch_floor if name else None)
+        self.recovery_events.session_opened(session, model)
         return session
 
-    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
-        return await self._questions.find(session, model, opens)
+    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
+        return await self._session_queries.find_session(session, model, claims)
 
-    async def adopt(
+    async def take_over(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
-        adopted = await self._questions.adopt(where, model, check)
+        adopted = await self._session_queries.take_over(where, model, check)
         if adopted:
             log.info("%s is adopted from %s", where.session, where.owner)
-            self.faults.opened(where.session, model)
+            self.recovery_events.session_opened(where.session, model)
         return adopted
 
-    def kept(self, session: str) -> KeptTurn | None:
+    def kept_turn(self, session: str) -> KeptTurn | None:
         return self._core.kept(session)
 
-    def keep(self, session: str, length: int) -> None:
+    def truncate_log(self, session: str, length: int) -> None:
         self._core.stop_at(session, length, self._clock())
         self._flush()
 
-    def leave(self, session: str) -> None:
-        self.faults.over(session, self._streams.pop(session, None), "abandoned")
+    def park_session(self, session: str) -> None:
+        self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
         self._core.leave(session, self._clock())
         self._flush()
 
-    def turn(self, session: str, request: TurnRequest) -> TokenStream:
+    def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
         first = self._core.turn(session, request, self._clock())
 
         def read_to(position: int) -> None:
@@ -225,7 +229,7 @@ class Node:
         def stop_at(length: int) -> None:
             if self._streams.get(session) is stream:
                 del self._streams[session]
-                self.faults.over(session, stream, "abandoned")
+                self.recovery_events.finish(session, stream, "abandoned")
                 self._core.stop_at(session, length, self._clock())
                 self._flush()
 
@@ -234,11 +238,11 @@ class Node:
         self._flush()
         return stream
 
-    def close(self, session: str) -> None:
-        self.faults.over(session, self._streams.pop(session, None), "abandoned")
+    def close_session(self, session: str) -> None:
+        self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
         self._core.close(session, self._clock())
         self._flush()
-        self.faults.closed(session)
+        self.recovery_events.session_closed(session)
 
     def servers(self) -> Sequence[ServerView]:
         return self._core.servers()
@@ -249,10 +253,10 @@ class Node:
     def session(self, session: str) -> SessionView | None:
         return self._core.session(session)
 
-    def hold_seconds(self, model: str) -> float:
+    def hold_limit(self, model: str) -> float:
         return self._core.hold_seconds(model)
 
-    def reasons(self, model: str) -> Reasons:
+    def explain_routes(self, model: str) -> Reasons:
         return self._core.reasons(model, self._clock())
 
     # ---- effects
@@ -265,55 +269,55 @@ class Node:
                 case Send():
                     sends.append(effect)
                 case Emitted():
-                    self._emitted(effect)
+                    self._deliver_token(effect)
                 case Refused(session=session):
-                    self._end(session, from_refusal(effect))
+                    self._fail_stream(session, from_refusal(effect))
                 case Broken(session=session, detail=detail):
                     log.warning("%s could not be saved: %s", session, detail)
-                    self._end(session, ApiError(Code.STREAM_BROKEN, detail))
+                    self._fail_stream(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Outranked(session=session):
                     log.warning("%s is let go: another gateway has it", session)
-                    self._end(session, session_taken_over())
-                    self.faults.closed(session)
+                    self._fail_stream(session, session_taken_over())
+                    self.recovery_events.session_closed(session)
                 case Whereabouts() | Fetched():
-                    self._questions.answered(effect)
+                    self._session_queries.on_answer(effect)
                 case Unlink(peer=peer, reason=reason):
                     self._links.unlink(peer, reason)
                 case _:
-                    self._happened(effect)
+                    self._report_event(effect)
         if sends:
             self._links.send(sends)
             now = self._clock()
             for send in sends:
-                self._beats.sent(send.to.peer, now)
+                self._heartbeats.on_sent(send.to.peer, now)
 
-    def _happened(self, effect: Effect) -> None:
+    def _report_event(self, effect: Effect) -> None:
         """What is only to be told and counted."""
         match effect:
             case Rerouted(session=session, cause=cause, peer=peer):
                 log.info("%s looks for its route again: %s (%s)", session, cause, peer)
-                self.faults.rerouted(session, self._streams.get(session), cause)
+                self.recovery_events.record_reroute(session, self._streams.get(session), cause)
             case Ejected(peer=peer, cause=cause):
                 log.warning("%s gets no new sessions for a while: %s", peer, cause)
-                self.faults.ejected(effect)
+                self.recovery_events.record_ejection(effect)
             case Moved():
                 log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
-                self.faults.moved(effect)
+                self.recovery_events.record_migration(effect)
             case Resumed(session=session, seconds=seconds):
-                self.faults.resumed(session, self._streams.get(session), seconds)
+                self.recovery_events.record_resumption(session, self._streams.get(session), seconds)
 
-    def _emitted(self, effect: Emitted) -> None:
+    def _deliver_token(self, effect: Emitted) -> None:
         stream = self._streams.get(effect.session)
         if stream is None:
             return
-        stream.put(TokenEvent(effect.position, effect.token, effect.finish))
+        stream.add_event(TokenEvent(effect.position, effect.token, effect.finish))
         if stream.ended:
             del self._streams[effect.session]
 
-    def _end(self, session: str, error: ApiError) -> None:
+    def _fail_stream(self, session: str, error: ApiError) -> None:
         stream = self._streams.pop(session, None)
         if stream is not None:
-            self.faults.over(session, stream, "failed")
+            self.recovery_events.finish(session, stream, "failed")
             stream.fail(error)
 
     # ---- cards
@@ -321,12 +325,12 @@ class Node:
     def _forget_cards(self) -> None:
         self._cards = None
 
-    def _all_cards(self) -> dict[str, ModelCard]:
+    def _cards_by_name(self) -> dict[str, ModelCard]:
         if self._cards is None:
-            self._cards = {entry.name: self._card(entry) for entry in self._library.entries()}
+            self._cards = {entry.name: self._build_card(entry) for entry in self._models.entries()}
         return self._cards
 
-    def _card(self, entry: Entry) -> ModelCard:
+    def _build_card(self, entry: ModelEntry) -> ModelCard:
         leading = self._core.revision(entry.name)
         current = leading is None or leading == entry.revision
         missing = self._core.uncovered(entry.name) if entry.servers else range(entry.n_blocks)
@@ -334,8 +338,10 @@ class Node:
             name=entry.name,
             revision=entry.revision,
             n_blocks=entry.n_blocks,
-            missing=tuple(missing),
+            missing_blocks=tuple(missing),
             max_length=self._core.max_length(entry.name),
-            text=entry.text if current else None,  # tokens of another revision mean other words
-            since=entry.since,
+            tokenizer=entry.tokenizer
+            if current
+            else None,  # tokens of another revision mean other words
+            known_since=entry.known_since,
         )

@@ -13,26 +13,26 @@ from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
 
 
-class Questions:
+class SessionQueries:
     def __init__(
         self,
         core: GatewayCore,
         clock: Callable[[], float],
         flush: Callable[[], None],
-        cut_off: Callable[[str], Collection[PeerId]],
+        unreachable_servers: Callable[[str], Collection[PeerId]],
     ) -> None:
         """`cut_off` tells the servers of a model that are there, and have no link now."""
         self._core, self._clock, self._flush = core, clock, flush
-        self._cut_off = cut_off
+        self._unreachable_servers = unreachable_servers
         self._found: dict[str, asyncio.Future[Whereabouts]] = {}
-        self._opening: set[str] = (
+        self._claiming: set[str] = (
             set()
         )  # of these searches, those of who is about to open the session
         self._fetched: dict[str, asyncio.Future[Fetched]] = {}
 
-    def answered(self, answer: Whereabouts | Fetched) -> None:
+    def on_answer(self, answer: Whereabouts | Fetched) -> None:
         if isinstance(answer, Whereabouts):
-            self._opening.discard(answer.session)
+            self._claiming.discard(answer.session)
             waiting = self._found.pop(answer.session, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
@@ -41,19 +41,21 @@ class Questions:
             if fetching is not None and not fetching.done():
                 fetching.set_result(answer)
 
-    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
-        while opens and session in self._found and session not in self._opening:
+    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
+        while claims and session in self._found and session not in self._claiming:
             await asyncio.shield(self._found[session])  # it tells too little: ask again
         waiting = self._found.get(session)
         if waiting is None:
             waiting = self._found[session] = asyncio.get_running_loop().create_future()
-            if opens:
-                self._opening.add(session)
-            self._core.find(session, model, self._clock(), self._cut_off(model), opens=opens)
+            if claims:
+                self._claiming.add(session)
+            self._core.find(
+                session, model, self._clock(), self._unreachable_servers(model), opens=claims
+            )
             self._flush()
         return await asyncio.shield(waiting)
 
-    async def adopt(
+    async def take_over(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         """False: nobody has its log any more, or somebody else was faster. The first that has the log gives it.

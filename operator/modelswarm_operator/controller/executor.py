@@ -17,10 +17,10 @@ from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import swarm_view
 from modelswarm_operator.kube.client import Api
 from modelswarm_operator.kube.errors import ConflictError, NotFoundError, RejectedError
-from modelswarm_operator.kube.events import Events
+from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import (
     CHILDREN,
-    MANAGER,
+    FIELD_MANAGER,
     POD,
     SWARM,
     Kind,
@@ -30,7 +30,7 @@ from modelswarm_operator.kube.resources import (
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
-    TAKEN,
+    NAME_TAKEN,
     Action,
     ApplyChild,
     CreatePod,
@@ -38,45 +38,45 @@ from modelswarm_operator.reconcile.state.observed import (
     DeletePod,
     Json,
     LabelPod,
+    RecordEvent,
     SetFinalizer,
     SwarmView,
-    Tell,
     WriteStatus,
 )
 
 log = logging.getLogger(__name__)
-AT_ONCE = 16  # writes of all swarms together
-TRIES = 5  # of a status write that others keep overtaking
-_TOGETHER = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
-Wake = Callable[[set[str]], None]
+MAX_CONCURRENT_WRITES = 16  # writes of all swarms together
+MAX_STATUS_TRIES = 5  # of a status write that others keep overtaking
+_CONCURRENT = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
+Enqueue = Callable[[set[str]], None]
 
 
-class Apply:
+class Executor:
     def __init__(
-        self, api: Api, cache: Cache, events: Events, metrics: Metrics, wake: Wake
+        self, api: Api, cache: Cache, events: EventRecorder, metrics: Metrics, wake: Enqueue
     ) -> None:
         self._api = api
         self._cache = cache
         self._events = events
         self._metrics = metrics
-        self._wake = wake
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._enqueue = wake
+        self._free_writers = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
-    async def carry_out(self, swarm: SwarmView, actions: Sequence[Action]) -> None:
+    async def execute(self, swarm: SwarmView, actions: Sequence[Action]) -> None:
         """In order; raises the first error of the first step that failed, and nothing after it happens."""
         for together in _steps(actions):
             if len(together) == 1:
-                await self._one(swarm, together[0])
+                await self._execute_one(swarm, together[0])
                 continue
             done = await asyncio.gather(
-                *(self._one(swarm, action) for action in together), return_exceptions=True
+                *(self._execute_one(swarm, action) for action in together), return_exceptions=True
             )
             for failed in done:
                 if failed is not None:
                     raise failed
 
-    async def _one(self, swarm: SwarmView, action: Action) -> None:
-        async with self._room:
+    async def _execute_one(self, swarm: SwarmView, action: Action) -> None:
+        async with self._free_writers:
             match action:
                 case WriteStatus():
                     await self._write_status(swarm, action.status)
@@ -92,11 +92,11 @@ class Apply:
                     await self._apply_child(swarm, action.manifest)
                 case DeleteChild():
                     await self._delete_child(swarm, action)
-                case Tell():
-                    await self._events.tell(swarm, action)
+                case RecordEvent():
+                    await self._events.record(swarm, action)
 
-    def _learn(self, kind: Kind, raw: Json, *, gone: bool = False) -> None:
-        self._wake(self._cache.feed(kind, gone, raw))
+    def _update_cache(self, kind: Kind, raw: Json, *, gone: bool = False) -> None:
+        self._enqueue(self._cache.apply_event(kind, gone, raw))
 
     async def _write_status(self, swarm: SwarmView, status: Json) -> None:
         meta = {
@@ -107,9 +107,9 @@ class Apply:
         }
         body = {"apiVersion": SWARM.api_version, "kind": SWARM.kind, "metadata": meta}
         path = SWARM.path(swarm.namespace, swarm.name, "status")
-        for _ in range(TRIES):
+        for _ in range(MAX_STATUS_TRIES):
             try:
-                self._learn(SWARM, await self._api.put(path, {**body, "status": status}))
+                self._update_cache(SWARM, await self._api.put(path, {**body, "status": status}))
                 return
             except ConflictError:
                 meta["resourceVersion"] = await self._version_if_unchanged(swarm)
@@ -118,7 +118,7 @@ class Apply:
     async def _version_if_unchanged(self, swarm: SwarmView) -> str:
         """Somebody wrote, but nothing that this turn looked at (labels, say): the decision stands."""
         raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
-        self._learn(SWARM, raw)
+        self._update_cache(SWARM, raw)
         now = swarm_view(raw)
         if dataclasses.replace(now, resource_version=swarm.resource_version) != swarm:
             raise ConflictError(409, "Conflict", "the swarm was changed while it was looked at")
@@ -133,7 +133,7 @@ class Apply:
         meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
         path = SWARM.path(swarm.namespace, swarm.name)
         answer = await self._api.patch(path, {"metadata": meta})
-        self._learn(SWARM, answer, gone=now.deleting and not wanted)
+        self._update_cache(SWARM, answer, gone=now.is_deleting and not wanted)
 
     async def _create_pod(self, swarm: SwarmView, action: CreatePod) -> None:
         meta = action.manifest["metadata"]
@@ -145,20 +145,20 @@ class Apply:
             if not error.exists:
                 raise
             pod = await self._api.get(POD.path(swarm.namespace, name))
-            if not _is_the_same(pod, action.manifest, swarm):
-                self._refused(swarm, action.slot, f"a pod {name} {TAKEN}")
+            if not _is_same_pod(pod, action.manifest, swarm):
+                self._record_rejection(swarm, action.slot, f"a pod {name} {NAME_TAKEN}")
                 return
         except RejectedError as error:
-            self._refused(swarm, action.slot, str(error))
+            self._record_rejection(swarm, action.slot, str(error))
             return
-        self._cache.accept(swarm.uid, action.slot)
+        self._cache.clear_rejection(swarm.uid, action.slot)
         self._metrics.created.labels(_role(meta.get("labels"))).inc()
         log.info("%s/%s: slot %s: created %s", swarm.namespace, swarm.name, action.slot, name)
-        self._learn(POD, pod)
+        self._update_cache(POD, pod)
 
-    def _refused(self, swarm: SwarmView, what: str, why: str) -> None:
+    def _record_rejection(self, swarm: SwarmView, what: str, why: str) -> None:
         """The next turn finds it in `Observed.rejected`."""
-        self._cache.reject(swarm.uid, what, why)
+        self._cache.record_rejection(swarm.uid, what, why)
         self._metrics.rejected.labels("pods" if "/" not in what else what.split("/")[0]).inc()
         log.warning("%s/%s: %s was refused: %s", swarm.namespace, swarm.name, what, why)
 
@@ -168,56 +168,56 @@ class Apply:
         try:
             answer = await self._api.delete(path, action.uid, action.grace_seconds)
         except NotFoundError:
-            self._wake(self._cache.lose(POD, action.uid))
+            self._enqueue(self._cache.forget(POD, action.uid))
             return
         except ConflictError:
-            await self._look_at_pod(path, action.uid)
+            await self._refresh_pod(path, action.uid)
             return
         self._metrics.deleted.labels(_role(known.labels if known is not None else {})).inc()
         log.info("%s/%s: deleted %s: %s", swarm.namespace, swarm.name, action.name, action.reason)
         if answer.get("kind") == POD.kind:
-            self._learn(POD, answer, gone=_gone_at_once(answer))
+            self._update_cache(POD, answer, gone=_is_deleted_at_once(answer))
 
-    async def _look_at_pod(self, path: str, uid: str) -> None:
+    async def _refresh_pod(self, path: str, uid: str) -> None:
         """The delete did not meet the pod that was meant, or met it while somebody else wrote."""
         try:
             pod = await self._api.get(path)
         except NotFoundError:
-            self._wake(self._cache.lose(POD, uid))
+            self._enqueue(self._cache.forget(POD, uid))
             return
         if pod["metadata"]["uid"] != uid:
-            self._wake(self._cache.lose(POD, uid))
-        self._learn(POD, pod)
+            self._enqueue(self._cache.forget(POD, uid))
+        self._update_cache(POD, pod)
 
     async def _label_pod(self, swarm: SwarmView, action: LabelPod) -> None:
         path = POD.path(swarm.namespace, action.name)
         body = {"metadata": {"uid": action.uid, "labels": dict(action.labels)}}
         try:
-            self._learn(POD, await self._api.patch(path, body))
+            self._update_cache(POD, await self._api.patch(path, body))
         except RejectedError as error:  # one pod's labels hold up nothing else
             name = f"{swarm.namespace}/{action.name}"
             log.warning("pod %s: its labels cannot be put right: %s", name, error)
         except NotFoundError:
-            self._wake(self._cache.lose(POD, action.uid))
+            self._enqueue(self._cache.forget(POD, action.uid))
         except ConflictError:
-            await self._look_at_pod(path, action.uid)
+            await self._refresh_pod(path, action.uid)
 
     async def _apply_child(self, swarm: SwarmView, manifest: Json) -> None:
         kind, name = CHILDREN[manifest["kind"]], manifest["metadata"]["name"]
         path = kind.path(swarm.namespace, name)
         what = f"{kind.kind}/{name}"
         known = self._cache.has_child(kind, swarm.uid, name)
-        if not known and await self._taken_by(kind, name, swarm):
-            self._refused(swarm, what, f"a {kind.kind} {name} {TAKEN}")
+        if not known and await self._is_name_taken(kind, name, swarm):
+            self._record_rejection(swarm, what, f"a {kind.kind} {name} {NAME_TAKEN}")
             return
         try:
-            self._learn(kind, await self._api.apply(path, manifest, MANAGER))
+            self._update_cache(kind, await self._api.apply(path, manifest, FIELD_MANAGER))
         except RejectedError as error:
-            self._refused(swarm, what, str(error))
+            self._record_rejection(swarm, what, str(error))
             return
-        self._cache.accept(swarm.uid, what)
+        self._cache.clear_rejection(swarm.uid, what)
 
-    async def _taken_by(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
+    async def _is_name_taken(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
         """Whether somebody else's object has this name: apply would quietly take it over.
 
         What a swarm of this name left behind, the garbage collector has not come to yet: it goes now.
@@ -241,26 +241,26 @@ class Apply:
             await self._api.delete(kind.path(swarm.namespace, action.name), action.uid)
         except (NotFoundError, ConflictError) as error:
             log.info("%s/%s: %s %s: %s", swarm.namespace, swarm.name, kind.kind, action.name, error)
-        self._wake(self._cache.lose(kind, action.uid))
+        self._enqueue(self._cache.forget(kind, action.uid))
 
 
 def _steps(actions: Sequence[Action]) -> Iterator[list[Action]]:
     """Neighbours of one type that may overlap, and everything else by itself."""
     for kind, run in itertools.groupby(actions, key=type):
-        if kind in _TOGETHER:
+        if kind in _CONCURRENT:
             yield list(run)
         else:
             yield from ([action] for action in run)
 
 
-def _is_the_same(pod: Json, manifest: Json, swarm: SwarmView) -> bool:
+def _is_same_pod(pod: Json, manifest: Json, swarm: SwarmView) -> bool:
     have, want = pod["metadata"].get("labels") or {}, manifest["metadata"].get("labels") or {}
     return controller_uid(pod) == swarm.uid and have.get(names.INCARNATION) == want.get(
         names.INCARNATION
     )
 
 
-def _gone_at_once(pod: Json) -> bool:
+def _is_deleted_at_once(pod: Json) -> bool:
     """Never started, or no grace: the answer is the pod's last state, and no more events but DELETED come."""
     meta = pod["metadata"]
     return not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")

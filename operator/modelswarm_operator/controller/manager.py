@@ -12,14 +12,14 @@ import logging
 import random
 import time
 
-from modelswarm_operator.controller.executor import Apply
-from modelswarm_operator.controller.worker import TURN_SECONDS, Turns
+from modelswarm_operator.controller.executor import Executor
+from modelswarm_operator.controller.worker import TURN_SECONDS, Workers
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.informer.watch import Watch
 from modelswarm_operator.kube.client import Api
 from modelswarm_operator.kube.errors import ApiError, LeaseLostError
-from modelswarm_operator.kube.events import Events
+from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import NODE, WATCHED, Kind
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.reconciler import reconcile
@@ -28,118 +28,120 @@ from modelswarm_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 STOP_SECONDS = 3.0  # that running turns get to end
-SPREAD = 0.1  # of the resync interval, over which turns are spread after a list
-FULL = 5  # after every so many lists all swarms take a turn, not only those that a list has changed
-LONGEST_PAUSE = 15.0  # between two tries of a failing list, or two lives of the watches
+RESYNC_SPREAD = 0.1  # of the resync interval, over which turns are spread after a list
+RESYNCS_PER_FULL_ROUND = (
+    5  # after every so many lists all swarms take a turn, not only those that a list has changed
+)
+MAX_PAUSE_SECONDS = 15.0  # between two tries of a failing list, or two lives of the watches
 
 
-class Leading:
+class Manager:
     def __init__(self, settings: Settings, api: Api, metrics: Metrics, identity: str) -> None:
         self._settings = settings
         self._metrics = metrics
         self.cache = Cache()
         self.resync = Resync(api, self.cache, metrics, settings.namespaces)
-        apply = Apply(api, self.cache, Events(api, identity), metrics, self._wake)
-        self.turns = Turns(self.cache, apply, self.resync, self._decide, metrics)
-        self._list_now = asyncio.Event()
-        self._listed = asyncio.Event()
-        self._no_turns = asyncio.Event()
-        self._no_turns.set()
+        apply = Executor(api, self.cache, EventRecorder(api, identity), metrics, self._enqueue)
+        self.workers = Workers(self.cache, apply, self.resync, self._decide, metrics)
+        self._resync_requested = asyncio.Event()
+        self._resync_done = asyncio.Event()
+        self._workers_stopped = asyncio.Event()
+        self._workers_stopped.set()
 
-    def _wake(self, uids: set[str]) -> None:
-        self.turns.wake(uids)
+    def _enqueue(self, uids: set[str]) -> None:
+        self.workers.enqueue(uids)
 
     def _decide(self, observed: Observed, now: float) -> Decision:
         return reconcile(observed, self._settings.policy, now)
 
     async def run(self) -> None:
         """Until cancelled. Raises LeaseLostError, or whatever ended a part that must not end."""
-        await self._list_until_it_works()
+        await self._resync_with_retries()
         try:
             async with asyncio.TaskGroup() as group:
-                self.turns.wake(self.cache.uids())
-                group.create_task(self._take_turns())
-                group.create_task(self._keep_watching())
-                group.create_task(self._keep_listing())
+                self.workers.enqueue(self.cache.uids())
+                group.create_task(self._run_workers())
+                group.create_task(self._watch_forever())
+                group.create_task(self._resync_periodically())
         except* LeaseLostError:
             raise LeaseLostError("a write was stopped: the lease is lost") from None
 
-    async def _take_turns(self) -> None:
-        self._no_turns.clear()
+    async def _run_workers(self) -> None:
+        self._workers_stopped.clear()
         try:
-            await self.turns.run()
+            await self.workers.run()
         finally:
-            self._no_turns.set()
+            self._workers_stopped.set()
 
     async def stop(self) -> None:
         """Running turns get time to end; nothing new begins. To be cancelled after this."""
-        self.turns.stop()
+        self.workers.stop()
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self._no_turns.wait()
+                await self._workers_stopped.wait()
         except TimeoutError:
             log.warning(
                 "a turn did not end in time; what it left undone is done by the next leader"
             )
 
-    def stuck(self) -> str:
+    def stuck_reason(self) -> str:
         """Why a restart would help; "" if it would not."""
-        silent = time.monotonic() - self.resync.tried_at
+        silent = time.monotonic() - self.resync.last_attempt
         if silent > 2 * self._settings.resync_seconds + 300:
             return f"no list was tried for {silent:.0f} s"
-        oldest = self.turns.oldest_turn
+        oldest = self.workers.longest_turn_seconds
         return f"a turn runs for {oldest:.0f} s" if oldest > 2 * TURN_SECONDS else ""
 
-    def count(self) -> None:
+    def update_metrics(self) -> None:
         """Before the metrics are read."""
         self._metrics.count_pods(self.cache.pods.all())
         self._metrics.count_swarms(stored.view.status for stored in self.cache.swarms.all())
 
-    async def _list_until_it_works(self) -> set[str]:
+    async def _resync_with_retries(self) -> set[str]:
         """The swarms that the list changed."""
         pause, told = 0.5, ""
         while True:
             try:
-                return await self.resync.everything()
+                return await self.resync.resync_all()
             except ApiError:
                 if self.resync.problem != told:
                     told = self.resync.problem
                     log.warning("cannot list the cluster's objects yet: %s", told)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(LONGEST_PAUSE, pause * 2)
+            pause = min(MAX_PAUSE_SECONDS, pause * 2)
 
-    async def _keep_listing(self) -> None:
+    async def _resync_periodically(self) -> None:
         every = self._settings.resync_seconds
         for number in itertools.count(1):
             try:
                 async with asyncio.timeout(every * random.uniform(0.9, 1.1)):
-                    await self._list_now.wait()
+                    await self._resync_requested.wait()
             except TimeoutError:
                 pass  # it is time
-            self._list_now.clear()
-            changed = await self._list_until_it_works()
-            self._listed.set()
-            self.turns.relent()
-            chosen = self.cache.uids() if number % FULL == 0 else changed
-            self.turns.look_again(chosen, every * SPREAD)
+            self._resync_requested.clear()
+            changed = await self._resync_with_retries()
+            self._resync_done.set()
+            self.workers.api_recovered()
+            chosen = self.cache.uids() if number % RESYNCS_PER_FULL_ROUND == 0 else changed
+            self.workers.enqueue_spread(chosen, every * RESYNC_SPREAD)
 
-    async def _keep_watching(self) -> None:
+    async def _watch_forever(self) -> None:
         """kopf's end is not ours: it pauses, lists what was missed, and watches again."""
         pause = 0.5
         while True:
-            kinds = [kind for kind in WATCHED if kind is not NODE or self.cache.sees_nodes]
+            kinds = [kind for kind in WATCHED if kind is not NODE or self.cache.can_read_nodes]
             namespaces = self._settings.namespaces
-            watch = Watch(self._settings.kubeconfig, namespaces, kinds, self._seen)
+            watch = Watch(self._settings.kubeconfig, namespaces, kinds, self._on_watch_event)
             started = time.monotonic()
             why = await watch.run()
-            pause = 0.5 if time.monotonic() - started > 60 else min(LONGEST_PAUSE, pause * 2)
+            pause = 0.5 if time.monotonic() - started > 60 else min(MAX_PAUSE_SECONDS, pause * 2)
             log.warning("the watches ended and start again in %.1f s: %s", pause, why)
             self._metrics.watch_restarts.inc()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            self._listed.clear()
-            self._list_now.set()
-            await self._listed.wait()  # what cannot be listed cannot be watched
+            self._resync_done.clear()
+            self._resync_requested.set()
+            await self._resync_done.wait()  # what cannot be listed cannot be watched
 
-    def _seen(self, kind: Kind, happened: str, raw: Json) -> None:
+    def _on_watch_event(self, kind: Kind, happened: str, raw: Json) -> None:
         self._metrics.watch_events.labels(kind.plural, happened or "LISTED").inc()
-        self._wake(self.cache.feed(kind, happened == "DELETED", raw))
+        self._enqueue(self.cache.apply_event(kind, happened == "DELETED", raw))

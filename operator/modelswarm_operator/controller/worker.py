@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from modelswarm_operator.controller.executor import Apply
+from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.kube.errors import ApiError, ConflictError, LeaseLostError, ThrottledError
@@ -22,213 +22,218 @@ from modelswarm_operator.reconcile.state.observed import Decision, DeleteChild, 
 
 log = logging.getLogger(__name__)
 
-DEBOUNCE = 0.05  # events come in groups
-AT_ONCE = 16  # turns
+DEBOUNCE_SECONDS = 0.05  # events come in groups
+MAX_CONCURRENT_TURNS = 16  # turns
 TURN_SECONDS = 120.0
-PATIENCE = 8  # turns in a row that changed something before they are spaced out
-FIRST = 0.1  # pause after a failing turn, doubled with every further one ...
-LONGEST = 60.0  # ... up to this
-CONFLICT = 1.0  # or this, if it failed because others write too
-FOREVER = 1e9
+UNTHROTTLED_TURNS = 8  # turns in a row that changed something before they are spaced out
+MIN_RETRY_PAUSE = 0.1  # pause after a failing turn, doubled with every further one ...
+MAX_RETRY_PAUSE = 60.0  # ... up to this
+MAX_CONFLICT_PAUSE = 1.0  # or this, if it failed because others write too
+MAX_TIMEOUT_SECONDS = 1e9
 
 Decide = Callable[[Observed, float], Decision]
 
 
 @dataclass(slots=True)
-class Sleeper:
+class WorkItem:
     """What one swarm's task waits for."""
 
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-    wake_at: float = 0.0  # monotonic
-    woken_at: float = 0.0
+    triggered: asyncio.Event = field(default_factory=asyncio.Event)
+    due_at: float = 0.0  # monotonic
+    enqueued_at: float = 0.0
     started: bool = False
     failures: int = 0
-    deaf: bool = False  # waits for `relent` or the time, not for events
-    relent: asyncio.Event = field(default_factory=asyncio.Event)  # the API server answers again
+    backing_off: bool = False  # waits for `relent` or the time, not for events
+    api_recovered: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # the API server answers again
     throttled: bool = False  # it said for how long
-    busy: int = 0  # turns in a row that did something
-    doubtful: bool = False  # the last turn's writes may or may not have happened
+    active_turns: int = 0  # turns in a row that did something
+    outcome_unknown: bool = False  # the last turn's writes may or may not have happened
 
 
-class Turns:
+class Workers:
     def __init__(
-        self, cache: Cache, apply: Apply, resync: Resync, decide: Decide, metrics: Metrics
+        self, cache: Cache, apply: Executor, resync: Resync, decide: Decide, metrics: Metrics
     ) -> None:
         self._cache = cache
-        self._apply = apply
+        self._executor = apply
         self._resync = resync
         self._decide = decide
         self._metrics = metrics
-        self._sleepers: dict[str, Sleeper] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
-        self._known = asyncio.Event()
+        self._items: dict[str, WorkItem] = {}
+        self._free_workers = asyncio.Semaphore(MAX_CONCURRENT_TURNS)
+        self._item_added = asyncio.Event()
         self._in_turn: dict[str, float] = {}
         self._stopping = asyncio.Event()
 
     @property
-    def oldest_turn(self) -> float:
+    def longest_turn_seconds(self) -> float:
         """Seconds that the longest of the running turns has taken."""
         now = time.monotonic()
         return max((now - since for since in self._in_turn.values()), default=0.0)
 
-    def wake(self, uids: Iterable[str]) -> None:
+    def enqueue(self, uids: Iterable[str]) -> None:
         now = time.monotonic()
         for uid in uids:
-            sleeper = self._sleepers.get(uid)
-            if sleeper is None:
-                sleeper = self._sleepers[uid] = Sleeper()
-                self._known.set()
-            sleeper.woken_at = sleeper.woken_at or now
-            sleeper.event.set()
+            item = self._items.get(uid)
+            if item is None:
+                item = self._items[uid] = WorkItem()
+                self._item_added.set()
+            item.enqueued_at = item.enqueued_at or now
+            item.triggered.set()
 
-    def look_again(self, uids: Iterable[str], within: float) -> None:
+    def enqueue_spread(self, uids: Iterable[str], within: float) -> None:
         """As `wake`, spread over so many seconds."""
         loop = asyncio.get_running_loop()
         for uid in uids:
-            loop.call_later(random.uniform(0.0, within), self.wake, (uid,))
+            loop.call_later(random.uniform(0.0, within), self.enqueue, (uid,))
 
-    def relent(self) -> None:
+    def api_recovered(self) -> None:
         """The API server answers: who waits because it did not need not wait longer."""
-        for sleeper in self._sleepers.values():
-            if sleeper.failures and not sleeper.throttled:
-                sleeper.relent.set()
-                sleeper.event.set()
+        for item in self._items.values():
+            if item.failures and not item.throttled:
+                item.api_recovered.set()
+                item.triggered.set()
 
     async def run(self) -> None:
         """Until stopped. Raises LeaseLostError; nothing else ends it."""
         async with asyncio.TaskGroup() as group:
             while not self._stopping.is_set():
-                await self._known.wait()
-                self._known.clear()
-                for uid, sleeper in list(self._sleepers.items()):
-                    if not sleeper.started:
-                        sleeper.started = True
-                        group.create_task(self._live(uid, sleeper), name=f"swarm {uid}")
+                await self._item_added.wait()
+                self._item_added.clear()
+                for uid, item in list(self._items.items()):
+                    if not item.started:
+                        item.started = True
+                        group.create_task(self._work(uid, item), name=f"swarm {uid}")
 
     def stop(self) -> None:
         """Turns that run are finished; no other begins."""
         self._stopping.set()
-        self._known.set()
-        for sleeper in self._sleepers.values():
-            sleeper.event.set()
-            sleeper.relent.set()
+        self._item_added.set()
+        for item in self._items.values():
+            item.triggered.set()
+            item.api_recovered.set()
 
-    async def _live(self, uid: str, sleeper: Sleeper) -> None:
+    async def _work(self, uid: str, item: WorkItem) -> None:
         while not self._stopping.is_set():
-            await self._sleep(sleeper)
+            await self._wait_until_due(item)
             if self._stopping.is_set() or self._cache.swarms.get(uid) is None:
                 break
-            async with self._room:
+            async with self._free_workers:
                 if self._stopping.is_set():
                     break
-                self._metrics.wait_seconds.observe(self._waited(sleeper))
-                await self._take_turn(uid, sleeper)
-        if self._sleepers.get(uid) is sleeper:
-            del self._sleepers[uid]
+                self._metrics.wait_seconds.observe(self._queue_seconds(item))
+                await self._run_turn(uid, item)
+        if self._items.get(uid) is item:
+            del self._items[uid]
 
-    def _waited(self, sleeper: Sleeper) -> float:
-        woken, sleeper.woken_at = sleeper.woken_at, 0.0
+    def _queue_seconds(self, item: WorkItem) -> float:
+        woken, item.enqueued_at = item.enqueued_at, 0.0
         return max(0.0, time.monotonic() - woken) if woken else 0.0
 
-    async def _sleep(self, sleeper: Sleeper) -> None:
+    async def _wait_until_due(self, item: WorkItem) -> None:
         """Until something happens or it is time. While the API server fails, events do not shorten the wait."""
-        signal = sleeper.relent if sleeper.deaf else sleeper.event
-        pause = sleeper.wake_at - time.monotonic()
+        signal = item.api_recovered if item.backing_off else item.triggered
+        pause = item.due_at - time.monotonic()
         try:
-            async with asyncio.timeout(max(0.0, pause) if pause < FOREVER else None):
+            async with asyncio.timeout(max(0.0, pause) if pause < MAX_TIMEOUT_SECONDS else None):
                 await signal.wait()
-                await asyncio.sleep(DEBOUNCE)
+                await asyncio.sleep(DEBOUNCE_SECONDS)
         except TimeoutError:
             pass  # it is time
-        sleeper.event.clear()
-        sleeper.relent.clear()
+        item.triggered.clear()
+        item.api_recovered.clear()
 
-    async def _take_turn(self, uid: str, sleeper: Sleeper) -> None:
+    async def _run_turn(self, uid: str, item: WorkItem) -> None:
         started, result = time.monotonic(), "failed"
         self._in_turn[uid] = started
         try:
             async with asyncio.timeout(TURN_SECONDS):
-                decision = await self._turn(uid, sleeper)
+                decision = await self._reconcile(uid, item)
             result = "changed" if decision is not None and decision.actions else "quiet"
-            sleeper.failures, sleeper.doubtful, sleeper.deaf = 0, False, False
-            self._plan_next(sleeper, decision)
+            item.failures, item.outcome_unknown, item.backing_off = 0, False, False
+            self._schedule_next(item, decision)
         except LeaseLostError:
             raise
         except ConflictError as error:
             result = "conflict"
-            self._again(uid, sleeper, error, at_most=CONFLICT)
+            self._schedule_retry(uid, item, error, at_most=MAX_CONFLICT_PAUSE)
         except ThrottledError as error:
             result = "throttled"
-            self._again(uid, sleeper, error, at_least=min(error.retry_after, LONGEST))
-            sleeper.throttled = True
+            self._schedule_retry(uid, item, error, at_least=min(error.retry_after, MAX_RETRY_PAUSE))
+            item.throttled = True
         except (ApiError, TimeoutError) as error:
-            self._again(uid, sleeper, error)
+            self._schedule_retry(uid, item, error)
         except Exception as error:  # a fault of ours: said in full, and the swarm is not left alone
             result = "fault"
             log.exception("swarm %s: a turn failed by a fault of ours", uid)
-            self._again(uid, sleeper, error)
-            sleeper.deaf = False  # a new spec may be one that we can deal with
+            self._schedule_retry(uid, item, error)
+            item.backing_off = False  # a new spec may be one that we can deal with
         finally:
             del self._in_turn[uid]
             self._metrics.turn_seconds.labels(result).observe(time.monotonic() - started)
 
-    async def _turn(self, uid: str, sleeper: Sleeper) -> Decision | None:
+    async def _reconcile(self, uid: str, item: WorkItem) -> Decision | None:
         """Decided and carried out on one view of the world; None: the swarm is gone."""
-        fresh = sleeper.doubtful
-        observed = await self._looked(uid, fresh)
+        fresh = item.outcome_unknown
+        observed = await self._observe(uid, fresh)
         if observed is None:
             return None
         decision = self._decide(observed, time.time())
-        if not fresh and _destroys(decision):  # never on what events alone said
-            observed = await self._looked(uid, True)
+        if not fresh and _deletes_objects(decision):  # never on what events alone said
+            observed = await self._observe(uid, True)
             if observed is None:
                 return None
             decision = self._decide(observed, time.time())
         if decision.actions:
-            await self._apply.carry_out(observed.swarm, decision.actions)
+            await self._executor.execute(observed.swarm, decision.actions)
         return decision
 
-    async def _looked(self, uid: str, anew: bool) -> Observed | None:
+    async def _observe(self, uid: str, refresh: bool) -> Observed | None:
         observed = self._cache.observed(uid)
-        if observed is None or not anew:
+        if observed is None or not refresh:
             return observed
-        self.wake(await self._resync.one(observed.swarm) - {uid})
+        self.enqueue(await self._resync.resync_swarm(observed.swarm) - {uid})
         return self._cache.observed(uid)
 
-    def _plan_next(self, sleeper: Sleeper, decision: Decision | None) -> None:
+    def _schedule_next(self, item: WorkItem, decision: Decision | None) -> None:
         """What a turn did is looked at again at once, until there is nothing left to do."""
         now = time.monotonic()
         if decision is None:
-            sleeper.wake_at = now  # the swarm is gone: its task sees that and ends
+            item.due_at = now  # the swarm is gone: its task sees that and ends
             return
-        sleeper.busy = sleeper.busy + 1 if decision.actions else 0
+        item.active_turns = item.active_turns + 1 if decision.actions else 0
         wait = float("inf")
-        if decision.wake_at is not None:
-            wait = max(DEBOUNCE, decision.wake_at - time.time())
-        if sleeper.busy:
-            wait = min(wait, DEBOUNCE * 2.0 ** min(max(0, sleeper.busy - PATIENCE), 20))
-        sleeper.wake_at = now + wait
+        if decision.requeue_at is not None:
+            wait = max(DEBOUNCE_SECONDS, decision.requeue_at - time.time())
+        if item.active_turns:
+            wait = min(
+                wait,
+                DEBOUNCE_SECONDS * 2.0 ** min(max(0, item.active_turns - UNTHROTTLED_TURNS), 20),
+            )
+        item.due_at = now + wait
 
-    def _again(
+    def _schedule_retry(
         self,
         uid: str,
-        sleeper: Sleeper,
+        item: WorkItem,
         error: Exception,
         at_least: float = 0.0,
-        at_most: float = LONGEST,
+        at_most: float = MAX_RETRY_PAUSE,
     ) -> None:
-        sleeper.failures += 1
-        sleeper.doubtful, sleeper.deaf, sleeper.throttled = True, True, False
-        most = min(at_most, FIRST * 2.0 ** min(sleeper.failures - 1, 10))
+        item.failures += 1
+        item.outcome_unknown, item.backing_off, item.throttled = True, True, False
+        most = min(at_most, MIN_RETRY_PAUSE * 2.0 ** min(item.failures - 1, 10))
         delay = max(at_least, random.uniform(most / 2, most))
-        sleeper.wake_at = time.monotonic() + delay
+        item.due_at = time.monotonic() + delay
         stored = self._cache.swarms.get(uid)
-        name = stored.place if stored is not None else uid
+        name = stored.full_name if stored is not None else uid
         why = str(error) or "it took too long"
         log.warning(
-            "%s: turn failed (%d in a row), again in %.1f s: %s", name, sleeper.failures, delay, why
+            "%s: turn failed (%d in a row), again in %.1f s: %s", name, item.failures, delay, why
         )
 
 
-def _destroys(decision: Decision) -> bool:
+def _deletes_objects(decision: Decision) -> bool:
     return any(isinstance(action, (DeletePod, DeleteChild)) for action in decision.actions)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelswarm_operator.informer.parsing import moment, node_view, pod_view, swarm_view
-from modelswarm_operator.informer.store import Change, Shelf
+from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view, swarm_view
+from modelswarm_operator.informer.store import Change, Store
 from modelswarm_operator.kube.resources import (
     BUDGET,
     NODE,
@@ -32,28 +32,28 @@ from modelswarm_operator.reconcile.state.observed import (
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSwarm:
     """A swarm as stored, beside what the core need not know of it."""
 
     view: SwarmView
     created: float
     served_name: str
-    has_it: bool  # its status says that it has that name
+    owns_served_name: bool  # its status says that it has that name
 
     @property
-    def place(self) -> str:
+    def full_name(self) -> str:
         return f"{self.view.namespace}/{self.view.name}"
 
 
-def _stored(raw: Json) -> Stored:
+def _stored_swarm(raw: Json) -> StoredSwarm:
     view = swarm_view(raw)
     named = view.spec.model.served_name if view.spec is not None else None
-    created = moment(raw["metadata"].get("creationTimestamp")) or 0.0
+    created = parse_time(raw["metadata"].get("creationTimestamp")) or 0.0
     served_name = named or view.name
-    return Stored(view, created, served_name, view.status.get("servedName") == served_name)
+    return StoredSwarm(view, created, served_name, view.status.get("servedName") == served_name)
 
 
-def _child_of(kind: Kind) -> Callable[[Json], Json]:
+def _child_view(kind: Kind) -> Callable[[Json], Json]:
     """Without status and managed fields: they change often and decide nothing."""
     kept = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")
 
@@ -72,76 +72,76 @@ def _own_uid(raw: Json) -> str:
 
 class Cache:
     def __init__(self) -> None:
-        self.swarms: Shelf[Stored] = Shelf(_stored, _own_uid)
-        self.pods: Shelf[PodView] = Shelf(pod_view, controller_uid)
-        self.nodes: Shelf[NodeView] = Shelf(node_view, _own_uid)
-        self.services: Shelf[Json] = Shelf(_child_of(SERVICE), controller_uid)
-        self.budgets: Shelf[Json] = Shelf(_child_of(BUDGET), controller_uid)
-        self.sees_nodes = False
+        self.swarms: Store[StoredSwarm] = Store(_stored_swarm, _own_uid)
+        self.pods: Store[PodView] = Store(pod_view, controller_uid)
+        self.nodes: Store[NodeView] = Store(node_view, _own_uid)
+        self.services: Store[Json] = Store(_child_view(SERVICE), controller_uid)
+        self.budgets: Store[Json] = Store(_child_view(BUDGET), controller_uid)
+        self.can_read_nodes = False
         self._nodes: dict[str, NodeView] = {}  # made anew for every change: turns keep theirs
         self._rejected: dict[str, dict[str, str]] = {}
-        self._serving: dict[str, dict[str, Stored]] = {}  # by served name and uid
+        self._by_served_name: dict[str, dict[str, StoredSwarm]] = {}  # by served name and uid
 
-    def feed(self, kind: Kind, gone: bool, raw: Json) -> set[str]:
+    def apply_event(self, kind: Kind, deleted: bool, raw: Json) -> set[str]:
         """One object as an event or an answer has it. Returns the swarms to look at again."""
-        shelf = self._shelf(kind)
-        if gone:
+        store = self._store_of(kind)
+        if deleted:
             meta = raw["metadata"]
-            change = shelf.drop(meta["uid"], int(meta["resourceVersion"]))
+            change = store.delete(meta["uid"], int(meta["resourceVersion"]))
         else:
-            change = shelf.put(raw)
-        return self._concerned(kind, [change] if change is not None else [])
+            change = store.upsert(raw)
+        return self._affected_swarms(kind, [change] if change is not None else [])
 
-    def lose(self, kind: Kind, uid: str) -> set[str]:
+    def forget(self, kind: Kind, uid: str) -> set[str]:
         """The API server said that there is no such object, and not since when."""
-        change = self._shelf(kind).lose(uid)
-        return self._concerned(kind, [change] if change is not None else [])
+        change = self._store_of(kind).forget(uid)
+        return self._affected_swarms(kind, [change] if change is not None else [])
 
     def replace(self, kind: Kind, items: Sequence[Json], listed: int, owner: str = "") -> set[str]:
         """With everything there is of a kind (or of one swarm's) as of one moment."""
-        return self._concerned(kind, self._shelf(kind).replace(items, listed, owner))
+        return self._affected_swarms(kind, self._store_of(kind).replace(items, listed, owner))
 
-    def _shelf(self, kind: Kind) -> Shelf[Any]:
-        shelves: dict[str, Shelf[Any]] = {
+    def _store_of(self, kind: Kind) -> Store[Any]:
+        stores: dict[str, Store[Any]] = {
             SWARM.kind: self.swarms,
             POD.kind: self.pods,
             NODE.kind: self.nodes,
             SERVICE.kind: self.services,
             BUDGET.kind: self.budgets,
         }
-        return shelves[kind.kind]
+        return stores[kind.kind]
 
-    def _concerned(self, kind: Kind, changes: Sequence[Change[Any]]) -> set[str]:
+    def _affected_swarms(self, kind: Kind, changes: Sequence[Change[Any]]) -> set[str]:
         if kind is NODE:
             if changes:
                 self._nodes = {node.name: node for node in self.nodes.all()}
             return self.uids() if changes else set()
         if kind is not SWARM:
             return {change.owner for change in changes}
-        return {uid for change in changes for uid in self._swarm_changed(change)}
+        return {uid for change in changes for uid in self._affected_by_swarm(change)}
 
-    def _swarm_changed(self, change: Change[Stored]) -> set[str]:
+    def _affected_by_swarm(self, change: Change[StoredSwarm]) -> set[str]:
         """The swarm itself, and those with which it shares or shared a served name."""
         before = change.before.served_name if change.before is not None else None
         after = change.after.served_name if change.after is not None else None
         if before is not None and before != after:
-            self._serving.get(before, {}).pop(change.owner, None)
+            self._by_served_name.get(before, {}).pop(change.owner, None)
         if after is not None and change.after is not None:
-            self._serving.setdefault(after, {})[change.owner] = change.after
-        concerned = {change.owner}
+            self._by_served_name.setdefault(after, {})[change.owner] = change.after
+        affected = {change.owner}
         for name in {before, after} - {None} if before != after else ():
-            concerned |= set(self._serving.get(str(name), {}))
+            affected |= set(self._by_served_name.get(str(name), {}))
         if change.after is None:
             self._rejected.pop(change.owner, None)
-        return concerned
+        return affected
 
     def uids(self) -> set[str]:
         return {stored.view.uid for stored in self.swarms.all()}
 
-    def reject(self, uid: str, what: str, why: str) -> None:
+    def record_rejection(self, uid: str, what: str, why: str) -> None:
         self._rejected.setdefault(uid, {})[what] = why
 
-    def accept(self, uid: str, what: str) -> None:
+    def clear_rejection(self, uid: str, what: str) -> None:
         self._rejected.get(uid, {}).pop(what, None)
 
     def observed(self, uid: str) -> Observed | None:
@@ -151,30 +151,30 @@ class Cache:
             return None
         return Observed(
             swarm=stored.view,
-            pods=tuple(self.pods.of(uid)),
-            nodes=self._nodes if self.sees_nodes else None,
+            pods=tuple(self.pods.objects_of(uid)),
+            nodes=self._nodes if self.can_read_nodes else None,
             children={**self._children(SERVICE, uid), **self._children(BUDGET, uid)},
-            served_name_taken_by=self._holder(stored),
+            served_name_taken_by=self._name_owner(stored),
             rejected=dict(self._rejected.get(uid, {})),
         )
 
-    def knows_nodes_of(self, uid: str) -> bool:
-        return all(not pod.node or pod.node in self._nodes for pod in self.pods.of(uid))
+    def has_nodes_of(self, uid: str) -> bool:
+        return all(not pod.node or pod.node in self._nodes for pod in self.pods.objects_of(uid))
 
     def has_child(self, kind: Kind, uid: str, name: str) -> bool:
         return (kind.kind, name) in self._children(kind, uid)
 
     def _children(self, kind: Kind, uid: str) -> dict[tuple[str, str], Json]:
-        found = self._shelf(kind).of(uid)
+        found = self._store_of(kind).objects_of(uid)
         return {(kind.kind, child["metadata"]["name"]): child for child in found}
 
-    def _holder(self, stored: Stored) -> str:
+    def _name_owner(self, stored: StoredSwarm) -> str:
         """Who has this served name keeps it, whoever takes the same later; among those that begin, the oldest swarm.
         Created in one second, the lower uid is older."""
 
-        def rank(other: Stored) -> tuple[bool, float, str]:
-            return (not other.has_it, other.created, other.view.uid)
+        def rank(other: StoredSwarm) -> tuple[bool, float, str]:
+            return (not other.owns_served_name, other.created, other.view.uid)
 
-        namesakes = self._serving.get(stored.served_name, {}).values()
+        namesakes = self._by_served_name.get(stored.served_name, {}).values()
         first = min(namesakes, key=rank, default=stored)
-        return "" if first.view.uid == stored.view.uid else first.place
+        return "" if first.view.uid == stored.view.uid else first.full_name

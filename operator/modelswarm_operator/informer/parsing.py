@@ -43,7 +43,7 @@ _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
-def moment(timestamp: str | None) -> float | None:
+def parse_time(timestamp: str | None) -> float | None:
     """Seconds since the epoch of `2026-11-21T10:00:00Z`; what has not happened has none."""
     return seconds_since_epoch(timestamp) if timestamp else None
 
@@ -57,16 +57,16 @@ def swarm_view(raw: Json) -> SwarmView:
         namespace=meta["namespace"],
         generation=meta.get("generation", 0),
         resource_version=meta["resourceVersion"],
-        annotations=_annotations(meta),
+        annotations=_own_annotations(meta),
         finalizers=tuple(meta.get("finalizers") or ()),
-        deleting=meta.get("deletionTimestamp") is not None,
+        is_deleting=meta.get("deletionTimestamp") is not None,
         spec=spec,
         spec_problem=problem,
         status=raw.get("status") or {},
     )
 
 
-def _annotations(meta: Json) -> dict[str, str]:
+def _own_annotations(meta: Json) -> dict[str, str]:
     """Ours alone, and no chat template: a cache of a thousand pods must stay small."""
     return {
         key: text
@@ -90,17 +90,17 @@ def pod_view(raw: Json) -> PodView:
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
-        created=moment(meta.get("creationTimestamp")) or 0.0,
-        scheduled=_scheduled(scheduled),
+        created=parse_time(meta.get("creationTimestamp")) or 0.0,
+        scheduled=_scheduled_at(scheduled),
         labels=meta.get("labels") or {},
-        annotations=_annotations(meta),
+        annotations=_own_annotations(meta),
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         node=(raw.get("spec") or {}).get("nodeName") or "",
         deleting_since=_deleting_since(meta),
         ready=conditions.get("Ready", {}).get("status") == "True",
-        unschedulable=_message(scheduled) if scheduled.get("status") == "False" else "",
+        unschedulable=_scheduler_message(scheduled) if scheduled.get("status") == "False" else "",
         disruption=doomed.get("reason", "") if doomed.get("status") == "True" else "",
         container=_container_view(status.get("containerStatuses")),
     )
@@ -108,7 +108,7 @@ def pod_view(raw: Json) -> PodView:
 
 def _deleting_since(meta: Mapping[str, Any]) -> float | None:
     """The API server stores when the grace period ends; it began that much earlier."""
-    ends = moment(meta.get("deletionTimestamp"))
+    ends = parse_time(meta.get("deletionTimestamp"))
     return None if ends is None else ends - float(meta.get("deletionGracePeriodSeconds") or 0)
 
 
@@ -130,7 +130,7 @@ def _container_view(statuses: Any) -> ContainerView:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
         exit_message=_TOKEN.sub("hf_***", ended.get("message") or ""),
-        running_since=moment(running.get("startedAt")),
+        running_since=parse_time(running.get("startedAt")),
     )
 
 
@@ -142,15 +142,15 @@ def node_view(raw: Json) -> NodeView:
     return NodeView(
         name=meta["name"],
         ready=is_ready,
-        not_ready_since=None if is_ready else moment(ready.get("lastTransitionTime")),
-        departing=_departing(bool(spec.get("unschedulable")), taints),
+        not_ready_since=None if is_ready else parse_time(ready.get("lastTransitionTime")),
+        departing=_departure_reason(bool(spec.get("unschedulable")), taints),
         out_of_service=OUT_OF_SERVICE in taints,
         labels=meta.get("labels") or {},
         allocatable=status.get("allocatable") or {},
     )
 
 
-def _departing(cordoned: bool, taints: Iterable[str]) -> str:
+def _departure_reason(cordoned: bool, taints: Iterable[str]) -> str:
     notice = next((key for key in taints if key in DEPARTURE_TAINTS), "")
     return notice or ("cordoned" if cordoned else "")
 
@@ -159,10 +159,10 @@ def _by_type(conditions: Any) -> dict[str, Mapping[str, Any]]:
     return {item.get("type", ""): item for item in conditions or ()}
 
 
-def _scheduled(condition: Mapping[str, Any]) -> float | None:
+def _scheduled_at(condition: Mapping[str, Any]) -> float | None:
     found = condition.get("status") == "True"
-    return moment(condition.get("lastTransitionTime")) if found else None
+    return parse_time(condition.get("lastTransitionTime")) if found else None
 
 
-def _message(condition: Mapping[str, Any]) -> str:
+def _scheduler_message(condition: Mapping[str, Any]) -> str:
     return condition.get("message") or condition.get("reason") or "not scheduled yet"

@@ -27,24 +27,27 @@ class Resync:
         self._cache = cache
         self._metrics = metrics
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
-        self.tried_at = time.monotonic()  # the heartbeat that liveness looks at
+        self.last_attempt = time.monotonic()  # the heartbeat that liveness looks at
         self._changed: set[str] = set()  # by lists of a round that has not come to its end
-        self.synced = False
-        self.forbidden = False  # the last try was refused: a right was taken away
+        self.is_synced = False
+        self.is_forbidden = False  # the last try was refused: a right was taken away
         self.problem = "the first list is not complete"
 
-    async def everything(self) -> set[str]:
+    async def resync_all(self) -> set[str]:
         """One list per kind (and namespace), of all swarms together; those that differ now. Raises ApiError."""
-        self.tried_at = time.monotonic()
+        self.last_attempt = time.monotonic()
         try:
             for kind in (SWARM, POD, SERVICE, BUDGET):
                 self._changed |= await self._list(kind)
             self._changed |= await self._list_nodes()
         except ApiError as error:
-            self.problem, self.forbidden = _in_words(error), isinstance(error, RejectedError)
+            self.problem, self.is_forbidden = (
+                _describe_error(error),
+                isinstance(error, RejectedError),
+            )
             self._metrics.resyncs.labels("failed").inc()
             raise
-        self.synced, self.forbidden, self.problem = True, False, ""
+        self.is_synced, self.is_forbidden, self.problem = True, False, ""
         self._metrics.resyncs.labels("done").inc()
         self._metrics.last_resync.set_to_current_time()
         changed, self._changed = self._changed, set()
@@ -64,31 +67,31 @@ class Resync:
         try:
             items, version = await self._api.list_all(NODE.path(), {})
         except RejectedError:
-            had_sight, self._cache.sees_nodes = self._cache.sees_nodes, False
+            had_sight, self._cache.can_read_nodes = self._cache.can_read_nodes, False
             return self._cache.uids() if had_sight else set()
-        self._cache.sees_nodes = True
+        self._cache.can_read_nodes = True
         return self._cache.replace(NODE, items, version)
 
-    async def one(self, swarm: SwarmView) -> set[str]:
+    async def resync_swarm(self, swarm: SwarmView) -> set[str]:
         """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises ApiError."""
         try:
             raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
         except NotFoundError:
-            return self._cache.lose(SWARM, swarm.uid)
+            return self._cache.forget(SWARM, swarm.uid)
         if raw["metadata"]["uid"] != swarm.uid:
-            gone = self._cache.lose(SWARM, swarm.uid)
-            return gone | self._cache.feed(SWARM, False, raw)
-        changed = self._cache.feed(SWARM, False, raw)
+            gone = self._cache.forget(SWARM, swarm.uid)
+            return gone | self._cache.apply_event(SWARM, False, raw)
+        changed = self._cache.apply_event(SWARM, False, raw)
         query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
         pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
         changed |= self._cache.replace(POD, pods, version, owner=swarm.uid)
         # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
-        if not self._cache.sees_nodes or self._cache.knows_nodes_of(swarm.uid):
+        if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm.uid):
             return changed
         return changed | await self._list_nodes()
 
 
-def _in_words(error: ApiError) -> str:
+def _describe_error(error: ApiError) -> str:
     if isinstance(error, NotFoundError):
         return f"the CustomResourceDefinition {SWARM.plural}.{SWARM.group} is not installed"
     return str(error)

@@ -32,7 +32,7 @@ class Change(Generic[V]):
     after: V | None
 
 
-class Shelf(Generic[V]):
+class Store(Generic[V]):
     """Of objects without an owner nothing is kept: they are not ours."""
 
     def __init__(self, view_of: Callable[[Json], V], owner_of: Callable[[Json], str]) -> None:
@@ -40,40 +40,44 @@ class Shelf(Generic[V]):
         self._owner_of = owner_of
         self._entries: dict[str, Entry[V]] = {}
         self._by_owner: dict[str, dict[str, Entry[V]]] = {}
-        self._gone: dict[str, int] = {}  # uid: the last version, of what an event said is gone
-        self._listed = 0
+        self._deleted_versions: dict[
+            str, int
+        ] = {}  # uid: the last version, of what an event said is gone
+        self._listed_version = 0
 
-    def put(self, raw: Json) -> Change[V] | None:
+    def upsert(self, raw: Json) -> Change[V] | None:
         """As last seen by an event, an answer or a list. None: nothing new in it."""
         uid, version = raw["metadata"]["uid"], int(raw["metadata"]["resourceVersion"])
         known = self._entries.get(uid)
-        if version <= self._gone.get(uid, -1) or (known is not None and version <= known.version):
+        if version <= self._deleted_versions.get(uid, -1) or (
+            known is not None and version <= known.version
+        ):
             return None
         owner = self._owner_of(raw)
         if not owner:
-            return self.drop(uid, version)
-        self._forget(uid)
+            return self.delete(uid, version)
+        self._remove_entry(uid)
         entry = Entry(version, owner, self._view_of(raw))
         self._entries[uid] = self._by_owner.setdefault(owner, {})[uid] = entry
-        self._gone.pop(uid, None)
+        self._deleted_versions.pop(uid, None)
         before = known.view if known is not None else None
         return None if before == entry.view else Change(owner, before, entry.view)
 
-    def drop(self, uid: str, version: int) -> Change[V] | None:
+    def delete(self, uid: str, version: int) -> Change[V] | None:
         """Gone (or no longer ours) as of `version`."""
         known = self._entries.get(uid)
         if known is not None and known.version > version:
             return None  # it was seen alive after that
-        self._gone[uid] = version
-        self._forget(uid)
+        self._deleted_versions[uid] = version
+        self._remove_entry(uid)
         return Change(known.owner, known.view, None) if known is not None else None
 
-    def lose(self, uid: str) -> Change[V] | None:
+    def forget(self, uid: str) -> Change[V] | None:
         """Gone for good, whatever its last version was."""
         known = self._entries.get(uid)
-        return self.drop(uid, known.version) if known is not None else None
+        return self.delete(uid, known.version) if known is not None else None
 
-    def _forget(self, uid: str) -> None:
+    def _remove_entry(self, uid: str) -> None:
         entry = self._entries.pop(uid, None)
         if entry is not None:
             siblings = self._by_owner[entry.owner]
@@ -85,24 +89,26 @@ class Shelf(Generic[V]):
         """With the list as of version `listed`: of everything, or of one owner's objects."""
         changes: list[Change[V] | None] = []
         if not owner:
-            if listed < self._listed:
+            if listed < self._listed_version:
                 changes += self._clear()  # the store was set back: versions mean nothing any more
-            self._listed = listed
-        changes += [self.put(raw) for raw in items]
+            self._listed_version = listed
+        changes += [self.upsert(raw) for raw in items]
         present = {raw["metadata"]["uid"] for raw in items}
         scope = self._by_owner.get(owner, {}) if owner else self._entries
         missing = [uid for uid in scope if uid not in present]
-        changes += [self.drop(uid, listed) for uid in missing]
+        changes += [self.delete(uid, listed) for uid in missing]
         if not owner:
-            self._gone = {uid: seen for uid, seen in self._gone.items() if seen > listed}
+            self._deleted_versions = {
+                uid: seen for uid, seen in self._deleted_versions.items() if seen > listed
+            }
         return [change for change in changes if change is not None]
 
     def _clear(self) -> list[Change[V]]:
         entries = list(self._entries.values())
-        self._entries, self._by_owner, self._gone = {}, {}, {}
+        self._entries, self._by_owner, self._deleted_versions = {}, {}, {}
         return [Change(entry.owner, entry.view, None) for entry in entries]
 
-    def of(self, owner: str) -> list[V]:
+    def objects_of(self, owner: str) -> list[V]:
         return [entry.view for entry in self._by_owner.get(owner, {}).values()]
 
     def get(self, uid: str) -> V | None:

@@ -24,7 +24,7 @@ from modelswarm_operator.reconcile.state.observed import Json
 
 log = logging.getLogger(__name__)
 
-WORDS = 300  # characters of what kopf says
+MAX_MESSAGE = 300  # characters of what kopf says
 
 Sink = Callable[[Kind, str, Json], None]  # kind, ADDED/MODIFIED/DELETED or "" (listed), object
 
@@ -39,7 +39,7 @@ class Watch:
         self._namespaces = tuple(namespaces)
         self._kinds = tuple(kinds)
         self._sink = sink
-        self._over = False
+        self._is_over = False
 
     async def run(self) -> str:
         """Until kopf ends; returns why. What kopf still tidies up then, its thread does without us."""
@@ -47,7 +47,7 @@ class Watch:
         ended: asyncio.Future[str] = loop.create_future()
 
         def tell(why: str) -> None:
-            self._over = True
+            self._is_over = True
             if not ended.done():
                 ended.set_result(why)
 
@@ -55,28 +55,30 @@ class Watch:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(tell, why)
 
-        threading.Thread(target=self._live, args=(loop, end), name="watches", daemon=True).start()
+        threading.Thread(
+            target=self._run_kopf_thread, args=(loop, end), name="watches", daemon=True
+        ).start()
         return await ended
 
-    def _live(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], None]) -> None:
+    def _run_kopf_thread(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], None]) -> None:
         """The thread's whole life."""
-        with _LastWords() as last:
+        with _KopfErrors() as last:
             try:
-                asyncio.run(self._watch(loop, last, lambda: end(last.words)))
+                asyncio.run(self._run_kopf(loop, last, lambda: end(last.message)))
             except BaseException as error:  # kopf also ends by being cancelled
-                end(last.words or f"{type(error).__name__}: {error}")
+                end(last.message or f"{type(error).__name__}: {error}")
             else:
-                end(last.words or "it ended by itself")
+                end(last.message or "it ended by itself")
 
-    async def _watch(
-        self, loop: asyncio.AbstractEventLoop, last: _LastWords, ending: Callable[[], None]
+    async def _run_kopf(
+        self, loop: asyncio.AbstractEventLoop, last: _KopfErrors, ending: Callable[[], None]
     ) -> None:
-        asyncio.get_running_loop().set_exception_handler(_say_nothing)
+        asyncio.get_running_loop().set_exception_handler(_ignore_loop_error)
         stop = asyncio.Event()
         last.on_unresolved = stop.set  # else it would go on without that kind for ever
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
-        kopf.on.cleanup(registry=registry)(_calling(ending))  # the watches are gone by then
+        kopf.on.cleanup(registry=registry)(_cleanup_handler(ending))  # the watches are gone by then
         for kind in self._kinds:
             watched = (kind.group, kind.version, kind.plural)
             on_event = kopf.on.event(*watched, id=kind.plural, registry=registry)
@@ -92,7 +94,7 @@ class Watch:
 
     def _handler(self, kind: Kind, loop: asyncio.AbstractEventLoop) -> Any:
         async def seen(event: Any, **ignored: Any) -> None:
-            if not self._over and not loop.is_closed():
+            if not self._is_over and not loop.is_closed():
                 loop.call_soon_threadsafe(self._sink, kind, event["type"] or "", event["object"])
 
         return seen
@@ -112,22 +114,22 @@ class Watch:
         )
 
 
-class _LastWords(logging.Handler):
+class _KopfErrors(logging.Handler):
     """What kopf says before it ends, instead of its tracebacks in the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.words = ""
+        self.message = ""
         self.on_unresolved: Callable[[], None] = lambda: None
 
     def emit(self, record: logging.LogRecord) -> None:
         unresolved = record.getMessage().startswith("Unresolved resources")
         if unresolved or record.levelno >= logging.ERROR:
-            self.words = " ".join(record.getMessage().split())[:WORDS]
+            self.message = " ".join(record.getMessage().split())[:MAX_MESSAGE]
         if unresolved:
             self.on_unresolved()
 
-    def __enter__(self) -> _LastWords:
+    def __enter__(self) -> _KopfErrors:
         logging.getLogger("kopf").addHandler(self)
         return self
 
@@ -135,14 +137,14 @@ class _LastWords(logging.Handler):
         logging.getLogger("kopf").removeHandler(self)
 
 
-def _calling(ending: Callable[[], None]) -> Any:
+def _cleanup_handler(ending: Callable[[], None]) -> Any:
     async def happened(**ignored: Any) -> None:
         ending()
 
     return happened
 
 
-def _say_nothing(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _ignore_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Of tasks that kopf leaves behind when it ends; why it ended is said once."""
     log.debug("kopf's loop: %s", context.get("message"))
 

@@ -24,11 +24,11 @@ from modelswarm_operator.kube.resources import (
 )
 from modelswarm_operator.reconcile.state.observed import Json
 
-AT_ONCE = 8
+MAX_CONCURRENT_REVIEWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Permission:
     kind: Kind
     verb: str
     subresource: str = ""
@@ -40,68 +40,68 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    need: Need
+class MissingPermission:
+    permission: Permission
     namespace: str | None
 
     def __str__(self) -> str:
-        group = f".{self.need.kind.group}" if self.need.kind.group else ""
-        everywhere = "in all namespaces" if self.need.kind.namespaced else "in the cluster"
+        group = f".{self.permission.kind.group}" if self.permission.kind.group else ""
+        everywhere = "in all namespaces" if self.permission.kind.namespaced else "in the cluster"
         where = f"in namespace {self.namespace}" if self.namespace else everywhere
-        return f"{self.need.verb} {self.need.resource}{group} {where}"
+        return f"{self.permission.verb} {self.permission.resource}{group} {where}"
 
 
-def needs() -> Iterator[Need]:
+def swarm_permissions() -> Iterator[Permission]:
     """In the namespaces of the swarms; nodes and the lease stand apart."""
     for verb in ("get", "list", "watch", "patch"):
-        yield Need(SWARM, verb)
-    yield Need(SWARM, "update", "status")
-    yield Need(SWARM, "update", "finalizers")  # where blockOwnerDeletion is enforced
+        yield Permission(SWARM, verb)
+    yield Permission(SWARM, "update", "status")
+    yield Permission(SWARM, "update", "finalizers")  # where blockOwnerDeletion is enforced
     for verb in ("get", "list", "watch", "create", "patch", "delete"):
-        yield Need(POD, verb)
+        yield Permission(POD, verb)
     for kind in (SERVICE, BUDGET):
         for verb in ("get", "list", "watch", "create", "patch", "delete"):
-            yield Need(kind, verb)
-    yield Need(EVENT, "create", optional=True)
+            yield Permission(kind, verb)
+    yield Permission(EVENT, "create", optional=True)
 
 
-def lease_needs() -> Iterator[Need]:
+def lease_permissions() -> Iterator[Permission]:
     for verb in ("get", "create", "update"):
-        yield Need(LEASE, verb)
+        yield Permission(LEASE, verb)
 
 
-def node_needs() -> Iterator[Need]:
+def node_permissions() -> Iterator[Permission]:
     for verb in ("list", "watch"):
-        yield Need(NODE, verb, optional=True)
+        yield Permission(NODE, verb, optional=True)
 
 
-async def missing_rights(
+async def find_missing_permissions(
     api: Api, namespaces: Sequence[str], lease_namespace: str, lease_name: str
-) -> list[Missing]:
+) -> list[MissingPermission]:
     """Raises ApiError if the API server cannot be asked. Of leases, only our own is asked for by name."""
-    asked: list[tuple[Need, str | None]] = []
+    asked: list[tuple[Permission, str | None]] = []
     names = {("get", LEASE): lease_name, ("update", LEASE): lease_name}  # a create has no name yet
     for namespace in namespaces or (None,):
-        asked += [(need, namespace) for need in needs()]
+        asked += [(need, namespace) for need in swarm_permissions()]
     if lease_namespace:
-        asked += [(need, lease_namespace) for need in lease_needs()]
-    asked += [(need, None) for need in node_needs()]
-    room = asyncio.Semaphore(AT_ONCE)
+        asked += [(need, lease_namespace) for need in lease_permissions()]
+    asked += [(need, None) for need in node_permissions()]
+    room = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
     answers = await asyncio.gather(
         *(
-            _allowed(api, room, need, namespace, names.get((need.verb, need.kind), ""))
+            _is_allowed(api, room, need, namespace, names.get((need.verb, need.kind), ""))
             for need, namespace in asked
         )
     )
     return [
-        Missing(need, namespace)
+        MissingPermission(need, namespace)
         for (need, namespace), allowed in zip(asked, answers, strict=True)
         if not allowed
     ]
 
 
-async def _allowed(
-    api: Api, room: asyncio.Semaphore, need: Need, namespace: str | None, name: str
+async def _is_allowed(
+    api: Api, room: asyncio.Semaphore, need: Permission, namespace: str | None, name: str
 ) -> bool:
     attributes = {
         "group": need.kind.group,

@@ -15,59 +15,59 @@ from datetime import UTC, datetime
 
 from modelswarm_operator.kube.client import Api
 from modelswarm_operator.kube.errors import ApiError
-from modelswarm_operator.kube.resources import EVENT, MANAGER, SWARM
+from modelswarm_operator.kube.resources import EVENT, FIELD_MANAGER, SWARM
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import Json, SwarmView, Tell
+from modelswarm_operator.reconcile.state.observed import Json, RecordEvent, SwarmView
 
 log = logging.getLogger(__name__)
 REPEAT_SECONDS = 600.0
 BURST = 25  # per swarm
 REFILL_SECONDS = 10.0  # per Event beyond that
-REMEMBERED = 4096  # sentences
-NOTE_BYTES = 1024  # what the API server takes
+MAX_REMEMBERED = 4096  # sentences
+MAX_NOTE_BYTES = 1024  # what the API server takes
 
 
-class Limit:
+class EventLimiter:
     """Which sentences may be told now (pure)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        self._room: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._last_recorded: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._budgets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def allows(self, uid: str, reason: str, message: str) -> bool:
+    def try_acquire(self, uid: str, reason: str, message: str) -> bool:
         now, key = self._clock(), (uid, reason, message)
-        told = self._told.get(key)
+        told = self._last_recorded.get(key)
         if told is not None and now - told < REPEAT_SECONDS:
             return False
-        left, since = self._room.get(uid, (float(BURST), now))
+        left, since = self._budgets.get(uid, (float(BURST), now))
         left = min(float(BURST), left + (now - since) / REFILL_SECONDS)
         allowed = left >= 1.0
-        self._room[uid] = (left - 1.0 if allowed else left, now)
+        self._budgets[uid] = (left - 1.0 if allowed else left, now)
         if allowed:
-            self._told[key] = now
-        for memory in (self._told, self._room):
-            while len(memory) > REMEMBERED:
+            self._last_recorded[key] = now
+        for memory in (self._last_recorded, self._budgets):
+            while len(memory) > MAX_REMEMBERED:
                 memory.popitem(last=False)
         return allowed
 
 
-class Events:
+class EventRecorder:
     def __init__(self, api: Api, instance: str) -> None:
         self._api = api
         self._instance = instance[:128]
-        self._limit = Limit(time.monotonic)
+        self._limit = EventLimiter(time.monotonic)
 
-    async def tell(self, swarm: SwarmView, event: Tell) -> None:
+    async def record(self, swarm: SwarmView, event: RecordEvent) -> None:
         log.info("%s/%s: %s: %s", swarm.namespace, swarm.name, event.reason, event.message)
-        if not self._limit.allows(swarm.uid, event.reason, event.message):
+        if not self._limit.try_acquire(swarm.uid, event.reason, event.message):
             return
         try:
             await self._api.post(EVENT.path(swarm.namespace), self._body(swarm, event))
         except ApiError as error:
             log.warning("an Event on %s/%s was lost: %s", swarm.namespace, swarm.name, error)
 
-    def _body(self, swarm: SwarmView, event: Tell) -> Json:
+    def _body(self, swarm: SwarmView, event: RecordEvent) -> Json:
         regarding = {
             "apiVersion": SWARM.api_version,
             "kind": SWARM.kind,
@@ -86,8 +86,8 @@ class Events:
             "type": event.kind,
             "reason": event.reason,
             "action": event.reason,
-            "note": event.message.encode()[:NOTE_BYTES].decode(errors="ignore"),
+            "note": event.message.encode()[:MAX_NOTE_BYTES].decode(errors="ignore"),
             "regarding": regarding,
-            "reportingController": f"{names.DOMAIN}/{MANAGER}",
+            "reportingController": f"{names.DOMAIN}/{FIELD_MANAGER}",
             "reportingInstance": self._instance,
         }

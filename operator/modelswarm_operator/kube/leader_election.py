@@ -26,7 +26,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTimings:
     """Seconds."""
 
     duration: float = 8.0  # a Lease unchanged for this long is free
@@ -36,7 +36,7 @@ class Terms:
     call: float = 2.0  # for one request
 
 
-class Patience:
+class LeaseExpiry:
     """How long a candidate has seen the same Lease: pure, so that it can be tested in virtual time."""
 
     def __init__(self, clock: Clock) -> None:
@@ -44,7 +44,7 @@ class Patience:
         self._version = ""
         self._since = 0.0
 
-    def may_take(self, lease: Json, me: str) -> bool:
+    def has_expired(self, lease: Json, me: str) -> bool:
         now, version, spec = self._clock(), lease["metadata"]["resourceVersion"], _spec(lease)
         if spec.get("holderIdentity") in (None, "", me):
             return True  # released, or our own request whose answer was lost
@@ -59,80 +59,84 @@ class Lease:
         api: Api,
         namespace: str,
         name: str,
-        me: str,
-        terms: Terms | None = None,
+        identity: str,
+        timings: LeaseTimings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._api = api
-        self._all = LEASE.path(namespace)
+        self._collection_path = LEASE.path(namespace)
         self._path = LEASE.path(namespace, name)
         self._name = name
-        self._me = me
-        self._terms = terms or Terms()
+        self._identity = identity
+        self._timings = timings or LeaseTimings()
         self._clock = clock
         self._lease: Json = {}
         self._deadline = 0.0
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._clock() < self._deadline
 
-    def check(self) -> None:
-        if not self.held:
+    def raise_if_lost(self) -> None:
+        if not self.is_held:
             raise LeaseLostError("the lease ran out before a write: another operator may lead")
 
     async def acquire(self) -> None:
         """Returns when this process leads; waits as long as it takes."""
-        patience, told = Patience(self._clock), ""
+        expiry, told = LeaseExpiry(self._clock), ""
         while True:
             try:
-                if await self._try_to_take(patience):
-                    log.info("leading as %s", self._me)
+                if await self._try_acquire(expiry):
+                    log.info("leading as %s", self._identity)
                     return
-                told = self._tell(
+                told = self._log_change(
                     told, f"standing by: {_spec(self._lease).get('holderIdentity')} leads"
                 )
             except ConflictError:
-                told = self._tell(told, "standing by: another candidate was faster")
+                told = self._log_change(told, "standing by: another candidate was faster")
             except (ApiError, TimeoutError) as error:
                 why = str(error) or "no answer in time"
-                told = self._tell(told, f"standing by: the lease cannot be read or taken: {why}")
-            await asyncio.sleep(self._terms.poll)
+                told = self._log_change(
+                    told, f"standing by: the lease cannot be read or taken: {why}"
+                )
+            await asyncio.sleep(self._timings.poll)
 
-    def _tell(self, told: str, news: str) -> str:
+    def _log_change(self, told: str, news: str) -> str:
         if news != told:
             log.info(news)
         return news
 
-    async def _try_to_take(self, patience: Patience) -> bool:
-        async with asyncio.timeout(2 * self._terms.call):
+    async def _try_acquire(self, expiry: LeaseExpiry) -> bool:
+        async with asyncio.timeout(2 * self._timings.call):
             try:
                 self._lease = await self._api.get(self._path)
             except NotFoundError:
                 await self._create()
                 return True
-            if not patience.may_take(self._lease, self._me):
+            if not expiry.has_expired(self._lease, self._identity):
                 return False
-            await self._write(self._me, transitions=1)
+            await self._write(self._identity, transitions=1)
             return True
 
     async def _create(self) -> None:
         sent, body = self._clock(), {"metadata": {"name": self._name}, "spec": self._new_spec(0)}
-        self._lease = await self._api.send("POST", self._all, _typed(body), self._terms.call)
-        self._hold(sent)
+        self._lease = await self._api.send(
+            "POST", self._collection_path, _typed(body), self._timings.call
+        )
+        self._extend_deadline(sent)
 
-    async def keep(self) -> None:
+    async def renew_until_lost(self) -> None:
         """Renews until that fails for too long or somebody else holds it; returns only then."""
-        pause = self._terms.renew
-        while self.held:
+        pause = self._timings.renew
+        while self.is_held:
             await asyncio.sleep(min(pause, max(0.0, self._deadline - self._clock())))
-            pause = self._terms.renew if self.held and await self._renewed() else 0.25
+            pause = self._timings.renew if self.is_held and await self._try_renew() else 0.25
         log.error("the lease is lost: this process ends at once")
 
-    async def _renewed(self) -> bool:
+    async def _try_renew(self) -> bool:
         """False: to be tried again while there is time."""
         try:
-            async with asyncio.timeout(min(self._terms.call, self._deadline - self._clock())):
+            async with asyncio.timeout(min(self._timings.call, self._deadline - self._clock())):
                 await self._renew()
         except (ApiError, TimeoutError) as error:
             log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
@@ -141,29 +145,29 @@ class Lease:
 
     async def _renew(self) -> None:
         try:
-            await self._write(self._me, transitions=0)
+            await self._write(self._identity, transitions=0)
         except NotFoundError:
             await self._create()  # somebody deleted it; if another was faster, that is a conflict
         except ConflictError:
             self._lease = await self._api.get(self._path)
-            if _spec(self._lease).get("holderIdentity") != self._me:
+            if _spec(self._lease).get("holderIdentity") != self._identity:
                 self._deadline = 0.0
                 return
-            await self._write(self._me, transitions=0)  # somebody edited it
+            await self._write(self._identity, transitions=0)  # somebody edited it
 
     async def release(self) -> None:
         """On a graceful stop: the next candidate need not wait. If it fails, it waits."""
-        if not self.held:
+        if not self.is_held:
             return
         self._deadline = 0.0  # nothing is written from here on, whatever becomes of the request
         try:
             async with asyncio.timeout(1.0):
-                await self._let_go()
+                await self._clear_holder()
         except (ApiError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", str(error) or "no answer in time")
         self._deadline = 0.0
 
-    async def _let_go(self) -> None:
+    async def _clear_holder(self) -> None:
         """A renewal that was under way when `keep` was cancelled may have come through: then there is a newer Lease."""
         while True:
             try:
@@ -171,7 +175,7 @@ class Lease:
                 return
             except ConflictError:
                 self._lease = await self._api.get(self._path)
-                if _spec(self._lease).get("holderIdentity") != self._me:
+                if _spec(self._lease).get("holderIdentity") != self._identity:
                     return
 
     async def _write(self, holder: str, transitions: int) -> None:
@@ -184,17 +188,17 @@ class Lease:
             key: self._lease["metadata"][key] for key in ("name", "namespace", "resourceVersion")
         }
         body = _typed({"metadata": meta, "spec": spec})
-        self._lease = await self._api.send("PUT", self._path, body, self._terms.call)
-        self._hold(sent)
+        self._lease = await self._api.send("PUT", self._path, body, self._timings.call)
+        self._extend_deadline(sent)
 
-    def _hold(self, sent: float) -> None:
-        self._deadline = sent + self._terms.duration - self._terms.margin
+    def _extend_deadline(self, sent: float) -> None:
+        self._deadline = sent + self._timings.duration - self._timings.margin
 
     def _new_spec(self, transitions: int) -> Json:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people; nobody compares it
         return {
-            "holderIdentity": self._me,
-            "leaseDurationSeconds": int(self._terms.duration),
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": int(self._timings.duration),
             "acquireTime": now,
             "renewTime": now,
             "leaseTransitions": transitions,

@@ -11,8 +11,8 @@ from typing import Any
 from modelswarm.resources.spec import API_VERSION, KIND
 from modelswarm_operator.reconcile.state import names
 
-MANAGED = "app.kubernetes.io/managed-by=modelswarm-operator"
-MANAGER = "modelswarm-operator"  # our field manager and reporting controller
+MANAGED_SELECTOR = "app.kubernetes.io/managed-by=modelswarm-operator"
+FIELD_MANAGER = "modelswarm-operator"  # our field manager and reporting controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,10 @@ class Kind:
 SWARM = Kind(names.DOMAIN, API_VERSION.partition("/")[2], "modelswarms", KIND)
 POD = Kind("", "v1", "pods", "Pod", selector=names.SWARM_UID)
 NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
-SERVICE = Kind("", "v1", "services", "Service", selector=MANAGED)
-BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", selector=MANAGED)
+SERVICE = Kind("", "v1", "services", "Service", selector=MANAGED_SELECTOR)
+BUDGET = Kind(
+    "policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget", selector=MANAGED_SELECTOR
+)
 EVENT = Kind("events.k8s.io", "v1", "events", "Event")
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 REVIEW = Kind(

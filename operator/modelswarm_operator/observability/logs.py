@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -24,7 +24,7 @@ class JsonLines(logging.Formatter):
 def set_up_logging(as_json: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if as_json else text)
+    handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf").propagate = False  # `wake` keeps its last words and says them once

@@ -79,7 +79,7 @@ class Metrics:
         )
         self.leader = self._gauge("leader", "1 while this process leads.")
         self.missing_rights = self._gauge(
-            "missing_rights", "Rights that the operator's account lacks."
+            "missing_permissions", "Rights that the operator's account lacks."
         )
         self.last_resync = self._gauge(
             "last_resync_timestamp_seconds", "When the last full list was complete."
@@ -110,7 +110,7 @@ class Metrics:
     def _gauge(self, name: str, text: str, labels: Iterable[str] = ()) -> Gauge:
         return Gauge(f"modelswarm_operator_{name}", text, list(labels), registry=self.registry)
 
-    def api_call(self, verb: str, path: str, code: int, seconds: float) -> None:
+    def record_api_call(self, verb: str, path: str, code: int, seconds: float) -> None:
         parts = path.split("/")
         resource = next((part for part in reversed(parts) if part in _RESOURCES), "other")
         self.api_calls.labels(verb, resource, str(code) if code else "none").inc()
@@ -119,7 +119,7 @@ class Metrics:
     def count_pods(self, pods: Iterable[PodView]) -> None:
         totals = dict.fromkeys(POD_STATES, 0)
         for pod in pods:
-            totals[state_of(pod)] += 1
+            totals[pod_state(pod)] += 1
         for state, total in totals.items():
             self.pods.labels(state).set(total)
 
@@ -135,7 +135,7 @@ class Metrics:
             self.swarms.labels(name, value).set(total)
 
 
-def state_of(pod: PodView) -> str:
+def pod_state(pod: PodView) -> str:
     if pod.deleting_since is not None:
         return "terminating"
     if pod.phase in ("Failed", "Succeeded"):

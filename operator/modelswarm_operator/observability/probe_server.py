@@ -19,7 +19,7 @@ Problem = Callable[[], str]  # "" if all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Probes:
+class ProbeServer:
     def __init__(
         self,
         registry: CollectorRegistry,

@@ -13,138 +13,146 @@ from modelswarm.checkpoint.inspection import REFUSED as EXIT_REFUSED
 from modelswarm.errors import UserError
 from modelswarm.resources.spec import Spec
 from modelswarm.resources.status import ModelStatus
-from modelswarm_operator.reconcile.manifests.manifests import Maker, inspection_pod
-from modelswarm_operator.reconcile.manifests.pod_template import patched, patches_of
-from modelswarm_operator.reconcile.model.facts import told_model
+from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder, inspection_pod
+from modelswarm_operator.reconcile.manifests.pod_template import apply_patches, patches_of
+from modelswarm_operator.reconcile.model.facts import parse_inspection
 from modelswarm_operator.reconcile.model.span_plan import DEFAULT_POOL
 from modelswarm_operator.reconcile.pods.inventory import PodInventory, incarnation_of_pod
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json, Observed, PodView
 from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
-from modelswarm_operator.reconcile.status.pod_diagnosis import Doctor
-from modelswarm_operator.reconcile.status.problems import Problem, cut, refusal
+from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
+from modelswarm_operator.reconcile.status.problems import Problem, rejection, shorten
 
-_UNFIT = "unfit: "  # how a failure begins that the inspection itself told
+_UNFIT_PREFIX = "unfit: "  # how a failure begins that the inspection itself told
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    known: ModelStatus | None
+class InspectionResult:
+    model: ModelStatus | None
     problems: tuple[Problem, ...]
 
 
-def dismiss(fleet: PodInventory, ledger: Turn, but: str = "") -> None:
+def end_inspections(inventory: PodInventory, turn: Turn, keep_slot: str = "") -> None:
     """Ends inspections and forgets their failures, except of slot `but`."""
-    for pod in fleet.inspections:
-        if not but or _slot_of(pod) != but:
-            ledger.delete_pod(pod, "its inspection is not needed any more")
-    for slot in [slot for slot in ledger.slots if slot.startswith(names.INSPECT_SLOT)]:
-        if slot != but:
-            ledger.slots.pop(slot)
+    for pod in inventory.inspections:
+        if not keep_slot or _inspection_slot(pod) != keep_slot:
+            turn.delete_pod(pod, "its inspection is not needed any more")
+    for slot in [slot for slot in turn.slots if slot.startswith(names.INSPECT_SLOT)]:
+        if slot != keep_slot:
+            turn.slots.pop(slot)
 
 
-def find_out(observed: Observed, maker: Maker, spec: Spec, fleet: PodInventory, ledger: Turn) -> Finding:
-    return _Inspection(observed, maker, spec, fleet, ledger).find_out()
+def inspect_swarm_model(
+    observed: Observed, builder: ManifestBuilder, spec: Spec, inventory: PodInventory, turn: Turn
+) -> InspectionResult:
+    return _Inspection(observed, builder, spec, inventory, turn).proceed()
 
 
 class _Inspection:
     def __init__(
-        self, observed: Observed, maker: Maker, spec: Spec, fleet: PodInventory, ledger: Turn
+        self,
+        observed: Observed,
+        builder: ManifestBuilder,
+        spec: Spec,
+        inventory: PodInventory,
+        turn: Turn,
     ) -> None:
-        self._maker, self._spec, self._fleet, self._ledger = maker, spec, fleet, ledger
+        self._builder, self._spec, self._inventory, self._turn = builder, spec, inventory, turn
         self._pool = (spec.pools or (DEFAULT_POOL,))[0]
-        self._slot = self._slot_for()
+        self._slot = self._slot_name()
         self._refused = observed.rejected.get(self._slot, "")
-        self._doctor = Doctor(ledger, observed.nodes, {})
-        mine = (pod for pod in fleet.inspections if _slot_of(pod) == self._slot)
+        self._diagnosis = PodDiagnosis(turn, observed.nodes, {})
+        mine = (pod for pod in inventory.inspections if _inspection_slot(pod) == self._slot)
         self._pods = sorted(mine, key=incarnation_of_pod)
 
-    def _slot_for(self) -> str:
+    def _slot_name(self) -> str:
         """By everything the pod is made from: a corrected document starts afresh."""
         parts = (self._spec.model, self._pool)
         text = "".join(part.model_dump_json(by_alias=True, exclude_defaults=True) for part in parts)
         return f"{names.INSPECT_SLOT}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def find_out(self) -> Finding:
-        dismiss(self._fleet, self._ledger, but=self._slot)
-        if self._pods and _ended(self._pods[-1]):
-            known = self._answer(self._pods[-1])
+    def proceed(self) -> InspectionResult:
+        end_inspections(self._inventory, self._turn, keep_slot=self._slot)
+        if self._pods and _has_ended(self._pods[-1]):
+            known = self._read_result(self._pods[-1])
             if known is not None:
-                dismiss(self._fleet, self._ledger)
+                end_inspections(self._inventory, self._turn)
                 said = f"{known.source}: {known.family}, {known.blocks} blocks"
-                self._ledger.record_event("Normal", "ModelFound", said)
-                return Finding(known, ())
-        self._start()
-        return Finding(None, tuple(self._problems()))
+                self._turn.record_event("Normal", "ModelFound", said)
+                return InspectionResult(known, ())
+        self._ensure_pod()
+        return InspectionResult(None, tuple(self._find_problems()))
 
-    def _answer(self, pod: PodView) -> ModelStatus | None:
+    def _read_result(self, pod: PodView) -> ModelStatus | None:
         try:
-            return _answer_of(self._spec, pod)
+            return _result_of(self._spec, pod)
         except UserError as error:
-            self._ledger.delete_pod(pod, "its inspection failed")
-            self._ledger.record_failure(self._slot, error.message)
-            self._ledger.allocate(self._slot)
+            self._turn.delete_pod(pod, "its inspection failed")
+            self._turn.record_failure(self._slot, error.message)
+            self._turn.allocate(self._slot)
             return None
 
-    def _start(self) -> None:
-        ledger, slot = self._ledger, self._slot
+    def _ensure_pod(self) -> None:
+        turn, slot = self._turn, self._slot
         for pod in self._pods:
-            if pod.name in self._fleet.unreachable:
-                ledger.delete_pod(pod, "its node is not ready")
-        working = [pod for pod in self._pods if _works(pod) and pod.name not in ledger.deletes]
+            if pod.name in self._inventory.unreachable:
+                turn.delete_pod(pod, "its node is not ready")
+        working = [pod for pod in self._pods if _is_running(pod) and pod.name not in turn.deletes]
         for pod in working[:-1]:
-            ledger.delete_pod(pod, "a later inspection runs")
+            turn.delete_pod(pod, "a later inspection runs")
         if working:
             return
-        if not ledger.is_in_flight(slot):
-            ledger.allocate(slot)
-        ledger.create_due(slot, self._refused, self._make)
+        if not turn.is_in_flight(slot):
+            turn.allocate(slot)
+        turn.create_due(slot, self._refused, self._build_pod)
 
-    def _make(self, incarnation: int) -> Json:
+    def _build_pod(self, incarnation: int) -> Json:
         address = self._spec.model.address
-        pod = inspection_pod(self._maker, self._spec, address, self._slot, incarnation)
-        patches = patches_of(self._spec, self._pool, self._maker.policy.pod_template)
-        return patched(pod, patches)[0]
+        pod = inspection_pod(self._builder, self._spec, address, self._slot, incarnation)
+        patches = patches_of(self._spec, self._pool, self._builder.policy.pod_template)
+        return apply_patches(pod, patches)[0]
 
-    def _problems(self) -> list[Problem]:
+    def _find_problems(self) -> list[Problem]:
         address = self._spec.model.address
         found = [
             problem
             for pod in self._pods[-1:]
-            if _works(pod) and (problem := self._doctor.pod(pod, f"inspection of {address}"))
+            if _is_running(pod)
+            and (problem := self._diagnosis.diagnose_pod(pod, f"inspection of {address}"))
         ]
         if self._refused:
-            found.append(refusal("The pod that inspects the model", self._refused))
-        failure = self._ledger.history_of(self._slot).last_failure
-        if failure.startswith(_UNFIT):
-            words = cut(failure.removeprefix(_UNFIT))
+            found.append(rejection("The pod that inspects the model", self._refused))
+        failure = self._turn.history_of(self._slot).last_failure
+        if failure.startswith(_UNFIT_PREFIX):
+            words = shorten(failure.removeprefix(_UNFIT_PREFIX))
             said = f"The model can't be served: {words}. It is looked at again later."
             found.append(Problem("ModelRefused", said))
         elif failure and not failure.startswith(REJECTED_PREFIX):
-            said = f"{address} can't be inspected: {cut(failure)}. It is tried again."
+            said = f"{address} can't be inspected: {shorten(failure)}. It is tried again."
             found.append(Problem("InspectionFailed", said))
         return found
 
 
-def _slot_of(pod: PodView) -> str:
-    return pod.annotations.get(names.PLAN, "")
+def _inspection_slot(pod: PodView) -> str:
+    return pod.annotations.get(names.TEMPLATE_HASH, "")
 
 
-def _ended(pod: PodView) -> bool:
+def _has_ended(pod: PodView) -> bool:
     """Its own container decides: one that a mesh puts beside it never ends."""
     over = pod.phase in ("Succeeded", "Failed") or pod.container.exit_code is not None
     return pod.deleting_since is None and over
 
 
-def _works(pod: PodView) -> bool:
-    return pod.deleting_since is None and not _ended(pod)
+def _is_running(pod: PodView) -> bool:
+    return pod.deleting_since is None and not _has_ended(pod)
 
 
-def _answer_of(spec: Spec, pod: PodView) -> ModelStatus:
+def _result_of(spec: Spec, pod: PodView) -> ModelStatus:
     container = pod.container
-    words = container.exit_message or pod.message or pod.reason or container.exit_reason
+    message = container.exit_message or pod.message or pod.reason or container.exit_reason
     if container.exit_code == EXIT_REFUSED and container.exit_message:
-        raise UserError("model", _UNFIT + container.exit_message)
+        raise UserError("model", _UNFIT_PREFIX + container.exit_message)
     if container.exit_code or (pod.phase == "Failed" and not container.exit_message):
-        raise UserError("model", f"pod {pod.name} ended: {words or 'it said nothing'}")
-    return told_model(spec.model, words)
+        raise UserError("model", f"pod {pod.name} ended: {message or 'it said nothing'}")
+    return parse_inspection(spec.model, message)

@@ -13,13 +13,13 @@ from modelswarm.errors import UserError
 from modelswarm.resources.spec import Spec
 from modelswarm.resources.status import ModelStatus, PlanStatus, Status
 from modelswarm_operator.reconcile import deletion
-from modelswarm_operator.reconcile.inspection import dismiss, find_out
-from modelswarm_operator.reconcile.manifests.manifests import Maker
+from modelswarm_operator.reconcile.inspection import end_inspections, inspect_swarm_model
+from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder
 from modelswarm_operator.reconcile.manifests.pod_builder import reserved_fields
 from modelswarm_operator.reconcile.model.facts import known_model
-from modelswarm_operator.reconcile.model.span_plan import Layout, lay_out
+from modelswarm_operator.reconcile.model.span_plan import Layout, make_layout
 from modelswarm_operator.reconcile.pods.inventory import classify_pods
-from modelswarm_operator.reconcile.serving_swarm import Upkeep, keep_up
+from modelswarm_operator.reconcile.serving_swarm import ServingResult, reconcile_serving
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
     Action,
@@ -29,14 +29,18 @@ from modelswarm_operator.reconcile.state.observed import (
     WriteStatus,
 )
 from modelswarm_operator.reconcile.state.policy import Policy
-from modelswarm_operator.reconcile.state.slot_history import read_status, slots_of
+from modelswarm_operator.reconcile.state.slot_history import read_status, slot_histories
 from modelswarm_operator.reconcile.state.turn import Turn
-from modelswarm_operator.reconcile.status.condition_rules import Situation, verdicts_of
-from modelswarm_operator.reconcile.status.conditions import Verdict, conditions_of, transitions
+from modelswarm_operator.reconcile.status.condition_rules import SwarmSummary, condition_updates
+from modelswarm_operator.reconcile.status.conditions import (
+    ConditionUpdate,
+    apply_updates,
+    transition_events,
+)
 from modelswarm_operator.reconcile.status.problems import Problem
-from modelswarm_operator.reconcile.status.status import Tally, status_of, tally_of
+from modelswarm_operator.reconcile.status.status import ReadyCounts, build_status, count_ready
 
-_NOTHING = Upkeep((), (), 0, 0, 0)
+_NOT_SERVING = ServingResult((), (), 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -45,11 +49,11 @@ class _Outcome:
 
     model: ModelStatus | None
     plan: PlanStatus | None
-    generation: str = ""  # of the servers that are wanted; "": not known
+    model_hash: str = ""  # of the servers that are wanted; "": not known
     problems: list[Problem] = field(default_factory=list)
-    upkeep: Upkeep = _NOTHING
-    held: bool = False
-    inspecting: bool = False
+    serving: ServingResult = _NOT_SERVING
+    is_held: bool = False
+    is_inspecting: bool = False
 
 
 def reconcile(observed: Observed, policy: Policy, now: float) -> Decision:
@@ -61,28 +65,28 @@ class _Reconciliation:
         self.observed, self.policy, self.now = observed, policy, now
         self.swarm = observed.swarm
         self.stored: Status = read_status(self.swarm.status)
-        self.fleet = classify_pods(observed.pods, observed.nodes, policy, now)
-        self.maker = Maker(self.swarm, policy)
-        self.ledger = self._ledger()
+        self.inventory = classify_pods(observed.pods, observed.nodes, policy, now)
+        self.builder = ManifestBuilder(self.swarm, policy)
+        self.turn = self._start_turn()
 
-    def _ledger(self) -> Turn:
-        asked = names.asked_at(self.swarm.annotations)
-        slots = slots_of(self.stored)
+    def _start_turn(self) -> Turn:
+        asked = names.reconcile_request(self.swarm.annotations)
+        slots = slot_histories(self.stored)
         spans = len(self.stored.plan.spans) if self.stored.plan else 1
-        ledger = Turn(
+        turn = Turn(
             policy=self.policy,
             now=self.now,
             slots=slots,
-            incarnation=max((self.stored.incarnation, *self.fleet.incarnations)),
-            seen_incarnations=self.fleet.incarnations,
+            incarnation=max((self.stored.incarnation, *self.inventory.incarnations)),
+            seen_incarnations=self.inventory.incarnations,
             failure_budget=max(
-                self.policy.budget_least, self.policy.budget_per_slot * spans * self._replicas
+                self.policy.min_budget, self.policy.budget_per_slot * spans * self._replicas
             ),
         )
         if asked != self.stored.reconciled_at:  # a person asks: no waiting, and a fresh budget
-            ledger.reset_failures()
-        ledger.requeue_at(self.fleet.next_change_at)
-        return ledger
+            turn.reset_failures()
+        turn.requeue_at(self.inventory.next_change_at)
+        return turn
 
     @property
     def _replicas(self) -> int:
@@ -101,31 +105,31 @@ class _Reconciliation:
     def decide(self) -> Decision:
         outcome = _Outcome(self.stored.model, self.stored.plan)
         spec = self.swarm.spec
-        if self.swarm.deleting:
-            return self._let_go(outcome)
+        if self.swarm.is_deleting:
+            return self._finish_deletion(outcome)
         if spec is None:
             self._hold(outcome, "InvalidSpec", self.swarm.spec_problem)
         elif not spec.paused:
-            self._pursue(spec, outcome)
+            self._reconcile_spec(spec, outcome)
         return self._conclude(spec, outcome)
 
     def _hold(self, outcome: _Outcome, reason: str, message: str) -> None:
         """Nothing is started or ended: what runs is better than what such a spec would make of it."""
-        outcome.held = True
+        outcome.is_held = True
         outcome.problems.append(Problem(reason, message))
 
-    def _pursue(self, spec: Spec, outcome: _Outcome) -> None:
+    def _reconcile_spec(self, spec: Spec, outcome: _Outcome) -> None:
         if other := self.observed.served_name_taken_by:
             served = spec.model.served_name or self.swarm.name
             said = f"The model name {served!r} is served by ModelSwarm {other} already; give this one another"
             self._hold(outcome, "ServedNameTaken", f"{said} spec.model.servedName.")
             return
         try:
-            known = self._model(spec, outcome)
+            known = self._find_model(spec, outcome)
             if known is None:
                 return
-            layout = lay_out(self.swarm.name, spec, known, self.stored.plan)
-            ignored = reserved_fields(self.maker, spec, layout)
+            layout = make_layout(self.swarm.name, spec, known, self.stored.plan)
+            ignored = reserved_fields(self.builder, spec, layout)
         except UserError as error:
             self._hold(outcome, "InvalidSpec", str(error))
             return
@@ -134,71 +138,79 @@ class _Reconciliation:
                 f"These fields are the operator's and stay as it sets them: {', '.join(ignored)}."
             )
             outcome.problems.append(Problem("PodTemplateReserved", said))
-        self._tell_plan(layout)
-        outcome.model, outcome.plan, outcome.generation = known, layout.status, layout.generation
-        outcome.upkeep = keep_up(self.observed, self.maker, spec, layout, self.fleet, self.ledger)
-        outcome.problems += outcome.upkeep.problems
+        self._record_plan(layout)
+        outcome.model, outcome.plan, outcome.model_hash = known, layout.status, layout.model_hash
+        outcome.serving = reconcile_serving(
+            self.observed, self.builder, spec, layout, self.inventory, self.turn
+        )
+        outcome.problems += outcome.serving.problems
 
-    def _model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
+    def _find_model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
         """None: an inspection is on its way."""
         known = known_model(spec.model, self.stored.model)
         if known is not None:
-            dismiss(self.fleet, self.ledger)
+            end_inspections(self.inventory, self.turn)
             return known
-        finding = find_out(self.observed, self.maker, spec, self.fleet, self.ledger)
+        finding = inspect_swarm_model(self.observed, self.builder, spec, self.inventory, self.turn)
         outcome.problems += finding.problems
-        outcome.inspecting = finding.known is None
-        return finding.known
+        outcome.is_inspecting = finding.model is None
+        return finding.model
 
-    def _tell_plan(self, layout: Layout) -> None:
+    def _record_plan(self, layout: Layout) -> None:
         if self.stored.plan is None or self.stored.plan.hash != layout.hash:
             spans = " ".join(layout.blocks[:16]) + (" …" if len(layout.blocks) > 16 else "")
-            self.ledger.record_event("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
+            self.turn.record_event("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
 
-    def _let_go(self, outcome: _Outcome) -> Decision:
-        may_go = deletion.end_pods(self.swarm, self.fleet, self.ledger)
-        tally = self._tally(outcome)
-        verdicts = deletion.verdicts(self.swarm, self.fleet, tally)
+    def _finish_deletion(self, outcome: _Outcome) -> Decision:
+        may_go = deletion.delete_pods(self.swarm, self.inventory, self.turn)
+        ready_counts = self._count_ready(outcome)
+        updates = deletion.condition_updates(self.swarm, self.inventory, ready_counts)
         last: list[Action] = []
         if may_go and names.FINALIZER in self.swarm.finalizers:
             last.append(SetFinalizer(False))
-        return self._decision(outcome, tally, verdicts, [], last)
+        return self._decision(outcome, ready_counts, updates, [], last)
 
     def _conclude(self, spec: Spec | None, outcome: _Outcome) -> Decision:
-        tally = self._tally(outcome)
-        upkeep = outcome.upkeep
-        situation = Situation(
-            tally=tally,
+        ready_counts = self._count_ready(outcome)
+        serving = outcome.serving
+        situation = SwarmSummary(
+            ready_counts=ready_counts,
             problems=outcome.problems,
-            paused=spec is not None and spec.paused,
-            suspended=spec is not None and spec.replicas == 0,
-            held=outcome.held,
-            inspecting=outcome.inspecting,
-            foreign=upkeep.foreign,
-            outdated=upkeep.outdated,
-            surplus=upkeep.surplus,
+            is_paused=spec is not None and spec.paused,
+            is_suspended=spec is not None and spec.replicas == 0,
+            is_held=outcome.is_held,
+            is_inspecting=outcome.is_inspecting,
+            from_older_plan=serving.from_older_plan,
+            outdated=serving.outdated,
+            surplus=serving.surplus,
         )
         first: list[Action] = []
         if names.FINALIZER not in self.swarm.finalizers:
             first.append(SetFinalizer(True))
-        verdicts = verdicts_of(situation, self.stored.conditions)
-        return self._decision(outcome, tally, verdicts, first, upkeep.children)
+        updates = condition_updates(situation, self.stored.conditions)
+        return self._decision(outcome, ready_counts, updates, first, serving.children)
 
-    def _tally(self, outcome: _Outcome) -> Tally:
-        return tally_of(
-            self.fleet.servers, outcome.plan, outcome.generation, self._replicas, self.ledger
+    def _count_ready(self, outcome: _Outcome) -> ReadyCounts:
+        return count_ready(
+            self.inventory.servers, outcome.plan, outcome.model_hash, self._replicas, self.turn
         )
 
-    def _decision(self, outcome: _Outcome, tally: Tally, verdicts: list[Verdict], first: Sequence[Action],
-                  last: Sequence[Action]) -> Decision:  # fmt: skip
-        ledger, before = self.ledger, self.stored.conditions
-        conditions = conditions_of(verdicts, before, self.swarm.generation, self.now)
-        status = status_of(
+    def _decision(
+        self,
+        outcome: _Outcome,
+        ready_counts: ReadyCounts,
+        updates: list[ConditionUpdate],
+        first: Sequence[Action],
+        last: Sequence[Action],
+    ) -> Decision:
+        turn, before = self.turn, self.stored.conditions
+        conditions = apply_updates(updates, before, self.swarm.generation, self.now)
+        status = build_status(
             self.swarm,
             self.policy.gateway_url,
-            tally,
+            ready_counts,
             conditions,
-            ledger,
+            turn,
             outcome.model,
             outcome.plan,
             self._served_name,
@@ -207,7 +219,7 @@ class _Reconciliation:
         if status != self.swarm.status:
             actions.append(WriteStatus(status))
         # Creates first: a label or a Service that some webhook does not let through must not hold up a replacement.
-        actions += [*first, *ledger.creates, *ledger.deletes.values(), *ledger.labels, *last]
-        actions += [*transitions(verdicts, before), *ledger.events()]
-        wake_at = ledger.next_requeue
+        actions += [*first, *turn.creates, *turn.deletes.values(), *turn.labels, *last]
+        actions += [*transition_events(updates, before), *turn.events()]
+        wake_at = turn.next_requeue
         return Decision(actions, wake_at if wake_at is not None and wake_at > self.now else None)

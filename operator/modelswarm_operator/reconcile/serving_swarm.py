@@ -9,156 +9,176 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelswarm.resources.spec import Spec
-from modelswarm_operator.reconcile.manifests.manifests import Maker, drain_seconds
+from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder, drain_seconds
 from modelswarm_operator.reconcile.manifests.owned_objects import child_actions
-from modelswarm_operator.reconcile.manifests.pod_builder import PodMaker
+from modelswarm_operator.reconcile.manifests.pod_builder import PodBuilder
 from modelswarm_operator.reconcile.model.span_plan import Layout
-from modelswarm_operator.reconcile.pods.inventory import PodInventory, NodeState, Server
+from modelswarm_operator.reconcile.pods.inventory import NodeState, PodInventory, Server
 from modelswarm_operator.reconcile.pods.rollout import (
     Retirement,
-    cover_of,
-    most_waiting,
-    retire_beside,
-    retire_foreign,
-    retire_unwanted,
-    startable,
-    to_renew,
+    coverage_by_block,
+    fillable_slots,
+    max_unschedulable,
+    retire_older_plan,
+    retire_replaced,
+    retire_surplus,
+    slots_to_replace,
 )
-from modelswarm_operator.reconcile.pods.slot_filler import SlotFiller, ServersBySlot, choose_slots, group_by_slot, slot_states
+from modelswarm_operator.reconcile.pods.slot_filler import (
+    ServersBySlot,
+    SlotFiller,
+    choose_slots,
+    group_by_slot,
+    slot_states,
+)
 from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, LabelPod, Observed
 from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
-from modelswarm_operator.reconcile.status.pod_diagnosis import Doctor
-from modelswarm_operator.reconcile.status.problems import Problem, node_problems, refusal, stuck_at
+from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
+from modelswarm_operator.reconcile.status.problems import (
+    Problem,
+    next_stuck_at,
+    node_problems,
+    rejection,
+)
 
-Chosen = Sequence[Sequence[SlotState]]  # the wanted slots, span by span
+WantedSlots = Sequence[Sequence[SlotState]]  # the wanted slots, span by span
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class ServingResult:
     """What was found on the way; what was decided is in the ledger."""
 
     problems: tuple[Problem, ...]
     children: tuple[ApplyChild | DeleteChild, ...]
-    foreign: int  # pods of an earlier plan that are still there
+    from_older_plan: int  # pods of an earlier plan that are still there
     outdated: int  # servers of an older recipe
     surplus: int  # other pods that are to go
 
 
-def keep_up(
-    observed: Observed, maker: Maker, spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn
-) -> Upkeep:
-    _clear(fleet, ledger)
-    ranks = group_by_slot(fleet.servers, layout)
-    chosen = _chosen(spec, layout, ranks, ledger)
-    make = PodMaker(maker, spec, layout, fleet)
-    keeper = SlotFiller(ledger, observed.rejected, make, len(layout.pools))
-    for states, renew in [(states, to_renew(states, spec, ledger)) for states in chosen]:
-        keeper.fill_slots(states, renew)
-    unwanted = _unwanted(ranks, chosen)
-    _retire(spec, layout, fleet, ledger, chosen, unwanted, ranks.from_older_plan)
+def reconcile_serving(
+    observed: Observed,
+    builder: ManifestBuilder,
+    spec: Spec,
+    layout: Layout,
+    inventory: PodInventory,
+    turn: Turn,
+) -> ServingResult:
+    _clean_up(inventory, turn)
+    by_slot = group_by_slot(inventory.servers, layout)
+    chosen = _wanted_slots(spec, layout, by_slot, turn)
+    make = PodBuilder(builder, spec, layout, inventory)
+    filler = SlotFiller(turn, observed.rejected, make, len(layout.pools))
+    for states, renew in [(states, slots_to_replace(states, spec, turn)) for states in chosen]:
+        filler.fill_slots(states, renew)
+    unwanted = _surplus_servers(by_slot, chosen)
+    _retire(spec, layout, inventory, turn, chosen, unwanted, by_slot.from_older_plan)
     children = child_actions(
-        maker, observed.children, observed.rejected, ledger, len(layout.spans), spec.replicas
+        builder, observed.children, observed.rejected, turn, len(layout.spans), spec.replicas
     )
-    return Upkeep(
-        problems=tuple(_problems(observed, spec, layout, fleet, ledger, chosen)),
+    return ServingResult(
+        problems=tuple(_find_problems(observed, spec, layout, inventory, turn, chosen)),
         children=tuple(children),
-        foreign=len(ranks.from_older_plan),
+        from_older_plan=len(by_slot.from_older_plan),
         outdated=sum(len(state.outdated) for states in chosen for state in states),
-        surplus=sum(one.is_terminating for one in fleet.servers)
+        surplus=sum(one.is_terminating for one in inventory.servers)
         + sum(not one.is_terminating for one in unwanted),
     )
 
 
-def _clear(fleet: PodInventory, ledger: Turn) -> None:
+def _clean_up(inventory: PodInventory, turn: Turn) -> None:
     """What needs no plan to be put right."""
-    for server in fleet.servers:
+    for server in inventory.servers:
         if server.node_state is NodeState.DELETED:
-            ledger.delete_pod(server.pod, "its node is gone", 0)
-    for pod in fleet.orphans:
-        ledger.delete_pod(pod, "it fills no slot")
-    for pod, right in fleet.mislabelled:
-        ledger.labels.append(LabelPod(pod.name, pod.uid, right))
+            turn.delete_pod(server.pod, "its node is gone", 0)
+    for pod in inventory.orphans:
+        turn.delete_pod(pod, "it fills no slot")
+    for pod, right in inventory.mislabelled:
+        turn.labels.append(LabelPod(pod.name, pod.uid, right))
         if right.get(names.ROLE) == names.KEPT:
-            ledger.record_event(
+            turn.record_event(
                 "Normal", "Kept", f"Pod {pod.name} is left alone; its slot gets another server"
             )
 
 
-def _chosen(spec: Spec, layout: Layout, ranks: ServersBySlot, ledger: Turn) -> list[list[SlotState]]:
+def _wanted_slots(
+    spec: Spec, layout: Layout, by_slot: ServersBySlot, turn: Turn
+) -> list[list[SlotState]]:
     """The wanted slots; what was remembered of others is forgotten."""
-    wanted = startable(spec, ranks, len(layout.spans))
-    every = slot_states(ranks, ledger.slots, layout, ledger.policy)
-    chosen = [choose_slots(span, states, wanted, spec.replicas) for span, states in enumerate(every)]
+    wanted = fillable_slots(spec, by_slot, len(layout.spans))
+    every = slot_states(by_slot, turn.slots, layout, turn.policy)
+    chosen = [
+        choose_slots(span, states, wanted, spec.replicas) for span, states in enumerate(every)
+    ]
     keys = {str(state.key) for states in chosen for state in states}
-    for slot in [one for one in ledger.slots if names.parse_slot(one) is not None]:
+    for slot in [one for one in turn.slots if names.parse_slot(one) is not None]:
         if slot not in keys:
-            ledger.slots.pop(slot)
+            turn.slots.pop(slot)
     return chosen
 
 
-def _unwanted(ranks: ServersBySlot, chosen: Chosen) -> list[Server]:
+def _surplus_servers(by_slot: ServersBySlot, chosen: WantedSlots) -> list[Server]:
     keys = {state.key for states in chosen for state in states}
-    return [one for key, servers in ranks.slots.items() if key not in keys for one in servers]
+    return [one for key, servers in by_slot.slots.items() if key not in keys for one in servers]
 
 
-def _retire(spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn, chosen: Chosen,
+def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, chosen: WantedSlots,
             unwanted: Iterable[Server], foreign: Iterable[Server]) -> None:  # fmt: skip
     blocks = layout.spans[-1].last
-    today = [one for one in fleet.servers if one.model_hash == layout.generation]
-    covered = spec.replicas == 0 or min(cover_of(today, blocks)) > 0
-    retirement = Retirement(fleet.servers, blocks, ledger, drain_seconds(spec))
+    today = [one for one in inventory.servers if one.model_hash == layout.model_hash]
+    covered = spec.replicas == 0 or min(coverage_by_block(today, blocks)) > 0
+    retirement = Retirement(inventory.servers, blocks, turn, drain_seconds(spec))
     for states in chosen:
-        retire_beside(states, spec, retirement, ledger)
-    retire_unwanted(unwanted, spec, retirement)
-    waiting = most_waiting(chosen)
-    retire_foreign(foreign, spec, retirement, layout.generation, covered, waiting)
+        retire_replaced(states, spec, retirement, turn)
+    retire_surplus(unwanted, spec, retirement)
+    waiting = max_unschedulable(chosen)
+    retire_older_plan(foreign, spec, retirement, layout.model_hash, covered, waiting)
 
 
-def _problems(observed: Observed, spec: Spec, layout: Layout, fleet: PodInventory, ledger: Turn,
-              chosen: Chosen) -> list[Problem]:  # fmt: skip
+def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn,
+              chosen: WantedSlots) -> list[Problem]:  # fmt: skip
     limits = {
         pool.name: str(pool.resources.limits["memory"])
         for pool in layout.pools
         if "memory" in pool.resources.limits
     }
     drain = float(drain_seconds(spec))
-    found = Doctor(ledger, observed.nodes, limits).servers(fleet.servers)
-    found += node_problems(fleet, ledger.policy, ledger.now, drain)
-    ledger.requeue_at(stuck_at(fleet.servers, ledger.policy, ledger.now, drain))
+    found = PodDiagnosis(turn, observed.nodes, limits).diagnose_servers(inventory.servers)
+    found += node_problems(inventory, turn.policy, turn.now, drain)
+    turn.requeue_at(next_stuck_at(inventory.servers, turn.policy, turn.now, drain))
     for states in chosen:
-        found += _empty_slots(states, ledger, observed.rejected)
+        found += _empty_slot_problems(states, turn, observed.rejected)
     for what, why in observed.rejected.items():
-        if "/" in what and what in ledger.slots:  # else it is right by now, or not wanted
-            found.append(refusal(what.replace("/", " "), why))
-    if ledger.is_budget_spent:
-        found.append(_budget_problem(ledger))
+        if "/" in what and what in turn.slots:  # else it is right by now, or not wanted
+            found.append(rejection(what.replace("/", " "), why))
+    if turn.is_budget_spent:
+        found.append(_budget_problem(turn))
     return found
 
 
-def _empty_slots(
-    states: Iterable[SlotState], ledger: Turn, rejected: Mapping[str, str]
+def _empty_slot_problems(
+    states: Iterable[SlotState], turn: Turn, rejected: Mapping[str, str]
 ) -> list[Problem]:
     found = []
     for state in states:
         slot = str(state.key)
-        memory = ledger.history_of(slot)
+        memory = turn.history_of(slot)
         if state.current is not None or state.candidate is not None:
             continue
         if refused := rejected.get(slot, ""):
-            found.append(refusal(f"The pod of slot {slot}", refused))
+            found.append(rejection(f"The pod of slot {slot}", refused))
         elif memory.failures and not memory.last_failure.startswith(REJECTED_PREFIX):
             said = f"Slot {slot} failed {memory.failures} times; last: {memory.last_failure}"
             found.append(Problem("ServersFailing", said, slot))
     return found
 
 
-def _budget_problem(ledger: Turn) -> Problem:
-    last = max(ledger.slots.values(), key=lambda memory: memory.not_before).last_failure
+def _budget_problem(turn: Turn) -> Problem:
+    last = max(turn.slots.values(), key=lambda memory: memory.not_before).last_failure
     return Problem(
         "RestartBudgetUsedUp",
-        f"{ledger.failures} servers failed, which is more than what is replaced quickly; each further one waits "
-        f"{ledger.policy.backoff_limit:.0f} s. Last: {last}. When the cause is mended, annotate the swarm with "
+        f"{turn.failures} servers failed, which is more than what is replaced quickly; each further one waits "
+        f"{turn.policy.backoff_limit:.0f} s. Last: {last}. When the cause is mended, annotate the swarm with "
         f"{names.RECONCILE_AT} to try at once.",
     )

@@ -11,12 +11,12 @@ from dataclasses import replace
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Create,
+    FaultKind,
     Fence,
     FenceAck,
-    RetainedRows,
     OwnedSessions,
     Refusal,
-    FaultKind,
+    RetainedRows,
     Turn,
 )
 from modelswarm_serving.core.flow.flow_control import FlowControl
@@ -56,7 +56,9 @@ class Fencing:
         self._scheduler = schedule
         self._flow_control = windows
         self._replay_log = log
-        self._start_deadlines: dict[Hop, float] = {}  # hops that never ran, until when they may wait for Go
+        self._start_deadlines: dict[
+            Hop, float
+        ] = {}  # hops that never ran, until when they may wait for Go
         self.hops = HopTable(random_bits)
         self.admission = Admission(shape, settings.recovery_fraction)
         self.steps = 0
@@ -74,7 +76,9 @@ class Fencing:
         elif create is not None:
             self._create_hop(peer, fence, create, now)
         else:
-            answer = FenceAck(fence.gateway_handle, NO_HANDLE, fence.epoch, steps=self.steps, unknown=True)
+            answer = FenceAck(
+                fence.gateway_handle, NO_HANDLE, fence.epoch, steps=self.steps, unknown=True
+            )
             self._outbox.send_to_gateway(peer, answer)
 
     def _find_hop(self, fence: Fence) -> Hop | None:
@@ -125,7 +129,10 @@ class Fencing:
         if fence.turn is not None:
             hop.for_recovery = fence.create is not None and fence.create.for_recovery
             refusal = self._admit_turn(hop, fence.turn, now)
-        early, hop.early = hop.early, EarlyMessages(hop.early.rows, hop.early.row_count, hop.early.windows)
+        early, hop.early = (
+            hop.early,
+            EarlyMessages(hop.early.rows, hop.early.row_count, hop.early.windows),
+        )
         for entries in early.inputs:
             receive_input(hop, entries, self._shape.vocab_size)
         self._renew_grant(hop, now)
@@ -174,7 +181,9 @@ class Fencing:
         self._renew_grant(hop, now)
         self._acknowledge(hop, None)
 
-    def _refuse(self, peer: PeerId, fence: Fence, refusal: Refusal, owner_epoch: Epoch | None = None) -> None:
+    def _refuse(
+        self, peer: PeerId, fence: Fence, refusal: Refusal, owner_epoch: Epoch | None = None
+    ) -> None:
         """Nothing is opened, and nothing that is there is touched."""
         answer = FenceAck(
             handle=fence.gateway_handle,
@@ -259,7 +268,9 @@ class Fencing:
         for hop in self.hops:
             if hop.gateway not in told:
                 told.add(hop.gateway)
-                self._outbox.report_fault(hop, "", Fault(FaultKind.DRAINING, "this server is about to stop"))
+                self._outbox.report_fault(
+                    hop, "", Fault(FaultKind.DRAINING, "this server is about to stop")
+                )
 
     def is_in_use(self, now: float) -> bool:
         """Does anybody still count on a session here? Sessions at rest and those of lost gateways can be rebuilt."""
@@ -316,7 +327,9 @@ class Fencing:
             if self._peers.gone_seconds(owner, now) >= 2 * self._peers.lease_seconds(owner)
         ]
         for hop in self.hops.owned_by(gone) if gone else ():
-            if self._peers.elapsed(now) - hop.log_requested_at >= 2 * self._peers.lease_seconds(hop.gateway):
+            if self._peers.elapsed(now) - hop.log_requested_at >= 2 * self._peers.lease_seconds(
+                hop.gateway
+            ):
                 self.free_hop(hop)
         self._peers.keep_owners({hop.gateway for hop in self.hops} if gone else owners)
 

@@ -20,7 +20,9 @@ class Ownership(enum.Enum):
     STALE_EPOCH = "outranked"  # it stays where it is
 
 
-def decide_ownership(hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float) -> Ownership:
+def decide_ownership(
+    hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float
+) -> Ownership:
     """`silent`: for how many seconds the owner has not been heard.
 
     While its lease runs, the owner keeps every hop that it has run. One that it never ran is still being wanted, by it

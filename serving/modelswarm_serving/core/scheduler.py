@@ -21,7 +21,9 @@ class Scheduler:
         self._decode: dict[Hop, float] = {}  # in order of readiness, with the time of it
         self._prefill: dict[Hop, float] = {}
         self._alone: dict[Hop, float] = {}  # each in a step of its own, before all others
-        self._prefill_order: dict[Hop, tuple[bool, int]] = {}  # repairs first, then by order of their Go
+        self._prefill_order: dict[
+            Hop, tuple[bool, int]
+        ] = {}  # repairs first, then by order of their Go
         self._next_start = 0
         self._decoding: dict[int, int] = {}  # hops of the route -> sessions that decode
 

@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import (
-    Heartbeat,
     Close,
     CopyKv,
+    DrainState,
+    FaultKind,
+    FaultReport,
     Fence,
     FindSession,
-    StartEpoch,
+    Heartbeat,
     Input,
     Item,
-    OwnedSessions,
     LogRequest,
-    FaultReport,
+    OwnedSessions,
     Role,
     Rows,
     Send,
+    StartEpoch,
     Token,
-    FaultKind,
     Window,
-    DrainState,
 )
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import receive, send
@@ -213,9 +213,13 @@ class ServerCore:
         """Another gateway took the hop between this one's Fence and its Go."""
         self._report_unknown_handle(self._fencing.hops.taken_hop(message.handle), peer, message)
 
-    def _report_unknown_handle(self, former: FormerOwner | None, peer: PeerId, message: StartEpoch) -> None:
+    def _report_unknown_handle(
+        self, former: FormerOwner | None, peer: PeerId, message: StartEpoch
+    ) -> None:
         if former is not None and former.gateway == peer:
-            report = FaultReport(former.gateway_handle, message.epoch, FaultKind.UNKNOWN_HANDLE, detail="no such hop")
+            report = FaultReport(
+                former.gateway_handle, message.epoch, FaultKind.UNKNOWN_HANDLE, detail="no such hop"
+            )
             self._outbox.send_to_gateway(peer, report)
 
     def _hop_in_epoch(self, item: Rows | Token | Window | Input) -> Hop | None:

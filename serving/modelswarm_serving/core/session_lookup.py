@@ -10,11 +10,11 @@ from __future__ import annotations
 from modelswarm.protocol.identity import NO_EPOCH, PeerId
 from modelswarm.protocol.messages import (
     FindSession,
-    SessionInfo,
     HopInfo,
     Lane,
     LogChunk,
     LogRequest,
+    SessionInfo,
 )
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
@@ -91,7 +91,9 @@ class SessionLookup:
         epoch = request.epoch or max((hop.epoch for hop in hops), default=NO_EPOCH)
         hops = [hop for hop in hops if hop.epoch == epoch]
         if not hops:
-            self._outbox.send_to_gateway(peer, LogChunk(request.session, NO_EPOCH, 0, 0, ()), Lane.BULK)
+            self._outbox.send_to_gateway(
+                peer, LogChunk(request.session, NO_EPOCH, 0, 0, ()), Lane.BULK
+            )
             return
         hop = max(hops, key=lambda hop: len(_log_after_fence(hop)))
         log, hop.log_requested_at = _log_after_fence(hop), self._peers.elapsed(now)

@@ -20,7 +20,9 @@ class ServerSettings:
     row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)
     in_flight_bytes: int = 32 << 20  # of rows that one peer may have to send here on bulk (R12)
     replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
-    transfer_rate: int = 0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
+    transfer_rate: int = (
+        0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
+    )
 
 
 TRANSFER_RATE = 32 << 20

@@ -19,7 +19,7 @@ from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.core.kv.transfer import KvTransfers
 from modelswarm_serving.core.scheduler import Scheduler
 from modelswarm_serving.core.stall_estimator import StallEstimator
-from modelswarm_serving.model.base import ModelShape, SampleRequest, Result, Task, BatchItem
+from modelswarm_serving.model.base import BatchItem, ModelShape, Result, SampleRequest, Task
 
 MEAN_WEIGHT = 0.1  # of the newest step in the running mean
 RECENT_STEPS = 128  # of which the p99 is told
@@ -74,13 +74,17 @@ class Steps:
             return ()
         self._started_at = now
         rows = self._scheduler.ready_count > 0
-        copies = self._transfers.ready_count and not (self._transferred_last and rows)  # else it is the turn of rows
+        copies = self._transfers.ready_count and not (
+            self._transferred_last and rows
+        )  # else it is the turn of rows
         tasks = self._transfers.plan(now, self._scheduler.has_decoding) if copies else []
         self._transferred_last = bool(tasks)
         if tasks:
             return tuple(tasks)
         if rows:
-            self._running = [(hop, self._batch_item(hop, most)) for hop, most in self._scheduler.take_batch()]
+            self._running = [
+                (hop, self._batch_item(hop, most)) for hop, most in self._scheduler.take_batch()
+            ]
         return tuple(work for _, work in self._running)
 
     def _batch_item(self, hop: Hop, max_rows: int) -> BatchItem:
@@ -139,7 +143,9 @@ class Steps:
 
     def fail(self, error: str, now: float) -> None:
         """The step raised, and one session may be to blame for all: each runs once more, alone (I7)."""
-        if self._transfers.running_count or len(self._running) <= 1:  # copies are begun again elsewhere
+        if (
+            self._transfers.running_count or len(self._running) <= 1
+        ):  # copies are begun again elsewhere
             self.finish([Result(error=error)] * self._task_count, now)
             return
         running, self._running = self._running, []

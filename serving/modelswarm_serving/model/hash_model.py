@@ -17,14 +17,14 @@ from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import (
+    BatchItem,
     KvRead,
     KvWrite,
     ModelShape,
-    SampleRequest,
-    SampledToken,
     Result,
+    SampledToken,
+    SampleRequest,
     Task,
-    BatchItem,
 )
 
 MASK = (1 << 64) - 1
@@ -207,7 +207,8 @@ class HashModel:
         if self._words == 1:
             return list(words)
         return [
-            self._fold_words(words[at : at + self._words]) for at in range(0, len(words), self._words)
+            self._fold_words(words[at : at + self._words])
+            for at in range(0, len(words), self._words)
         ]
 
     def _fold_words(self, words: Sequence[int]) -> int:
@@ -251,4 +252,6 @@ class HashModel:
         return total & MASK
 
     def _sample(self, request: SampleRequest, row: int) -> SampledToken:
-        return sample_token(row, request.sampling, request.position, request.log, self._shape.vocab_size)
+        return sample_token(
+            row, request.sampling, request.position, request.log, self._shape.vocab_size
+        )

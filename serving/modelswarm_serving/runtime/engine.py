@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_serving.model.base import Model, Result, Task, BatchItem
+from modelswarm_serving.model.base import BatchItem, Model, Result, Task
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,15 @@
-"""Who this server says it is: its Hello to whoever is linked, and its file for those who look in a folder.
+"""The identity of this server: its Hello for every link, and its member file for the discovery folder.
 
-Used by `node.py`. Both say the same in two forms; nothing here changes while the process lives.
+Used by `node.py`. Both hold the same facts in two forms. Nothing here changes while the process runs; knows no links.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelswarm.process.run_files import MemberFile
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
-from modelswarm_serving.membership import Member
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.settings import Settings
 
@@ -22,7 +22,7 @@ class ServerIdentity:
     revision: str
 
     def hello(self, longest_session: int) -> Hello:
-        """Its target, if it has none to advertise, is where the links listen."""
+        """Return the Hello. An empty `target` means the address where the links listen."""
         settings, shape = self.settings, self.shape
         return Hello(
             version=PROTOCOL_VERSION,
@@ -47,10 +47,10 @@ class ServerIdentity:
             heartbeat_ms=round(1000 * settings.heartbeat_seconds),
         )
 
-    def member(self, target: str, metrics: str) -> Member:
-        """For a server that listens at `target`."""
+    def member_file(self, target: str, metrics: str) -> MemberFile:
+        """Return the member file of this server, which listens at `target`."""
         settings, shape = self.settings, self.shape
-        return Member(
+        return MemberFile(
             name=settings.name,
             peer=self.peer,
             target=settings.advertise or target,

@@ -69,7 +69,9 @@ class ModelFiles:
             return None
 
 
-def open_model_files(folder: Path | None, tokenizer: str | None, template: Path | None) -> ModelFiles:
+def open_model_files(
+    folder: Path | None, tokenizer: str | None, template: Path | None
+) -> ModelFiles:
     """`tokenizer`: an address; `template`: a file. UserError when one of them cannot be had."""
     words = None
     if tokenizer is not None:

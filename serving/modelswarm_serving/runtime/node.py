@@ -15,12 +15,11 @@ import random
 import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import asdict
 
 from modelswarm.errors import UserError
 from modelswarm.placement.replay_memory import replay_bytes
-from modelswarm.process.run_files import announce, withdraw
-from modelswarm.protocol.heartbeat import BUSY_SECONDS
+from modelswarm.process.run_files import remove_run_file, write_run_file
+from modelswarm.protocol.heartbeat import BUSY_SECONDS, HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.link.links import Links
@@ -33,7 +32,6 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
-from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_window
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
@@ -82,7 +80,7 @@ class Node:
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
             probe_server.registry = self._metrics.registry
-        self._heartbeats = BeatTimer(random.random, settings.heartbeat_seconds)
+        self._heartbeats = HeartbeatTimer.for_server(random.random, settings.heartbeat_seconds)
         self._plan_scheduled = False  # a plan is due in this pass of the loop
         self._step_running = False
         self._transfer_pause = False  # nothing but copies waits, for their next turn
@@ -127,7 +125,7 @@ class Node:
         """Nobody new is to come."""
         self._liveness.mark_stopping()
         if self._settings.discovery_dir is not None:
-            withdraw(self._settings.discovery_dir / f"{self._settings.name}.json")
+            remove_run_file(self._settings.discovery_dir / f"{self._settings.name}.json")
 
     async def _drain(self) -> None:
         """After the first signal: all gateways hear that this server leaves, and move their sessions away (R13).
@@ -140,7 +138,9 @@ class Node:
         self._core.start_draining(began)
         self._flush()
         beat = self._core.heartbeat()
-        self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in self._heartbeats.peers])
+        self._links.send(
+            [Send(reply_address(peer), Lane.LIVE, beat) for peer in self._heartbeats.peers]
+        )
         while self._core.is_in_use(self._clock()):
             if self._clock() - began >= self._settings.drain_timeout_seconds:
                 log.warning("leaves with sessions that nobody has moved")
@@ -152,7 +152,7 @@ class Node:
 
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
-            self._heartbeats.join(peer)
+            self._heartbeats.on_peer_connected(peer)
             if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
                 log.warning("%s", fault)
         lease = hello.lease_ms / 1000
@@ -160,7 +160,7 @@ class Node:
         self._flush()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
-        self._heartbeats.leave(peer)
+        self._heartbeats.on_peer_lost(peer)
         self._core.on_peer_lost(peer, self._clock())
         self._flush()
 
@@ -182,7 +182,7 @@ class Node:
             self._links.send(sends)
             now = self._clock()
             for send in sends:
-                self._heartbeats.sent(send.to.peer, now)
+                self._heartbeats.on_sent(send.to.peer, now)
         if not self._plan_scheduled and not self._step_running:
             self._plan_scheduled = True
             asyncio.get_running_loop().call_soon(self._plan_step)
@@ -240,7 +240,7 @@ class Node:
             self._flush()
             stats = self._core.stats
             self._metrics.set_stats(stats)
-            due = self._heartbeats.due(now, self._core.busy_gateways)
+            due = self._heartbeats.take_due(now, self._core.busy_gateways)
             if due:
                 beat = self._core.heartbeat()
                 self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
@@ -277,7 +277,9 @@ class Node:
         try:
             return await self._links.listen(target)
         except OSError as error:
-            raise UserError("--listen", f"cannot listen on {target}: {error_text(error)}") from error
+            raise UserError(
+                "--listen", f"cannot listen on {target}: {error_text(error)}"
+            ) from error
 
     def _announce(self, target: str) -> None:
         folder = self._settings.discovery_dir
@@ -285,10 +287,12 @@ class Node:
             return
         page = "" if self._probe_server is None else self._probe_server.target
         try:
-            member = self._identity.member(target, page)
-            announce(folder / f"{member.name}.json", asdict(member))
+            member = self._identity.member_file(target, page)
+            write_run_file(folder / f"{member.name}.json", member.model_dump())
         except OSError as error:
-            raise UserError("--discovery-dir", f"{folder} cannot be written: {error_text(error)}") from error
+            raise UserError(
+                "--discovery-dir", f"{folder} cannot be written: {error_text(error)}"
+            ) from error
 
 
 def replay_limit(settings: Settings, shape: ModelShape) -> int:

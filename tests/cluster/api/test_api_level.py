@@ -39,24 +39,24 @@ def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
         level.down()
 
 
-def test_a_service_account_has_only_the_rights_that_it_was_given(
-    api: ApiLevel, namespace: str
-) -> None:
+def test_service_account_has_only_granted_rights(api: ApiLevel, namespace: str) -> None:
     account = Kubectl(api.service_account_kubeconfig(namespace, "default"), namespace)
     assert "cannot list resource" in _refusal(account, "get", "pods")
-    admin = api.kubectl.within(namespace)
+    admin = api.kubectl.in_namespace(namespace)
     admin("create", "role", "reader", "--verb=list", "--resource=pods")
     admin(
         "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:default"
     )
     with ApiClient(api) as plain:
         user = USER.format(namespace, "default")
-        wait_for("the right to be known", lambda: plain.may(user, "list", "pods", namespace), 30)
+        wait_for(
+            "the right to be known", lambda: plain.is_allowed(user, "list", "pods", namespace), 30
+        )
     assert account.items("pods") == []
 
 
-def test_a_namespace_refuses_pods_that_are_not_restricted(api: ApiLevel, namespace: str) -> None:
-    kubectl = api.kubectl.within(namespace)
+def test_namespace_refuses_unrestricted_pods(api: ApiLevel, namespace: str) -> None:
+    kubectl = api.kubectl.in_namespace(namespace)
     careless = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -67,16 +67,18 @@ def test_a_namespace_refuses_pods_that_are_not_restricted(api: ApiLevel, namespa
         kubectl.apply(careless)
 
 
-def test_objects_outlive_a_killed_api_server_and_a_killed_etcd(own_api: ApiLevel) -> None:
+@pytest.mark.full
+def test_objects_outlive_kills_of_api_server_and_etcd(own_api: ApiLevel) -> None:
     with own_api.namespace() as namespace:
-        own_api.kubectl.within(namespace)("create", "configmap", "kept")
+        own_api.kubectl.in_namespace(namespace)("create", "configmap", "kept")
         own_api.restart_apiserver()
         own_api.stop_etcd()
         own_api.start_etcd()
-        assert own_api.kubectl.within(namespace).find("configmap", "kept") is not None
+        assert own_api.kubectl.in_namespace(namespace).find("configmap", "kept") is not None
 
 
-def test_a_paused_api_server_answers_again_when_it_is_resumed(own_api: ApiLevel) -> None:
+@pytest.mark.full
+def test_resumed_api_server_answers_again(own_api: ApiLevel) -> None:
     own_api.pause_apiserver()
     try:
         refusal = _refusal(own_api.kubectl, "get", "ns", "--request-timeout=1s")
@@ -88,6 +90,7 @@ def test_a_paused_api_server_answers_again_when_it_is_resumed(own_api: ApiLevel)
     assert own_api.kubectl.items("namespaces")
 
 
+@pytest.mark.full
 def test_two_api_servers_share_one_store(own_api: ApiLevel) -> None:
     other = Kubectl(
         own_api.user_kubeconfig("admin", "system:masters", own_api.add_apiserver("second"))
@@ -98,9 +101,10 @@ def test_two_api_servers_share_one_store(own_api: ApiLevel) -> None:
         assert own_api.kubectl.find("namespace", namespace) is not None
 
 
-def test_the_audit_log_tells_who_did_what(own_api: ApiLevel) -> None:
+@pytest.mark.full
+def test_audit_log_has_every_request(own_api: ApiLevel) -> None:
     with own_api.namespace() as namespace:
-        own_api.kubectl.within(namespace)("create", "configmap", "watched")
+        own_api.kubectl.in_namespace(namespace)("create", "configmap", "watched")
     creates = [
         event
         for event in own_api.audit_events()
@@ -109,10 +113,9 @@ def test_the_audit_log_tells_who_did_what(own_api: ApiLevel) -> None:
     assert len(creates) == 1
 
 
-def test_pods_of_a_fake_node_run_and_its_gpus_are_counted(
-    kwok_api: ApiLevel, namespace: str
-) -> None:
-    kubectl = kwok_api.kubectl.within(namespace)
+@pytest.mark.full
+def test_fake_node_runs_pods_and_counts_gpus(kwok_api: ApiLevel, namespace: str) -> None:
+    kubectl = kwok_api.kubectl.in_namespace(namespace)
     kwok_api.kubectl.apply(fake_node("fake-gpus", gpus=4))
     try:
         kwok_api.kubectl.wait_condition("node", "fake-gpus", "Ready", 30)
@@ -125,7 +128,8 @@ def test_pods_of_a_fake_node_run_and_its_gpus_are_counted(
         kwok_api.kubectl("delete", "node", "fake-gpus")  # others would be placed there
 
 
-def test_nothing_of_it_runs_after_down(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.full
+def test_no_process_runs_after_down(tmp_path_factory: pytest.TempPathFactory) -> None:
     level = ApiLevel(Layout(tmp_path_factory.mktemp("brief")), ApiSettings()).start()
     pids = [level.processes.pid(name) for name in level.processes.names()]
     level.down()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.kubernetes.api_client import ApiClient, SwarmClient, created, install_crd, swarm
+from support.kubernetes.api_client import ApiClient, SwarmApi, created, install_crd, swarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -24,16 +24,16 @@ def level(api: ApiLevel) -> ApiLevel:
 
 
 @pytest.fixture(scope="module")
-def tried(level: ApiLevel) -> Iterator[SwarmClient]:
+def tried(level: ApiLevel) -> Iterator[SwarmApi]:
     """For documents that are only tried (dry run): they need no namespace of their own."""
     with level.namespace() as name, ApiClient(level) as client:
-        yield SwarmClient(client, name)
+        yield SwarmApi(client, name)
 
 
 @pytest.fixture
-def swarms(level: ApiLevel, namespace: str) -> Iterator[SwarmClient]:
+def swarms(level: ApiLevel, namespace: str) -> Iterator[SwarmApi]:
     with ApiClient(level) as client:
-        yield SwarmClient(client, namespace)
+        yield SwarmApi(client, namespace)
 
 
 def pool(**changes: Any) -> Json:
@@ -57,7 +57,7 @@ def model(**changes: Any) -> Json:
     return {"model": {"source": "demo://counting", **changes}}
 
 
-def test_what_is_left_out_gets_its_default(swarms: SwarmClient) -> None:
+def test_omitted_fields_get_their_defaults(swarms: SwarmApi) -> None:
     stored = created(swarms.create(swarm()))
 
     assert stored["spec"] == {
@@ -93,14 +93,14 @@ GOOD: list[Json] = [
 
 
 @pytest.mark.parametrize("spec", GOOD, ids=lambda spec: json.dumps(spec)[:60])
-def test_what_is_right_is_taken_as_it_is(tried: SwarmClient, spec: Json) -> None:
+def test_valid_spec_is_stored_unchanged(tried: SwarmApi, spec: Json) -> None:
     stored = created(tried.create(swarm(**spec), dry_run=True))
 
     assert contains(stored["spec"], spec)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.name))
-def test_every_example_is_taken(tried: SwarmClient, path: Path) -> None:
+def test_every_example_is_accepted(tried: SwarmApi, path: Path) -> None:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
 
     assert contains(created(tried.create(document, dry_run=True))["spec"], document["spec"])
@@ -201,8 +201,8 @@ BAD: list[tuple[Json, str, str]] = [
 
 
 @pytest.mark.parametrize(("spec", "field", "sentence"), BAD, ids=lambda x: json.dumps(x)[:50])
-def test_what_is_wrong_is_refused_with_the_field_and_a_sentence(
-    tried: SwarmClient, spec: Json, field: str, sentence: str
+def test_invalid_spec_is_refused_with_field_and_sentence(
+    tried: SwarmApi, spec: Json, field: str, sentence: str
 ) -> None:
     answer = tried.create(swarm(**spec), dry_run=True)
 
@@ -212,7 +212,7 @@ def test_what_is_wrong_is_refused_with_the_field_and_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "3b", "a" * 41, "a-"])
-def test_a_name_that_no_service_could_have_is_refused(tried: SwarmClient, name: str) -> None:
+def test_name_that_no_service_can_have_is_refused(tried: SwarmApi, name: str) -> None:
     answer = tried.create(swarm(name), dry_run=True)
 
     assert answer.code == 422
@@ -221,7 +221,7 @@ def test_a_name_that_no_service_could_have_is_refused(tried: SwarmClient, name: 
     assert tried.create(swarm("a" * 40), dry_run=True).accepted
 
 
-def test_everything_that_is_wrong_is_said_at_once(tried: SwarmClient) -> None:
+def test_all_errors_are_reported_together(tried: SwarmApi) -> None:
     answer = tried.create(
         swarm("x.y", replicas=-1, **model(source="s3://b"), **ranges((0, 4), (5, 6)))
     )
@@ -232,7 +232,7 @@ def test_everything_that_is_wrong_is_said_at_once(tried: SwarmClient) -> None:
     assert "metadata.name" in told
 
 
-def test_the_served_name_stays_while_servers_run(swarms: SwarmClient) -> None:
+def test_served_name_is_immutable_while_servers_run(swarms: SwarmApi) -> None:
     created(swarms.create(swarm("a", **model(servedName="one"))))
 
     refused = swarms.merge("a", {"spec": {"model": {"servedName": "two"}}})
@@ -248,7 +248,7 @@ def test_the_served_name_stays_while_servers_run(swarms: SwarmClient) -> None:
     assert not swarms.merge("a", {"spec": {"model": {"servedName": "one"}}}).accepted
 
 
-def test_the_name_itself_said_aloud_is_no_change(swarms: SwarmClient) -> None:
+def test_served_name_equal_to_the_name_is_no_change(swarms: SwarmApi) -> None:
     created(swarms.create(swarm("a")))
 
     assert swarms.merge("a", {"spec": {"model": {"servedName": "a"}}}).accepted
@@ -270,7 +270,7 @@ CHANGES: list[Json] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=json.dumps)
-def test_everything_else_can_be_changed_and_changed_back(swarms: SwarmClient, change: Json) -> None:
+def test_other_fields_can_be_changed_and_restored(swarms: SwarmApi, change: Json) -> None:
     before = created(swarms.create(swarm("a", **pool())))
 
     changed = created(swarms.merge("a", {"spec": change}))
@@ -283,15 +283,15 @@ def test_everything_else_can_be_changed_and_changed_back(swarms: SwarmClient, ch
     assert after["metadata"]["generation"] == before["metadata"]["generation"] + 2
 
 
-def test_a_wrong_document_can_be_corrected(swarms: SwarmClient) -> None:
+def test_invalid_document_can_be_corrected(swarms: SwarmApi) -> None:
     created(swarms.create(swarm("a", **model(source="hf://org/tpyo"))))
 
     assert not swarms.merge("a", {"spec": {"model": {"source": "org/typo"}}}).accepted
     assert created(swarms.merge("a", {"spec": {"model": {"source": "hf://org/typo"}}}))
 
 
-def test_unknown_fields_are_refused_when_strict_and_told_of_and_dropped_otherwise(
-    swarms: SwarmClient,
+def test_unknown_fields_are_refused_or_dropped_with_warnings(
+    swarms: SwarmApi,
 ) -> None:
     document = swarm("a", replica=2, **pool(podTemplate={"nodeSelector": {"a": "b"}}))
 
@@ -305,7 +305,7 @@ def test_unknown_fields_are_refused_when_strict_and_told_of_and_dropped_otherwis
     assert "replica" not in created(lenient)["spec"]
 
 
-def test_nothing_of_a_pod_template_is_lost(swarms: SwarmClient) -> None:
+def test_pod_template_is_stored_whole(swarms: SwarmApi) -> None:
     template = {
         "metadata": {"labels": {"team": "ü"}, "annotations": {"a": ""}},
         "spec": {
@@ -322,7 +322,7 @@ def test_nothing_of_a_pod_template_is_lost(swarms: SwarmClient) -> None:
     assert stored["spec"]["pools"][0]["podTemplate"] == template
 
 
-def test_null_means_left_out(swarms: SwarmClient) -> None:
+def test_null_means_omitted(swarms: SwarmApi) -> None:
     nothing: Json = dict.fromkeys(("spans", "replicas", "sessions", "pools", "rollout", "paused"))
 
     stored = created(swarms.create(swarm("a", **nothing)))
@@ -330,7 +330,7 @@ def test_null_means_left_out(swarms: SwarmClient) -> None:
     assert stored["spec"] == created(swarms.create(swarm("b")))["spec"]
 
 
-def test_a_spec_is_needed(swarms: SwarmClient) -> None:
+def test_document_without_a_spec_is_refused(swarms: SwarmApi) -> None:
     document = swarm()
     del document["spec"]
 

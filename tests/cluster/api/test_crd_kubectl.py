@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kubernetes.api_client import ApiClient, SwarmClient, created, install_crd, swarm
+from support.kubernetes.api_client import ApiClient, SwarmApi, created, install_crd, swarm
 
 from tools.crd.definition import definition
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
 from tools.devcluster.waiting import wait_for
+
+pytestmark = pytest.mark.full
 
 Json = dict[str, Any]
 
@@ -25,14 +27,14 @@ def level(api: ApiLevel) -> ApiLevel:
 
 
 @pytest.fixture
-def swarms(level: ApiLevel, namespace: str) -> Iterator[SwarmClient]:
+def swarms(level: ApiLevel, namespace: str) -> Iterator[SwarmApi]:
     with ApiClient(level) as client:
-        yield SwarmClient(client, namespace)
+        yield SwarmApi(client, namespace)
 
 
 @pytest.fixture
 def kubectl(level: ApiLevel, namespace: str) -> Kubectl:
-    return level.kubectl.within(namespace)
+    return level.kubectl.in_namespace(namespace)
 
 
 STATUS: Json = {
@@ -89,8 +91,8 @@ STATUS: Json = {
 }
 
 
-def test_every_field_of_a_status_is_kept_and_does_not_touch_the_generation(
-    swarms: SwarmClient,
+def test_status_is_stored_whole_and_keeps_the_generation(
+    swarms: SwarmApi,
 ) -> None:
     created(swarms.create(swarm()))
 
@@ -104,7 +106,7 @@ def test_every_field_of_a_status_is_kept_and_does_not_touch_the_generation(
 COLUMNS = ["NAME", "READY", "REASON", "MODEL", "COVERAGE", "REPLICAS", "URL", "AGE"]
 
 
-def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: SwarmClient) -> None:
+def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: SwarmApi) -> None:
     created(swarms.create(swarm(replicas=2)))
     created(swarms.merge("counting", {"status": STATUS}, status=True))
 
@@ -118,9 +120,7 @@ def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: SwarmClient) ->
     assert wide.split()[8:] == ["counting", "0:4=2/2", "4:8=0/2"]
 
 
-def test_kubectl_scale_sets_the_replicas_and_reports_those_of_one_span(
-    kubectl: Kubectl, swarms: SwarmClient
-) -> None:
+def test_kubectl_scale_sets_and_reports_replicas(kubectl: Kubectl, swarms: SwarmApi) -> None:
     created(swarms.create(swarm(replicas=2)))
     created(swarms.merge("counting", {"status": STATUS | {"replicas": 1}}, status=True))
 
@@ -133,7 +133,7 @@ def test_kubectl_scale_sets_the_replicas_and_reports_those_of_one_span(
         kubectl("scale", "msw", "counting", "--replicas=1001")
 
 
-def test_kubectl_explains_every_field(kubectl: Kubectl) -> None:
+def test_kubectl_explain_describes_every_field(kubectl: Kubectl) -> None:
     listed = kubectl("explain", "modelswarm.spec", "--recursive")
     assert "<Object>" in listed
     for path in (
@@ -152,9 +152,7 @@ def test_kubectl_explains_every_field(kubectl: Kubectl) -> None:
             assert said or not lines, f"{path}: {entry}"
 
 
-def test_apply_by_two_managers_joins_pools_and_conditions_by_their_keys(
-    kubectl: Kubectl, swarms: SwarmClient
-) -> None:
+def test_apply_by_two_managers_joins_pools_by_name(kubectl: Kubectl, swarms: SwarmApi) -> None:
     kubectl("apply", "--server-side", "--field-manager=a", "-f", "-", stdin=json.dumps(swarm()))
     other = swarm(pools=[{"name": "spot"}])
     del other["spec"]["model"]
@@ -166,8 +164,8 @@ def test_apply_by_two_managers_joins_pools_and_conditions_by_their_keys(
     assert [pool["name"] for pool in swarms.get("counting")["spec"]["pools"]] == ["spot", "steady"]
 
 
-def test_kubectl_edit_and_replace_are_judged_as_apply_is(
-    kubectl: Kubectl, swarms: SwarmClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_kubectl_edit_and_replace_are_validated(
+    kubectl: Kubectl, swarms: SwarmApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kubectl("apply", "-f", "-", stdin=json.dumps(swarm(replicas=2)))
 
@@ -186,7 +184,7 @@ def test_kubectl_edit_and_replace_are_judged_as_apply_is(
             kubectl(*words, stdin=json.dumps(swarm(replica=1)))
 
 
-def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: SwarmClient) -> None:
+def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: SwarmApi) -> None:
     created(swarms.create(swarm()))
 
     kubectl("annotate", "msw", "counting", "modelswarm.io/reconcile-at=now")
@@ -202,9 +200,7 @@ def test_kubectl_patch_by_two_writers_keeps_both(kubectl: Kubectl, swarms: Swarm
 JSON_PATCH = json.dumps([{"op": "replace", "path": "/spec/rollout/surge", "value": 2}])
 
 
-def test_what_was_stored_before_a_rule_existed_can_still_be_operated_and_corrected(
-    level: ApiLevel, swarms: SwarmClient
-) -> None:
+def test_object_older_than_a_rule_can_be_corrected(level: ApiLevel, swarms: SwarmApi) -> None:
     """An upgrade of the resource meets objects of yesterday: status and finalizers must stay writable."""
     lax = definition()
     whole = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -225,7 +221,7 @@ def test_what_was_stored_before_a_rule_existed_can_still_be_operated_and_correct
     assert swarms.merge("old", {"spec": {"model": {"source": "demo://counting"}}}).accepted
 
 
-def test_kubernetes_itself_has_nothing_to_say_against_the_schema(level: ApiLevel) -> None:
+def test_schema_has_no_violation_condition(level: ApiLevel) -> None:
     stored = level.kubectl.get("crd", "modelswarms.modelswarm.io")
 
     told = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
@@ -233,7 +229,7 @@ def test_kubernetes_itself_has_nothing_to_say_against_the_schema(level: ApiLevel
     assert stored["spec"]["versions"] == definition()["spec"]["versions"]
 
 
-def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: SwarmClient) -> None:
+def test_annotations_up_to_the_kubernetes_limit_are_stored(swarms: SwarmApi) -> None:
     document = swarm("a")
     document["metadata"]["annotations"] = {"x": "ü" * 131_000}
     assert swarms.create(document).accepted
@@ -242,9 +238,7 @@ def test_annotations_up_to_the_limit_of_kubernetes_are_taken(swarms: SwarmClient
     assert "may not be more than 262144 bytes" in swarms.create(document).causes[0]
 
 
-def test_the_largest_document_can_still_be_applied_by_the_client(
-    kubectl: Kubectl, swarms: SwarmClient
-) -> None:
+def test_largest_document_fits_client_side_apply(kubectl: Kubectl, swarms: SwarmApi) -> None:
     """`kubectl apply` keeps a copy in an annotation of at most 256 KiB."""
     document = swarm(
         model={"source": "demo://counting", "chatTemplate": "x" * 65536},

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
-from support.kubernetes.api_client import CRD, ApiClient, SwarmClient, install_crd
+from support.kubernetes.api_client import CRD, ApiClient, SwarmApi, install_crd
 
 from modelswarm.resources.spec import ModelSwarm
 from tools.devcluster.control_plane.api_level import ApiLevel
+
+pytestmark = pytest.mark.full
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -110,10 +112,10 @@ FIELDS = list(_leaves(_schema()))
 
 
 @pytest.fixture(scope="module")
-def swarms(api: ApiLevel) -> Iterator[SwarmClient]:
+def swarms(api: ApiLevel) -> Iterator[SwarmApi]:
     install_crd(api)
     with api.namespace() as name, ApiClient(api) as client:
-        yield SwarmClient(client, name)
+        yield SwarmApi(client, name)
 
 
 def _document_for(path: Path) -> Json:
@@ -153,8 +155,8 @@ EVERY_FIELD = pytest.mark.parametrize(
 
 
 @EVERY_FIELD
-def test_both_judges_agree_on_every_value_and_a_refusal_names_the_field(
-    swarms: SwarmClient, path: Path, schema: Json
+def test_api_server_and_cli_agree_on_every_value(
+    swarms: SwarmApi, path: Path, schema: Json
 ) -> None:
     dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)[1:]
     split: dict[str, str] = {}
@@ -191,9 +193,7 @@ def _good(path: Path, schema: Json) -> Any:
 
 
 @EVERY_FIELD
-def test_a_field_set_and_cleared_leaves_nothing_behind(
-    swarms: SwarmClient, path: Path, schema: Json
-) -> None:
+def test_field_set_and_cleared_leaves_nothing(swarms: SwarmApi, path: Path, schema: Json) -> None:
     before = _document_for(path)
     fresh = swarms.create(before)
     assert fresh.accepted, fresh.causes

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from support.kubernetes.api_client import ApiClient, Json
 from support.kubernetes.event_log import Watch
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.waiting import wait_for
 
+pytestmark = pytest.mark.full
+
 CONFIGS = "/api/v1/namespaces/{}/configmaps"
 
 
-def test_a_closed_watch_has_let_go_of_its_connection(api: ApiLevel, namespace: str) -> None:
+def test_closed_watch_has_released_its_connection(api: ApiLevel, namespace: str) -> None:
     """Else its thread would read what the next pipe or socket of the test brings."""
     seen: list[str] = []
 

@@ -27,6 +27,8 @@ from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.control_plane.kubectl import Kubectl
 from tools.devcluster.layout import Layout
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def pods(tmp_path: Path, api: ApiLevel, namespace: str) -> Iterator[PodSwarm]:
@@ -120,8 +122,8 @@ def ready(doors: Doors) -> tuple[bool, str]:
 # ---- pods that come and go
 
 
-def test_a_stream_runs_through_pods_and_outlives_each_of_them(pods: PodSwarm) -> None:
-    pods.all_of(TWICE)
+def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
+    pods.start_pods(TWICE)
     doors = pods.pod_gateway(whole=4)
     expected = whole(doors, BODY)
     reader = Reader(doors)
@@ -136,14 +138,14 @@ def test_a_stream_runs_through_pods_and_outlives_each_of_them(pods: PodSwarm) ->
     assert reader.all() == expected
 
 
-def test_a_pod_is_found_when_it_becomes_ready_and_forgotten_when_it_is_gone(pods: PodSwarm) -> None:
+def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> None:
     doors = pods.pod_gateway()
     assert ready(doors) == (True, "")  # a cold start must not wait for itself
     assert httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"] == []
     assert ask(doors).status_code == 404
     names = ("a0", "a1", "a2")
     for name in names:
-        pods.pod(name, "0:4", serves=False)
+        pods.start_pod(name, "0:4", serves=False)
     eventually("the model is expected", lambda: ask(doors).status_code == 503)
     [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
     assert (model["id"], model["ready"]) == (MODEL, False)
@@ -152,7 +154,7 @@ def test_a_pod_is_found_when_it_becomes_ready_and_forgotten_when_it_is_gone(pods
     assert median(seconds) < 1.0, f"readiness is a reason to dial at once, not after {seconds}"
     eventually("a model answers", lambda: ask(doors).status_code == 200)
     for name in names:
-        pods.bury(name)
+        pods.remove_pod(name)
     eventually("they are gone", lambda: pods.linked(doors) == 0)
 
 
@@ -168,25 +170,25 @@ def ask(doors: Doors) -> httpx.Response:
     return httpx.post(f"{doors.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
 
 
-def test_a_gateway_that_joins_others_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
+def test_new_gateway_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
     """Else the Service would send it requests that it answers with "no such model"."""
-    pods.all_of(TWICE)
-    pods.pod("starting", "0:4", serves=False)  # nobody waits for this one
+    pods.start_pods(TWICE)
+    pods.start_pod("starting", "0:4", serves=False)  # nobody waits for this one
     for name in ("gateway-0", "gateway-1"):
         doors = pods.pod_gateway(name=name)  # returns as soon as it says that it is ready
         assert ask(doors).status_code == 200
         assert pods.linked(doors) == 4
 
 
-def test_a_pod_that_is_leaving_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> None:
-    pods.all_of(TWICE)
+def test_terminating_pod_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> None:
+    pods.start_pods(TWICE)
     doors = pods.pod_gateway(whole=4)
     expected = whole(doors, BODY)
     reader = Reader(doors)
     reader.wait(20)
     [first, second] = route(doors)
     for name in (first, second):
-        pods.delete(name)
+        pods.delete_pod(name)
     reader.more(50)
     assert route(doors) == [first, second]
     assert pods.linked(doors) == 4
@@ -194,22 +196,22 @@ def test_a_pod_that_is_leaving_keeps_its_link_and_gets_no_new_one(pods: PodSwarm
     reader.more(10)
     pods.launch(first)  # a kubelet would not: whoever listens there is not dialled any more
     eventually("somebody listens", lambda: pods.serves(first))
-    pods.bury(second)
+    pods.remove_pod(second)
     assert reader.all() == expected
     time.sleep(2.5)
     assert peers(doors) == set(TWICE) - {first, second}
 
 
-def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: PodSwarm) -> None:
-    pods.pod("a0", "0:4")
+def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
+    pods.start_pod("a0", "0:4")
     doors = pods.pod_gateway(whole=1)
-    pods.pod("a0-before", "0:2", address=pods.addresses["a0"], serves=False)
-    pods.tell("a0-before", ready=True)
+    pods.start_pod("a0-before", "0:2", address=pods.addresses["a0"], serves=False)
+    pods.set_pod_status("a0-before", ready=True)
     eventually(
         "it is refused",
         lambda: "a0-before/1 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
     )
-    pods.tell("a0-before", phase="Failed")
+    pods.set_pod_status("a0-before", phase="Failed")
     assert peers(doors) == {"a0"}
     assert whole(doors, BODY)
     # Its successor has another incarnation: the address and the name alone are not enough.
@@ -223,13 +225,13 @@ def test_another_pod_at_a_known_address_is_not_taken_for_the_one_before(pods: Po
     assert pods.linked(doors) == 0
 
 
-def test_what_is_no_server_is_passed_over(pods: PodSwarm) -> None:
+def test_pods_that_are_no_servers_are_ignored(pods: PodSwarm) -> None:
     doors = pods.pod_gateway()
-    pods.pod("odd", "0:4")
+    pods.start_pod("odd", "0:4")
     pods.kubectl("label", "pod", "odd", "modelswarm.io/incarnation=first", "--overwrite")
-    pods.pod("inspector", "0:4")
+    pods.start_pod("inspector", "0:4")
     pods.kubectl("label", "pod", "inspector", "modelswarm.io/role=inspect", "--overwrite")
-    pods.pod("good", "0:4")
+    pods.start_pod("good", "0:4")
     eventually("the good one is linked", lambda: "good" in peers(doors))
     pods.kill("odd")
     pods.kill("inspector")
@@ -243,9 +245,9 @@ def test_what_is_no_server_is_passed_over(pods: PodSwarm) -> None:
 # ---- several gateways, several swarms
 
 
-def test_two_gateways_serve_two_swarms_from_the_same_pods(pods: PodSwarm) -> None:
-    pods.all_of({"a0": "0:2", "a1": "2:4", "a2": "2:4"}, model="alpha")
-    pods.all_of({"b0": "0:4"}, model="beta")
+def test_two_gateways_share_the_pods_of_two_swarms(pods: PodSwarm) -> None:
+    pods.start_pods({"a0": "0:2", "a1": "2:4", "a2": "2:4"}, model="alpha")
+    pods.start_pods({"b0": "0:4"}, model="beta")
     doors = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
     bodies = [BODY | {"model": name} for name in ("alpha", "beta")]
     for door in doors:
@@ -271,15 +273,15 @@ def test_one_gateway_watches_several_namespaces(
     pods: PodSwarm, api: ApiLevel, tmp_path: Path
 ) -> None:
     with api.namespace() as second, PodSwarm(tmp_path / "second", api, second) as others:
-        pods.pod("first", "0:4", model="alpha")
-        others.pod("second", "0:4", model="beta")
+        pods.start_pod("first", "0:4", model="alpha")
+        others.start_pod("second", "0:4", model="beta")
         admin = ("--kubernetes", "--kubeconfig", str(api.kubeconfig))
         both = ("--namespace", pods.namespace, "--namespace", second)
         for name, flags in (("named", both), ("every", ())):
             doors = pods.gateway(*admin, *flags, name=name)
             eventually("both are linked", partial(sees, doors, {"first", "second"}))
         # A namespace that may not be read stops nothing else.
-        mine = ("--kubernetes", "--kubeconfig", str(pods.allow()))
+        mine = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
         doors = pods.gateway(*mine, *both, name="partly")
         eventually("its own are linked", lambda: peers(doors) == {"first"})
 
@@ -287,9 +289,9 @@ def test_one_gateway_watches_several_namespaces(
 # ---- the API server
 
 
-def test_streams_and_new_requests_do_without_the_api_server(own_pods: PodSwarm) -> None:
+def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
     pods, api = own_pods, own_pods.api
-    pods.all_of(TWICE)
+    pods.start_pods(TWICE)
     doors = pods.pod_gateway(whole=4)
     expected = whole(doors, BODY)
     reader = Reader(doors)
@@ -306,36 +308,36 @@ def test_streams_and_new_requests_do_without_the_api_server(own_pods: PodSwarm) 
         assert reader.all() == expected
     finally:
         api.start_apiserver()
-    pods.pod("c0", "0:4")
+    pods.start_pod("c0", "0:4")
     eventually("news come again", lambda: "c0" in peers(doors))
 
 
-def test_what_changed_while_nobody_watched_is_known_afterwards(own_pods: PodSwarm) -> None:
+def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
     """The API server that comes back keeps no history: mostly, the watch is refused and the pods are listed."""
     pods, api = own_pods, own_pods.api
     second = api.add_apiserver("second")
     try:
-        pods.all_of({"old": "0:4", "kept": "0:4"})
+        pods.start_pods({"old": "0:4", "kept": "0:4"})
         doors = pods.pod_gateway(whole=2)
         api.stop_apiserver()
         pods.kubectl = Kubectl(
             api.user_kubeconfig("admin", "system:masters", second), pods.namespace
         )
-        pods.bury("old")
-        pods.pod("new", "0:4")
+        pods.remove_pod("old")
+        pods.start_pod("new", "0:4")
         time.sleep(3.0)
         assert "new" not in peers(doors)
     finally:
         api.start_apiserver()
         api.stop_apiserver("second")
-        pods.kubectl = api.kubectl.within(pods.namespace)
+        pods.kubectl = api.kubectl.in_namespace(pods.namespace)
     eventually("all is known", lambda: peers(doors) == {"new", "kept"})
     assert "cannot be watched, what is known stays" in pods.log("gateway")
 
 
-def test_a_silent_api_server_holds_up_nothing(own_pods: PodSwarm) -> None:
+def test_silent_api_server_delays_no_stream(own_pods: PodSwarm) -> None:
     pods, api = own_pods, own_pods.api
-    pods.all_of({"a0": "0:4", "a1": "0:4"})
+    pods.start_pods({"a0": "0:4", "a1": "0:4"})
     doors = pods.pod_gateway(whole=2)
     expected = whole(doors, BODY)
     reader = Reader(doors)
@@ -352,10 +354,10 @@ def test_a_silent_api_server_holds_up_nothing(own_pods: PodSwarm) -> None:
     eventually("it is linked again", lambda: pods.linked(doors) == 2)
 
 
-def test_a_gateway_that_never_saw_the_pods_is_not_ready_and_says_why(own_pods: PodSwarm) -> None:
+def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
     pods, api = own_pods, own_pods.api
-    pods.pod("a0", "0:4")
-    account = ("--kubernetes", "--kubeconfig", str(pods.allow()))
+    pods.start_pod("a0", "0:4")
+    account = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
     forbidden = pods.gateway(*account, "--namespace", "elsewhere", name="forbidden", ready=False)
     said = eventually("it is told", lambda: reason(forbidden, "403"))
     assert "cannot list resource" in said
@@ -379,7 +381,7 @@ def reason(doors: Doors, part: str) -> str:
 
 
 @pytest.mark.soak
-def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
+def test_random_faults_keep_answers_right(
     own_pods: PodSwarm,
 ) -> None:
     """Minutes of pods that die, restart, go and come at random, and an API server that is killed and paused."""
@@ -387,7 +389,7 @@ def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
     pods, api, rng = own_pods, own_pods.api, random.Random(seed)
     spans = ("0:2", "2:4", "0:4")
     alive = {f"s{n}-0": spans[n % 3] for n in range(6)}
-    pods.all_of(alive)
+    pods.start_pods(alive)
     doors = [pods.pod_gateway(name=f"gateway-{n}", whole=6) for n in range(2)]
     short = BODY | {"max_tokens": 1200}
     expected = whole(doors[0], short)
@@ -401,11 +403,11 @@ def test_whatever_happens_answers_are_right_and_in_the_end_all_is_known(
                 pods.run(name)
             case 1:  # replaced, as the operator does
                 blocks = alive.pop(name)
-                pods.delete(name)
+                pods.delete_pod(name)
                 successor = f"{name.partition('-')[0]}-{turn + 1}"
-                pods.pod(successor, blocks, incarnation=turn + 2)
+                pods.start_pod(successor, blocks, incarnation=turn + 2)
                 alive[successor] = blocks
-                pods.bury(name)
+                pods.remove_pod(name)
             case 2:
                 api.stop_apiserver()
                 pods.kill(name)

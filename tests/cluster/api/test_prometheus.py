@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import httpx
+import pytest
 from support.kubernetes.operator_scene import scene, swarm
 from support.kubernetes.pods_with_processes import PodSwarm
 from support.kubernetes.prometheus import (
@@ -17,15 +18,17 @@ from support.kubernetes.prometheus import (
     Targets,
     check_panels,
     config,
-    following,
+    follow_pods,
     lint,
-    scraping,
+    run_prometheus,
     wait_for,
 )
 
 from tools.dashboard.operator_rows import GATEWAY_VIEW, GATEWAY_WATCHES, OPERATOR_ROWS
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.make_dashboard import TARGET
+
+pytestmark = pytest.mark.full
 
 SEEN_SECONDS = 30.0
 READY = 'max(modelswarm_operator_pods{state="ready"})'
@@ -36,20 +39,18 @@ def wait_number(prometheus: Prometheus, expr: str, wanted: float) -> None:
     wait_for(
         lambda: prometheus.number(expr) == wanted,
         SEEN_SECONDS,
-        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.troubles()}",
+        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.target_errors()}",
     )
 
 
-def test_pods_are_found_scraped_and_named_and_leave_with_their_pod(
-    api: ApiLevel, namespace: str, tmp_path: Path
-) -> None:
+def test_targets_come_and_go_with_their_pods(api: ApiLevel, namespace: str, tmp_path: Path) -> None:
     with (
         PodSwarm(tmp_path, api, namespace) as pods,
         Targets() as targets,
-        following(api, targets, [namespace]),
+        follow_pods(api, targets, [namespace]),
     ):
-        pods.all_of({"a0": "0:2", "b0": "2:4"})
-        with scraping(config(targets), tmp_path / "prometheus") as prometheus:
+        pods.start_pods({"a0": "0:2", "b0": "2:4"})
+        with run_prometheus(config(targets), tmp_path / "prometheus") as prometheus:
             wait_number(prometheus, "count(modelswarm_server_build_info)", 2)
             found = prometheus.query("modelswarm_server_build_info")
             assert {series.labels["pod"] for series in found} == {"a0", "b0"}
@@ -57,15 +58,15 @@ def test_pods_are_found_scraped_and_named_and_leave_with_their_pod(
                 assert series.labels["namespace"] == namespace
                 assert series.labels["swarm"] == series.labels["model"]
             assert {series.labels["blocks"] for series in found} == {"0:2", "2:4"}
-            pods.bury("b0")
+            pods.remove_pod("b0")
             wait_number(prometheus, "count(modelswarm_server_build_info)", 1)
 
 
-def test_a_gateway_shows_what_it_knows_of_pods(
+def test_gateway_metrics_count_the_known_pods(
     api: ApiLevel, namespace: str, tmp_path: Path
 ) -> None:
     with PodSwarm(tmp_path, api, namespace) as pods:
-        pods.all_of({"a0": "0:2", "b0": "2:4"})
+        pods.start_pods({"a0": "0:2", "b0": "2:4"})
         doors = pods.pod_gateway(whole=2)
 
         def known(state: str) -> float:
@@ -73,13 +74,13 @@ def test_a_gateway_shows_what_it_knows_of_pods(
 
         assert (known("running"), known("terminating")) == (2, 0)
         assert doors.metric("modelswarm_gateway_pod_watch_up") == 1
-        assert doors.metric("modelswarm_gateway_api_failures_total") == 0
-        pods.delete("b0")
+        assert doors.metric("modelswarm_gateway_kube_api_failures_total") == 0
+        pods.delete_pod("b0")
         wait_for(lambda: known("terminating") == 1, SEEN_SECONDS, lambda: "not seen to leave")
         assert (
             doors.metric("modelswarm_gateway_coverage") == 1
         )  # it lives, and serves until it ends
-        pods.bury("b0")
+        pods.remove_pod("b0")
         wait_for(lambda: known("terminating") == 0, SEEN_SECONDS, lambda: "not seen to go")
         wait_for(
             lambda: doors.metric("modelswarm_gateway_coverage") == 0,
@@ -89,7 +90,7 @@ def test_a_gateway_shows_what_it_knows_of_pods(
         assert not lint(httpx.get(f"http://{doors.metrics}/metrics", timeout=10).content)
 
 
-def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
+def test_operator_panels_answer_and_show_a_lost_pod(
     api: ApiLevel, namespace: str, tmp_path: Path
 ) -> None:
     with (
@@ -99,13 +100,13 @@ def test_every_panel_about_the_operator_has_an_answer_and_a_lost_pod_shows(
     ):
         stage.operator.wait_ready()
         targets.show_local({"operator": f"127.0.0.1:{stage.operator.port}"})
-        with scraping(config(targets), tmp_path / "prometheus") as prometheus:
+        with run_prometheus(config(targets), tmp_path / "prometheus") as prometheus:
             wait_number(prometheus, "count(modelswarm_operator_build_info)", 1)
             stage.apply(swarm())
             stage.settle()
             wait_number(prometheus, READY, 4)
             wait_number(prometheus, CREATED, 4)
-            stage.delete_pod(stage.live()[0])
+            stage.delete_pod(stage.live_pods()[0])
             wait_number(prometheus, CREATED, 5)
             stage.settle()
             wait_number(prometheus, READY, 4)

@@ -21,7 +21,7 @@ MODELS: list[Json] = [
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model)[:60])
-def test_servers_and_inspections_are_taken_as_they_are_made(
+def test_pods_with_tokenizer_and_volumes_are_admitted(
     api: ApiLevel, namespace: str, model: Json
 ) -> None:
     world = World(spec=document(1, 1, model=model))
@@ -30,7 +30,7 @@ def test_servers_and_inspections_are_taken_as_they_are_made(
     manifest["metadata"]["namespace"] = namespace
     manifest["metadata"].pop("ownerReferences")
 
-    kubectl = api.kubectl.within(namespace)
+    kubectl = api.kubectl.in_namespace(namespace)
     said = kubectl(
         "create", "-f", "-", "--dry-run=server", "-o", "json", stdin=json.dumps(manifest)
     )

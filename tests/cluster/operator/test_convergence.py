@@ -5,9 +5,10 @@ Pods exist at the API only; a thread plays scheduler and kubelet. Faults have fi
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from support.kubernetes.api_client import PODS, SWARMS
@@ -15,48 +16,52 @@ from support.kubernetes.fake_kubelet import UNBOUND
 from support.kubernetes.operator_scene import Scene, swarm
 
 
-def test_a_swarm_becomes_pods_a_service_budgets_and_a_status(stage: Scene) -> None:
+def test_swarm_becomes_pods_service_budgets_and_status(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
+    stage.wait_quiet()
     end = stage.end_state()
     assert [slot for slot, *_ in end["pods"]] == ["0-0", "0-1", "1-0", "1-1"]
     assert [name for name, _ in end["services"]] == ["counting-servers"]
     assert end["budgets"] == [("counting-s0", 2), ("counting-s1", 2)]
     assert stage.status()["coverage"] == 2
-    stage.check()
+    stage.check_invariants()
 
 
-def test_nothing_is_written_while_all_is_well(stage: Scene) -> None:
+@pytest.mark.full
+def test_settled_swarm_causes_no_write(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
     stage.check_quiet(6.0)
-    stage.check()
+    stage.check_invariants()
 
 
-def test_a_deleted_pod_is_replaced_under_a_new_name(stage: Scene) -> None:
+@pytest.mark.full
+def test_deleted_pod_is_replaced_under_a_new_name(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
-    lost = stage.live()[0]["metadata"]
+    lost = stage.live_pods()[0]["metadata"]
     stage.delete_pod(lost["name"])
     stage.wait(
         "the replacement",
-        lambda: lost["uid"] not in {pod["metadata"]["uid"] for pod in stage.live()},
+        lambda: lost["uid"] not in {pod["metadata"]["uid"] for pod in stage.live_pods()},
     )
     stage.settle()
     assert lost["name"] not in {pod["metadata"]["name"] for pod in stage.pods()}
-    assert len(stage.made()) == 5
-    stage.check()
+    assert len(stage.created_pods()) == 5
+    stage.check_invariants()
 
 
-def test_a_deleted_swarm_leaves_no_pod(stage: Scene) -> None:
+@pytest.mark.full
+def test_deleted_swarm_leaves_no_pod(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
-    stage.remove()
-    stage.gone()
+    stage.delete_swarm()
+    stage.wait_gone()
     stage.operator.check_log()
 
 
-def test_replicas_up_and_down_and_up_again_never_reuse_a_name(stage: Scene) -> None:
+def test_scaling_up_and_down_never_reuses_a_pod_name(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     names = {pod["metadata"]["name"] for pod in stage.pods()}
@@ -64,30 +69,33 @@ def test_replicas_up_and_down_and_up_again_never_reuse_a_name(stage: Scene) -> N
         stage.edit(replicas=replicas)
         stage.settle(servers=2 * replicas)
         names |= {pod["metadata"]["name"] for pod in stage.pods()}
-        stage.check()
-    assert len(names) == len(stage.made()) == 8  # 2, then 4 more, 2 go, 2 new ones
+        stage.check_invariants()
+    assert len(names) == len(stage.created_pods()) == 8  # 2, then 4 more, 2 go, 2 new ones
 
 
-def test_no_replicas_suspend_a_swarm_and_it_comes_back(stage: Scene) -> None:
+@pytest.mark.full
+def test_zero_replicas_suspend_a_swarm(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     stage.edit(replicas=0)
     stage.wait("no pods", lambda: not stage.pods())
     stage.edit(replicas=1)
     stage.settle(servers=2)
-    stage.check()
+    stage.check_invariants()
 
 
-def test_the_last_of_many_edits_counts(stage: Scene) -> None:
+def test_last_of_many_edits_counts(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     for turn in range(50):
         stage.edit(replicas=1 + turn % 3)
     stage.edit(replicas=2)
     stage.settle()
+    stage.wait_quiet()
     stage.check_quiet(3.0)
-    stage.check()
+    stage.check_invariants()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "path",
     [
@@ -95,59 +103,63 @@ def test_the_last_of_many_edits_counts(stage: Scene) -> None:
         "/apis/policy/v1/namespaces/{}/poddisruptionbudgets/counting-s1",
     ],
 )
-def test_a_child_that_is_deleted_by_hand_comes_back(stage: Scene, path: str) -> None:
+def test_owned_object_deleted_by_hand_comes_back(stage: Scene, path: str) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     where = path.format(stage.namespace)
-    old = stage.plain.get(where)["metadata"]["uid"]
-    stage.plain.delete(where)
-    new = stage.wait("the child", lambda: stage.plain.find(where))
+    old = stage.client.get(where)["metadata"]["uid"]
+    stage.client.delete(where)
+    new = stage.wait("the child", lambda: stage.client.find(where))
     assert new["metadata"]["uid"] != old
 
 
-def test_a_child_that_is_edited_by_hand_is_put_right(stage: Scene) -> None:
+@pytest.mark.full
+def test_owned_object_edited_by_hand_is_put_right(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
     path = f"/apis/policy/v1/namespaces/{stage.namespace}/poddisruptionbudgets/counting-s0"
-    stage.plain.patch(path, {"spec": {"minAvailable": 0}})
-    stage.wait("it", lambda: stage.plain.get(path)["spec"]["minAvailable"] == 2)
+    stage.client.patch(path, {"spec": {"minAvailable": 0}})
+    stage.wait("it", lambda: stage.client.get(path)["spec"]["minAvailable"] == 2)
 
 
-def test_a_pod_that_loses_its_owner_is_let_go_and_replaced(stage: Scene) -> None:
+@pytest.mark.full
+def test_pod_without_an_owner_is_released_and_replaced(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
-    released = stage.live()[0]["metadata"]["name"]
+    released = stage.live_pods()[0]["metadata"]["name"]
     path = f"{PODS.format(stage.namespace)}/{released}"
-    stage.plain.patch(path, {"metadata": {"ownerReferences": None}})
-    stage.wait("one more pod", lambda: len(stage.live()) == 3)
+    stage.client.patch(path, {"metadata": {"ownerReferences": None}})
+    stage.wait("one more pod", lambda: len(stage.live_pods()) == 3)
     stage.wait("it to be ready", lambda: stage.status()["coverage"] == 1)
-    assert stage.plain.find(path) is not None
+    assert stage.client.find(path) is not None
     stage.check_quiet(3.0)
 
 
-def test_a_foreign_pod_with_our_labels_is_left_alone(stage: Scene) -> None:
+def test_foreign_pod_with_server_labels_is_left_alone(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
-    foreign = stage.live()[0]
+    stage.wait_quiet()
+    foreign = stage.live_pods()[0]
     meta = {"name": "foreign", "labels": foreign["metadata"]["labels"]}
     spec = {key: foreign["spec"][key] for key in ("containers", "securityContext", "volumes")}
-    stage.plain.post(
+    stage.client.post(
         PODS.format(stage.namespace),
         {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec},
     )
     stage.check_quiet(4.0)
-    assert stage.plain.find(f"{PODS.format(stage.namespace)}/foreign") is not None
+    assert stage.client.find(f"{PODS.format(stage.namespace)}/foreign") is not None
 
 
-def test_a_finalizer_removed_by_hand_comes_back(stage: Scene) -> None:
+def test_finalizer_removed_by_hand_comes_back(stage: Scene) -> None:
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     path = f"{SWARMS.format(stage.namespace)}/counting"
-    stage.plain.patch(path, {"metadata": {"finalizers": []}})
-    stage.wait("it", lambda: stage.plain.get(path)["metadata"].get("finalizers"))
+    stage.client.patch(path, {"metadata": {"finalizers": []}})
+    stage.wait("it", lambda: stage.client.get(path)["metadata"].get("finalizers"))
 
 
-def test_a_full_quota_is_a_condition_and_heals_when_there_is_room(stage: Scene) -> None:
+@pytest.mark.full
+def test_full_quota_is_a_condition_until_there_is_room(stage: Scene) -> None:
     quotas = f"/api/v1/namespaces/{stage.namespace}/resourcequotas"
     quota = {
         "apiVersion": "v1",
@@ -155,24 +167,25 @@ def test_a_full_quota_is_a_condition_and_heals_when_there_is_room(stage: Scene) 
         "metadata": {"name": "pods"},
         "spec": {"hard": {"pods": "3"}},
     }
-    stage.plain.post(quotas, quota)
-    stage.plain.patch(
+    stage.client.post(quotas, quota)
+    stage.client.patch(
         f"{quotas}/pods/status", {"status": {"hard": {"pods": "3"}, "used": {"pods": "0"}}}
     )
     stage.apply(swarm())
     stage.wait("the condition", lambda: "quota" in stage.condition("Degraded").get("message", ""))
     assert stage.condition("Degraded")["status"] == "True"
     tried = len(stage.writes())
-    stage.plain.delete(f"{quotas}/pods")
-    stage.settle(seconds=60)
+    stage.client.delete(f"{quotas}/pods")
+    stage.settle()
     assert len(stage.writes()) - tried < 30
-    stage.check()
+    stage.check_invariants()
 
 
-def test_an_unschedulable_pod_is_kept_and_explained(stage: Scene) -> None:
-    stage.kubelet.fate = lambda pod: UNBOUND
+@pytest.mark.full
+def test_unschedulable_pod_is_kept_and_explained(stage: Scene) -> None:
+    stage.kubelet.target_state = lambda pod: UNBOUND
     stage.apply(swarm(replicas=1))
-    pods = stage.wait("pods", lambda: len(stage.live()) == 2 and stage.live())
+    pods = stage.wait("pods", lambda: len(stage.live_pods()) == 2 and stage.live_pods())
     why = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
     condition = {
         "type": "PodScheduled",
@@ -182,21 +195,22 @@ def test_an_unschedulable_pod_is_kept_and_explained(stage: Scene) -> None:
     }
     for pod in pods:
         path = f"{PODS.format(stage.namespace)}/{pod['metadata']['name']}/status"
-        stage.plain.patch(path, {"status": {"conditions": [condition]}})
+        stage.client.patch(path, {"status": {"conditions": [condition]}})
     stage.wait("the reason", lambda: "(1 more like this)" in str(stage.status()["conditions"]))
     assert "nvidia.com/gpu" in str(stage.status()["conditions"])
     stage.check_quiet(3.0)
     assert {pod["metadata"]["uid"] for pod in pods} == {
-        pod["metadata"]["uid"] for pod in stage.live()
+        pod["metadata"]["uid"] for pod in stage.live_pods()
     }
 
 
-def test_delete_and_recreate_in_one_second_ends_with_the_new_swarm_alone(stage: Scene) -> None:
+@pytest.mark.full
+def test_recreated_swarm_has_only_its_own_pods(stage: Scene) -> None:
     stage.apply(swarm())
     stage.settle()
-    old = (stage.stored() or {})["metadata"]["uid"]
-    stage.remove()
-    stage.wait("the old one to go", lambda: stage.stored() is None)
+    old = (stage.stored_swarm() or {})["metadata"]["uid"]
+    stage.delete_swarm()
+    stage.wait("the old one to go", lambda: stage.stored_swarm() is None)
     stage.apply(swarm())
     stage.settle()
     owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in stage.pods()}
@@ -204,30 +218,40 @@ def test_delete_and_recreate_in_one_second_ends_with_the_new_swarm_alone(stage: 
     assert old not in owners
 
 
-def test_a_graceful_stop_is_quick_and_the_next_operator_changes_nothing(stage: Scene) -> None:
-    stage.apply(swarm())
-    stage.settle()
-    code, seconds = stage.operator.stop()
-    assert code == 0
-    assert seconds < 5
-    before = stage.end_state()
-    stage.operator.start().wait_ready()
-    stage.check_quiet(3.0)
-    assert stage.end_state() == before
+@pytest.mark.full
+def test_operator_started_after_a_stop_writes_nothing(fresh_stage: Scene) -> None:
+    fresh_stage.apply(swarm())
+    fresh_stage.settle()
+    fresh_stage.wait_quiet()
+    assert fresh_stage.operator.stop() == 0
+    before = fresh_stage.end_state()
+    fresh_stage.operator.start().wait_ready()
+    fresh_stage.check_quiet(3.0)
+    assert fresh_stage.end_state() == before
 
 
-def test_the_probes_and_the_metrics_tell_what_is(stage: Scene) -> None:
-    stage.apply(swarm())
-    stage.settle()
-    operator = stage.operator
+@pytest.mark.full
+def test_probes_and_metrics_show_a_settled_swarm(fresh_stage: Scene) -> None:
+    fresh_stage.apply(swarm())
+    fresh_stage.settle()
+    operator = fresh_stage.operator
     assert operator.probe("live")[0] == operator.probe("ready")[0] == 200
-    assert operator.metric("modelswarm_operator_pods", state="ready") == 4
-    assert operator.metric("modelswarm_operator_swarms", condition="Ready", status="True") == 1
-    assert operator.metric("modelswarm_operator_pods_created_total", role="server") == 4
-    assert operator.metric("modelswarm_operator_reconcile_seconds_count", result="fault") == 0
-    assert operator.metric("modelswarm_operator_leader") == 1
+    for wanted, name, labels in (
+        (4, "pods", {"state": "ready"}),
+        (1, "swarms", {"condition": "Ready", "status": "True"}),
+        (4, "pods_created_total", {"role": "server"}),
+        (0, "reconcile_seconds_count", {"result": "fault"}),
+        (1, "leader", {}),
+    ):
+        metric = partial(operator.metric, f"modelswarm_operator_{name}", **labels)
+        fresh_stage.wait(f"{name} to be {wanted}", partial(is_value, metric, wanted))
 
 
+def is_value(metric: Callable[[], float], wanted: float) -> bool:
+    return metric() == wanted
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -250,7 +274,7 @@ def test_the_probes_and_the_metrics_tell_what_is(stage: Scene) -> None:
         (["--server-image", "x", "--resync", "0"], "--resync"),
     ],
 )
-def test_bad_flags_are_one_sentence(flags: list[str], said: str) -> None:
+def test_bad_flags_end_with_one_sentence(flags: list[str], said: str) -> None:
     command = [sys.executable, "-m", "modelswarm_operator", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -258,13 +282,12 @@ def test_bad_flags_are_one_sentence(flags: list[str], said: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_an_operator_that_is_stopped_while_it_waits_for_the_api_server_ends_at_once(
-    stage: Scene,
-) -> None:
-    stage.operator.stop()
-    stage.proxy.upstream = "https://127.0.0.1:1"
-    stage.operator.start()
-    stage.wait("its port", lambda: stage.operator.probe("live")[0] == 200)
-    assert stage.operator.probe("ready")[0] == 503
-    stage.operator.send(signal.SIGTERM)
-    assert stage.operator.process.wait(5) == 0
+@pytest.mark.full
+def test_stop_while_waiting_for_the_api_server_is_obeyed(fresh_stage: Scene) -> None:
+    operator = fresh_stage.operator
+    operator.stop()
+    fresh_stage.proxy.upstream = "https://127.0.0.1:1"
+    operator.start()
+    fresh_stage.wait("its port", lambda: operator.probe("live")[0] == 200)
+    assert operator.probe("ready")[0] == 503
+    assert operator.stop() == 0

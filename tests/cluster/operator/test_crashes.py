@@ -21,6 +21,7 @@ from support.kubernetes.operator_scene import Scene, swarm
 
 LIVES = 80  # more restarts than any scenario can need
 SAMPLE = (2, 5)  # writes
+STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forced one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def _replicas(count: int) -> Callable[[Scene], object]:
 
 
 def _lose_a_pod(stage: Scene) -> None:
-    stage.delete_pod(stage.live()[0])
+    stage.delete_pod(stage.live_pods()[0])
 
 
 def _split_anew(stage: Scene) -> None:
@@ -64,7 +65,7 @@ def _roll(stage: Scene) -> None:
 
 
 def _remove(stage: Scene) -> None:
-    stage.remove()
+    stage.delete_swarm()
 
 
 SCENARIOS = (
@@ -76,7 +77,23 @@ SCENARIOS = (
     Scenario("split", _two_by_two, _split_anew, servers=8, made=8),
     Scenario("remove", _two_by_two, _remove, servers=-1, made=0),
 )
-BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+DAILY = (
+    "create",
+    "roll",
+)  # the others run in the soak, and all of them in virtual time in tests/unit/operator
+BY_NAME = pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(each, marks=() if each.name in DAILY else pytest.mark.soak, id=each.name)
+        for each in SCENARIOS
+    ],
+)
+
+
+@pytest.fixture
+def stage(fresh_stage: Scene) -> Scene:
+    """These tests kill the operator."""
+    return fresh_stage
 
 
 class Killer:
@@ -129,7 +146,7 @@ class Killer:
 
 def is_at_end(stage: Scene, scenario: Scenario) -> bool:
     if scenario.servers < 0:
-        return stage.stored() is None and not stage.pods()
+        return stage.stored_swarm() is None and not stage.pods()
     return stage.is_settled(servers=scenario.servers)
 
 
@@ -137,22 +154,22 @@ def clean_end(stage: Scene, scenario: Scenario) -> Json:
     scenario.prepare(stage)
     scenario.act(stage)
     stage.wait("the end of a clean run", lambda: is_at_end(stage, scenario))
-    stage.rest()
+    stage.wait_quiet()
     end = stage.end_state()
     clear(stage)
     return end
 
 
 def clear(stage: Scene) -> None:
-    stage.remove()
-    stage.gone()
+    stage.delete_swarm()
+    stage.wait_gone()
 
 
 def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int:
     """From `act` to the end, through as many lives as `kill` leaves; how often it died."""
     killer = Killer(stage)
     scenario.prepare(stage)
-    made, deaths = len(stage.made()), 0
+    made, deaths = len(stage.created_pods()), 0
     kill(killer)
     scenario.act(stage)
     for _ in range(LIVES):
@@ -170,15 +187,16 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
     assert killer.spare()
     stage.operator.wait_ready()  # the last life has seen everything ...
     stage.wait("the end", lambda: is_at_end(stage, scenario))
-    stage.rest()  # ... and done what was left to do
-    stage.check()
-    assert len(stage.made()) - made == scenario.made
+    stage.wait_quiet()  # ... and done what was left to do
+    stage.check_invariants()
+    assert len(stage.created_pods()) - made == scenario.made
     return deaths
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 @BY_NAME
-def test_one_write_per_life_is_enough(stage: Scene, scenario: Scenario) -> None:
+def test_one_write_per_process_reaches_the_end(stage: Scene, scenario: Scenario) -> None:
     """It dies after every single write, and each life gets one step further."""
     wanted = clean_end(stage, scenario)
     deaths = run(stage, scenario, lambda killer: killer.arm(1, after=True))
@@ -188,8 +206,14 @@ def test_one_write_per_life_is_enough(stage: Scene, scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("scenario", (SCENARIOS[0], SCENARIOS[6]), ids=lambda each: each.name)
-def test_a_death_at_any_write_changes_nothing(
+@pytest.mark.parametrize(
+    "scenario",
+    (
+        pytest.param(SCENARIOS[0], id="create"),
+        pytest.param(SCENARIOS[6], marks=pytest.mark.full, id="remove"),
+    ),
+)
+def test_kill_at_a_sampled_write_changes_nothing(
     stage: Scene, scenario: Scenario, after: bool
 ) -> None:
     """A sample; all writes of all scenarios in `make soak`."""
@@ -202,9 +226,7 @@ def test_a_death_at_any_write_changes_nothing(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @BY_NAME
-def test_a_death_at_each_write_changes_nothing(
-    stage: Scene, scenario: Scenario, after: bool
-) -> None:
+def test_kill_at_each_write_changes_nothing(stage: Scene, scenario: Scenario, after: bool) -> None:
     wanted = clean_end(stage, scenario)
     for number in range(1, LIVES):
         if one_death(stage, scenario, number, after, wanted) == 0:
@@ -223,20 +245,21 @@ def one_death(stage: Scene, scenario: Scenario, number: int, after: bool, wanted
 
     deaths = run(stage, scenario, once)
     assert shown(stage.end_state()) == shown(wanted)
-    stage.remove()
-    stage.gone()
+    stage.delete_swarm()
+    stage.wait_gone()
     return deaths
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2])
-def test_two_deaths_at_random_writes(stage: Scene, seed: int) -> None:
+def test_two_kills_at_random_writes_change_nothing(stage: Scene, seed: int) -> None:
     two_random_deaths(stage, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("batch", range(10))
-def test_two_deaths_at_random_writes_two_hundred_times(stage: Scene, batch: int) -> None:
+def test_two_kills_at_random_writes_200_times(stage: Scene, batch: int) -> None:
     for seed in range(100 + 20 * batch, 120 + 20 * batch):
         two_random_deaths(stage, seed)
 
@@ -256,8 +279,9 @@ def two_random_deaths(stage: Scene, seed: int) -> None:
     clear(stage)
 
 
-def test_a_request_to_stop_in_the_middle_is_obeyed_in_time(stage: Scene) -> None:
-    """SIGTERM while pods are being made: exit 0 within five seconds, and the next one completes it."""
+@pytest.mark.full
+def test_stop_in_the_middle_exits_zero_and_is_completed(stage: Scene) -> None:
+    """SIGTERM while pods are being created: the process exits with 0, and the next one completes the work."""
     for at in (1, 3, 5):
         seen = [0]
 
@@ -270,30 +294,31 @@ def test_a_request_to_stop_in_the_middle_is_obeyed_in_time(stage: Scene) -> None
         stage.proxy.fault = ask
         stage.apply(swarm())
         stage.wait(f"write {at}", partial(_at_least, seen, at))
-        assert stage.operator.process.wait(5) == 0
+        assert stage.operator.process.wait(STOP_SECONDS) == 0
         stage.proxy.fault = lambda call: None
         stage.operator.start()
         stage.settle()
-        stage.check()
+        stage.check_invariants()
         clear(stage)
         stage.operator.check_log()
-    assert len(stage.made()) == 12
+    assert len(stage.created_pods()) == 12
 
 
 def _at_least(seen: list[int], count: int) -> bool:
     return seen[0] >= count
 
 
-def test_what_happened_while_the_operator_was_away_is_made_good(stage: Scene) -> None:
+@pytest.mark.full
+def test_changes_while_the_operator_is_down_are_made_good(stage: Scene) -> None:
     """Case 7, shortened: pods die, one is on a node that goes, the spec changes twice."""
     stage.apply(swarm())
     stage.settle()
     stage.operator.kill()
-    for pod in stage.live()[:2]:
+    for pod in stage.live_pods()[:2]:
         stage.delete_pod(pod)
     stage.edit(replicas=3)
     stage.edit(replicas=1)
     stage.operator.start()
     stage.settle(servers=2)
-    stage.check()
+    stage.check_invariants()
     stage.check_quiet(2.5)

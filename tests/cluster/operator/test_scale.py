@@ -21,6 +21,8 @@ from support.kubernetes.operator_scene import Scene, scene, swarm
 from bench.control_plane import WRITES, ControlPlane, control_plane
 from tools.devcluster.control_plane.api_level import ApiLevel
 
+pytestmark = pytest.mark.full
+
 SCALE = float(os.environ.get("MODELSWARM_SCALE", "1"))
 FAULTS_SECONDS = float(os.environ.get("MODELSWARM_FAULTS_SECONDS", "7200"))
 POD_SECONDS = 3.0  # that a pod may take, when all are made at once on two busy cores
@@ -39,37 +41,37 @@ def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
             made.operator.check_log()
         finally:
             for node in NODES:
-                made.plain.delete(f"/api/v1/nodes/{node}")
+                made.client.delete(f"/api/v1/nodes/{node}")
 
 
-def test_a_third_of_the_nodes_fails_and_only_its_pods_are_replaced(stage: Scene) -> None:
+def test_failure_of_a_third_of_the_nodes_moves_only_its_pods(stage: Scene) -> None:
     """Case 59: not a blip, as most nodes are up; what returns with the nodes goes when its successor serves."""
     stage.apply(swarm(spans={"count": 4}, replicas=5))
     stage.settle(servers=20)
-    stage.check()
+    stage.check_invariants()
     down, kubelet = NODES[:3], stage.kubelet
-    lost = {uid_of(pod) for pod in stage.live() if node_of(pod) in down}
-    rest = {uid_of(pod) for pod in stage.live()} - lost
+    lost = {uid_of(pod) for pod in stage.live_pods() if node_of(pod) in down}
+    rest = {uid_of(pod) for pod in stage.live_pods()} - lost
     assert len(lost) == 6
     kubelet.nodes = NODES[3:]  # where a scheduler would put new pods
-    kubelet.lets_go = lambda pod: node_of(pod) not in down
+    kubelet.ends_pod = lambda pod: node_of(pod) not in down
     for node in down:
-        set_node_ready(stage.plain, node, False)
+        set_node_ready(stage.client, node, False)
     stage.wait("successors elsewhere", lambda: len(serving(stage, down)) == 20)
     assert rest <= {uid_of(pod) for pod in serving(stage, down)}
-    kubelet.lets_go = lambda pod: True
+    kubelet.ends_pod = lambda pod: True
     for node in down:
-        set_node_ready(stage.plain, node, True)
+        set_node_ready(stage.client, node, True)
     stage.settle(servers=20)
-    stage.check()
-    assert rest <= {uid_of(pod) for pod in stage.live()}
-    assert len(stage.made()) == 26
+    stage.check_invariants()
+    assert rest <= {uid_of(pod) for pod in stage.live_pods()}
+    assert len(stage.created_pods()) == 26
 
 
 def serving(stage: Scene, down: tuple[str, ...]) -> list[Json]:
     return [
         pod
-        for pod in stage.live()
+        for pod in stage.live_pods()
         if node_of(pod) not in down and pod["status"].get("phase") == "Running"
     ]
 
@@ -84,7 +86,7 @@ def uid_of(pod: Json) -> str:
 
 @pytest.mark.soak
 @pytest.mark.timeout(6 * 3600)
-def test_a_thousand_swarms_come_are_changed_at_once_and_outlive_a_restart() -> None:
+def test_thousand_swarms_are_changed_at_once_and_restarted() -> None:
     """Cases 56, 58 and 60."""
     count = round(1000 * SCALE)
     with control_plane(audit=True) as plane:
@@ -102,7 +104,7 @@ def test_a_thousand_swarms_come_are_changed_at_once_and_outlive_a_restart() -> N
 
 @pytest.mark.soak
 @pytest.mark.timeout(6 * 3600)
-def test_a_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
+def test_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
     """Case 57; and 58 for one large swarm."""
     replicas = round(250 * SCALE)
     with control_plane(audit=True) as plane:
@@ -149,9 +151,9 @@ def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
-def test_hours_of_random_faults_leave_no_trace_in_memory(stage: Scene) -> None:
+def test_hours_of_random_faults_do_not_grow_memory(stage: Scene) -> None:
     """Case 61: pods end or are deleted, nodes go and come, the spec changes; the end is that of a clean run."""
-    chance, plain = random.Random(61), stage.plain
+    chance, plain = random.Random(61), stage.client
     stage.apply(swarm())
     stage.settle()
     clean, first = stage.end_state(), 0.0
@@ -167,9 +169,11 @@ def test_hours_of_random_faults_leave_no_trace_in_memory(stage: Scene) -> None:
     stage.annotate("counting", reconcile_at="the end")
     stage.settle(seconds=LEAST_SECONDS)
     last = memory_of(stage)
-    print(f"{len(stage.made())} pods made; {first:.0f} MiB after a quarter, {last:.0f} at the end")
-    stage.rest()
-    stage.check()
+    print(
+        f"{len(stage.created_pods())} pods made; {first:.0f} MiB after a quarter, {last:.0f} at the end"
+    )
+    stage.wait_quiet()
+    stage.check_invariants()
     end = stage.end_state()
     end["status"].pop("reconciledAt")
     for state in (clean, end):
@@ -181,17 +185,17 @@ def test_hours_of_random_faults_leave_no_trace_in_memory(stage: Scene) -> None:
 
 
 def end_a_pod(stage: Scene, chance: random.Random) -> None:
-    if pods := stage.live():
-        set_status(stage.plain, chance.choice(pods), **failed("Evicted"))
+    if pods := stage.live_pods():
+        set_status(stage.client, chance.choice(pods), **failed("Evicted"))
 
 
 def delete_a_pod(stage: Scene, chance: random.Random) -> None:
-    if pods := stage.live():
+    if pods := stage.live_pods():
         stage.delete_pod(chance.choice(pods))
 
 
 def flip_a_node(stage: Scene, chance: random.Random) -> None:
-    set_node_ready(stage.plain, chance.choice(NODES[:2]), chance.random() < 0.5)
+    set_node_ready(stage.client, chance.choice(NODES[:2]), chance.random() < 0.5)
 
 
 def scale(stage: Scene, chance: random.Random) -> None:

@@ -7,33 +7,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.kubernetes.api_client import PODS
-from support.kubernetes.operator_scene import Scene, scene, swarm
+from support.kubernetes.operator_scene import Scene, SharedScene, swarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.control_plane.kwok import GPU, fake_node
+
+pytestmark = pytest.mark.full
 
 ZONE = "topology.kubernetes.io/zone"
 NODES = ("fake-a", "fake-b")
 
 
+@pytest.fixture(scope="module")
+def shared_scene(
+    kwok_api: ApiLevel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedScene]:
+    with SharedScene(kwok_api, tmp_path_factory.mktemp("shared"), nodes=()) as shared:
+        yield shared
+
+
 @pytest.fixture
-def stage(kwok_api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """Two nodes of their own for each test: 8 CPUs, 2 GPUs, a zone."""
+def stage(kwok_api: ApiLevel, stage: Scene) -> Iterator[Scene]:
+    """Two nodes for this test: 8 CPUs, 2 GPUs, a zone."""
     for name in NODES:
-        labels = {ZONE: f"zone-of-{name}", "test": namespace}
+        labels = {ZONE: f"zone-of-{name}", "test": stage.namespace}
         kwok_api.kubectl.apply(fake_node(name, cpu="8", gpus=2, labels=labels))
     try:
-        with scene(kwok_api, namespace, tmp_path, "--resync", "2", nodes=()) as made, made.operator:
-            made.operator.wait_ready()
-            yield made
-            made.operator.check_log()
-            made.remove()
-            made.gone()
+        yield stage
+        stage.delete_swarm()
+        stage.wait_gone()
     finally:
         for name in NODES:
             kwok_api.kubectl("delete", "node", name)
@@ -49,10 +55,10 @@ def reason(stage: Scene) -> str:
     return str(stage.condition("Degraded").get("reason"))
 
 
-def test_a_server_knows_the_zone_of_its_node(stage: Scene) -> None:
+def test_server_gets_the_zone_of_its_node(stage: Scene) -> None:
     stage.apply(swarm(pools=pool(stage, {"requests": {"cpu": "1"}})))
     stage.settle()
-    for pod in stage.live():
+    for pod in stage.live_pods():
         (container,) = pod["spec"]["containers"]
         (zone,) = (each for each in container["env"] if each["name"] == "NODE_ZONE")
         assert zone["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{ZONE}']"
@@ -60,18 +66,18 @@ def test_a_server_knows_the_zone_of_its_node(stage: Scene) -> None:
     stage.check_quiet(3.0)  # a label that is not ours is no reason to write
 
 
-def test_a_preempted_pod_waits_for_room_and_the_rest_goes_on(stage: Scene) -> None:
+def test_preempted_pod_waits_for_room_and_others_stay(stage: Scene) -> None:
     stage.apply(swarm(pools=pool(stage, {"requests": {"cpu": "3"}})))
     stage.settle()
-    before = {pod["metadata"]["uid"] for pod in stage.live()}
+    before = {pod["metadata"]["uid"] for pod in stage.live_pods()}
     importance = f"important-{stage.namespace}"
     meta = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
     stage.level.kubectl.apply({**meta, "metadata": {"name": importance}, "value": 1000})
     try:
-        stage.plain.post(PODS.format(stage.namespace), important(stage.namespace, importance))
+        stage.client.post(PODS.format(stage.namespace), important(stage.namespace, importance))
         stage.wait("a successor without room", lambda: reason(stage) == "NoCapacity")
         assert "cpu" in stage.condition("Degraded")["message"].lower()
-        assert len({pod["metadata"]["uid"] for pod in stage.live()} & before) == 3
+        assert len({pod["metadata"]["uid"] for pod in stage.live_pods()} & before) == 3
         stage.delete_pod("important")
         stage.settle()
     finally:
@@ -99,16 +105,16 @@ def important(namespace: str, importance: str) -> dict[str, Any]:
     return {"metadata": {"name": "important"}, "spec": spec}
 
 
-def test_gpus_that_vanish_are_a_condition_and_what_runs_is_left_alone(stage: Scene) -> None:
+def test_lost_gpus_are_a_condition_and_running_pods_stay(stage: Scene) -> None:
     stage.apply(swarm(pools=pool(stage, {"limits": {GPU: 1}})))
     stage.settle()
-    lost, *others = stage.live()
+    lost, *others = stage.live_pods()
     for node in NODES:
         give_gpus(stage, node, 0)
     stage.delete_pod(lost)
     stage.wait("a successor without a GPU", lambda: reason(stage) == "NoCapacity")
     assert GPU in stage.condition("Degraded")["message"]
-    live = {pod["metadata"]["uid"] for pod in stage.live()}
+    live = {pod["metadata"]["uid"] for pod in stage.live_pods()}
     assert {pod["metadata"]["uid"] for pod in others} <= live
     assert stage.condition("Ready")["status"] == "True"
     for node in NODES:

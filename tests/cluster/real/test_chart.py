@@ -18,16 +18,16 @@ from support.kubernetes.chart import (
     VALUES,
     Object,
     arguments,
+    find_object,
     of_kind,
-    one,
     pods,
     refusal,
     render,
 )
 
-from modelswarm_gateway.settings import parse as parse_gateway
+from modelswarm_gateway.settings import parse_settings as parse_gateway
 from modelswarm_operator.kube import access_review
-from modelswarm_operator.reconcile.manifests.manifests import METRICS
+from modelswarm_operator.reconcile.manifests.manifests import METRICS_PORT
 from modelswarm_operator.settings import parse as parse_operator
 from tools import make_images
 from tools.make_chart_docs import documented, with_table
@@ -39,12 +39,13 @@ NAMESPACED = CHART / "ci" / "namespaced.yaml"
 
 
 @EVERY_VALUES
-def test_helm_finds_no_fault(values: Path) -> None:
+def test_helm_lint_finds_no_fault(values: Path) -> None:
     NO_CLUSTER.helm("lint", "--strict", str(CHART), "-f", str(values))
 
 
+@pytest.mark.full
 @EVERY_VALUES
-def test_every_object_says_what_it_belongs_to(values: Path) -> None:
+def test_every_object_has_the_standard_labels(values: Path) -> None:
     for found in render(values, *MONITORING):
         labels = found["metadata"].get("labels", {})
         if "notes" in found["metadata"]["name"] or found["metadata"]["name"] == "more":
@@ -57,8 +58,9 @@ def test_every_object_says_what_it_belongs_to(values: Path) -> None:
         }
 
 
+@pytest.mark.full
 @EVERY_VALUES
-def test_a_service_and_a_budget_find_the_pods_they_are_for(values: Path) -> None:
+def test_services_and_budgets_select_their_pods(values: Path) -> None:
     objects = render(values)
     made = pods(objects)
     for found in of_kind(objects, "Service", "PodDisruptionBudget"):
@@ -67,8 +69,9 @@ def test_a_service_and_a_budget_find_the_pods_they_are_for(values: Path) -> None
         assert [p["metadata"]["name"] for p in matching] == [found["metadata"]["name"]]
 
 
+@pytest.mark.full
 @EVERY_VALUES
-def test_every_pod_has_the_restricted_shape(values: Path) -> None:
+def test_every_pod_is_restricted(values: Path) -> None:
     for pod in pods(render(values)):
         spec = pod["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -82,9 +85,9 @@ def test_every_pod_has_the_restricted_shape(values: Path) -> None:
             assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_the_operator_takes_its_flags(tmp_path: Path) -> None:
+def test_operator_accepts_its_flags(tmp_path: Path) -> None:
     objects = render(EVERYTHING, "--set", "fullnameOverride=modelswarm")
-    template = one(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
+    template = find_object(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
     file = tmp_path / "server-pod-template.yaml"
     file.write_text(template["server-pod-template.yaml"])
     flags = [
@@ -103,7 +106,7 @@ def test_the_operator_takes_its_flags(tmp_path: Path) -> None:
     assert settings.json_logs
 
 
-def test_the_gateway_takes_its_flags_and_gets_the_time_to_leave() -> None:
+def test_gateway_accepts_its_flags_and_has_time_to_stop() -> None:
     objects = render(EVERYTHING, "--set", "fullnameOverride=modelswarm")
     settings = parse_gateway(arguments(objects, "gateway"))
     assert settings.kubernetes
@@ -117,47 +120,50 @@ def test_the_gateway_takes_its_flags_and_gets_the_time_to_leave() -> None:
     )
     assert settings.vllm_metrics
     assert settings.max_named_sessions == 5  # extraArgs come last and win
-    spec = one(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
+    spec = find_object(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
     leaving = settings.shutdown_delay_seconds + settings.drain_timeout_seconds
     assert spec["terminationGracePeriodSeconds"] >= leaving + 10
 
 
 @EVERY_VALUES
-def test_every_set_of_values_gives_flags_that_the_processes_take(
-    values: Path, tmp_path: Path
-) -> None:
+def test_every_values_file_gives_accepted_flags(values: Path, tmp_path: Path) -> None:
     objects = render(values, "--set", "fullnameOverride=modelswarm")
-    template = one(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
+    template = find_object(objects, "ConfigMap", "modelswarm-server-pod-template")["data"]
     (tmp_path / "server-pod-template.yaml").write_text(template["server-pod-template.yaml"])
     flags = arguments(objects, "operator")
     parse_operator([word.replace("/etc/modelswarm", str(tmp_path)) for word in flags])
     parse_gateway(arguments(objects, "gateway"))
 
 
-def test_the_operator_may_do_what_it_asks_for_and_nothing_else() -> None:
-    needed = {_right(each) for each in (*access_review.needs(), *access_review.node_needs())}
+def test_operator_has_exactly_the_rights_it_checks() -> None:
+    needed = {
+        _right(each)
+        for each in (*access_review.swarm_permissions(), *access_review.node_permissions())
+    }
     objects = render()
-    assert _granted(one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-operator")) == needed
-    lease = one(objects, "Role", "modelswarm-operator-lease")
+    assert (
+        _granted(find_object(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-operator")) == needed
+    )
+    lease = find_object(objects, "Role", "modelswarm-operator-lease")
     assert lease["metadata"]["namespace"] == NAMESPACE
-    assert _granted(lease) == {_right(each) for each in access_review.lease_needs()}
+    assert _granted(lease) == {_right(each) for each in access_review.lease_permissions()}
     for rule in lease["rules"]:
         assert rule.get("resourceNames", ["modelswarm-operator"]) == ["modelswarm-operator"]
         assert "resourceNames" in rule or rule["verbs"] == ["create"]
 
 
-def test_in_namespaces_of_its_own_the_operator_has_no_right_elsewhere() -> None:
+def test_namespaced_operator_has_no_right_elsewhere() -> None:
     objects = render(NAMESPACED)
     assert of_kind(objects, "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition") == []
     roles = [o for o in of_kind(objects, "Role") if o["metadata"]["name"] == "modelswarm-operator"]
     assert [role["metadata"]["namespace"] for role in roles] == ["team-a", "team-b"]
     for role in roles:
-        assert _granted(role) == {_right(each) for each in access_review.needs()}
+        assert _granted(role) == {_right(each) for each in access_review.swarm_permissions()}
     for binding in of_kind(objects, "RoleBinding"):
         assert [s["namespace"] for s in binding["subjects"]] == [NAMESPACE]
 
 
-def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
+def test_no_right_is_a_wildcard_or_reads_secrets() -> None:
     for values in VALUES:
         for role in of_kind(render(values), "Role", "ClusterRole"):
             for group, resource, verb in _granted(role):
@@ -165,15 +171,15 @@ def test_no_right_is_a_wildcard_and_none_reads_secrets() -> None:
                 assert resource != "secrets"
 
 
-def test_the_gateway_may_only_watch_pods() -> None:
-    role = one(render(), "ClusterRole", f"{NAMESPACE}-modelswarm-gateway")
+def test_gateway_may_only_watch_pods() -> None:
+    role = find_object(render(), "ClusterRole", f"{NAMESPACE}-modelswarm-gateway")
     assert _granted(role) == {("", "pods", "list"), ("", "pods", "watch")}
 
 
-def test_people_who_may_view_or_edit_a_namespace_may_do_so_with_its_swarms() -> None:
+def test_view_and_edit_roles_include_swarms() -> None:
     objects = render()
-    view = one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-view")
-    edit = one(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-edit")
+    view = find_object(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-view")
+    edit = find_object(objects, "ClusterRole", f"{NAMESPACE}-modelswarm-edit")
     aggregated = "rbac.authorization.k8s.io/aggregate-to-"
     assert {f"{aggregated}{level}" for level in ("view", "edit", "admin")} <= {
         *view["metadata"]["labels"]
@@ -182,8 +188,9 @@ def test_people_who_may_view_or_edit_a_namespace_may_do_so_with_its_swarms() -> 
     assert ("modelswarm.io", "modelswarms/scale", "update") in _granted(edit)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [True, False])
-def test_the_resource_is_the_generated_one_and_stays_when_told_to(keep: bool) -> None:
+def test_crd_is_the_generated_one_and_kept_if_asked(keep: bool) -> None:
     (crd,) = of_kind(
         render(None, "--set", f"crds.keep={str(keep).lower()}"), "CustomResourceDefinition"
     )
@@ -193,22 +200,25 @@ def test_the_resource_is_the_generated_one_and_stays_when_told_to(keep: bool) ->
     assert annotations.get("helm.sh/resource-policy") == ("keep" if keep else None)
 
 
-def test_the_charts_copy_of_the_resource_is_the_generated_file() -> None:
+@pytest.mark.full
+def test_chart_copy_of_the_crd_is_the_generated_file() -> None:
     name = "modelswarm.io_modelswarms.yaml"
     assert (CHART / "files" / name).read_text() == (ROOT / "crds" / name).read_text()
 
 
-def test_dashboards_come_as_labelled_config_maps_with_the_file_as_it_is() -> None:
+@pytest.mark.full
+def test_dashboards_are_labelled_config_maps() -> None:
     files = sorted((CHART / "dashboards").glob("*.json"))
     assert files
     objects = render()
     for file in files:
-        found = one(objects, "ConfigMap", f"modelswarm-dashboard-{file.stem}")
+        found = find_object(objects, "ConfigMap", f"modelswarm-dashboard-{file.stem}")
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert json.loads(found["data"][file.name]) == json.loads(file.read_text())
 
 
-def test_pod_monitors_need_the_clusters_own_resource_and_name_ports_that_exist() -> None:
+@pytest.mark.full
+def test_pod_monitors_need_their_crd_and_name_real_ports() -> None:
     assert of_kind(render(EVERYTHING), "PodMonitor") == []
     objects = render(EVERYTHING, *MONITORING)
     monitors = of_kind(objects, "PodMonitor")
@@ -220,16 +230,17 @@ def test_pod_monitors_need_the_clusters_own_resource_and_name_ports_that_exist()
         for pod in pods(objects)
     }
     for component in ("operator", "gateway"):
-        (endpoint,) = one(objects, "PodMonitor", f"swarm-{component}")["spec"][
+        (endpoint,) = find_object(objects, "PodMonitor", f"swarm-{component}")["spec"][
             "podMetricsEndpoints"
         ]
         assert endpoint["port"] in ports[f"swarm-{component}"]
 
 
-def test_a_changed_server_pod_template_restarts_the_operator() -> None:
+@pytest.mark.full
+def test_changed_server_pod_template_restarts_the_operator() -> None:
     name = "checksum/server-pod-template"
     plain, other = (
-        one(
+        find_object(
             render(None, "--set-json", f"serverPodTemplate={value}"),
             "Deployment",
             "modelswarm-operator",
@@ -240,30 +251,36 @@ def test_a_changed_server_pod_template_restarts_the_operator() -> None:
     assert sums[0] != sums[1]
 
 
-def test_without_gateways_nothing_of_them_is_left() -> None:
+@pytest.mark.full
+def test_chart_without_gateways_has_none_of_their_objects() -> None:
     flags = ("--set", "gateway.enabled=false", "--set", "gateway.url=https://ai.example.com")
     objects = render(EVERYTHING, *flags, *MONITORING, "--set", "fullnameOverride=modelswarm")
     assert [o["metadata"]["name"] for o in objects if "gateway" in o["metadata"]["name"]] == []
     assert "--gateway-url=https://ai.example.com" in arguments(objects, "operator")
 
 
-def test_monitors_policies_and_annotations_know_the_ports_of_server_pods() -> None:
-    template = one(render(), "ConfigMap", "modelswarm-server-pod-template")["data"]
+@pytest.mark.full
+def test_monitors_and_policies_know_server_ports() -> None:
+    template = find_object(render(), "ConfigMap", "modelswarm-server-pod-template")["data"]
     patch = yaml.safe_load(template["server-pod-template.yaml"])
-    assert patch["metadata"]["annotations"]["prometheus.io/port"] == str(METRICS)
+    assert patch["metadata"]["annotations"]["prometheus.io/port"] == str(METRICS_PORT)
     flags = ("--set", "networkPolicy.enabled=true", "--set", "podMonitor.enabled=true", *MONITORING)
     objects = render(None, *flags)
-    (endpoint,) = one(objects, "PodMonitor", "modelswarm-server")["spec"]["podMetricsEndpoints"]
-    rules = one(objects, "NetworkPolicy", "modelswarm-servers")["spec"]["ingress"]
+    (endpoint,) = find_object(objects, "PodMonitor", "modelswarm-server")["spec"][
+        "podMetricsEndpoints"
+    ]
+    rules = find_object(objects, "NetworkPolicy", "modelswarm-servers")["spec"]["ingress"]
     open_ports = {port["port"] for rule in rules for port in rule["ports"]}
     assert {endpoint["port"]} | open_ports == {"links", "metrics"}
 
 
-def test_versions_are_the_projects() -> None:
+@pytest.mark.full
+def test_chart_versions_are_the_projects() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == make_images.version()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
@@ -284,11 +301,13 @@ def test_bad_values_are_refused_with_the_field(flag: str, words: list[str]) -> N
         assert word in said
 
 
-def test_an_old_kubernetes_is_refused() -> None:
+@pytest.mark.full
+def test_old_kubernetes_is_refused() -> None:
     assert "1.33" in refusal("--kube-version", "1.30.0")
 
 
-def test_all_names_fit_whatever_the_release_is_called() -> None:
+@pytest.mark.full
+def test_names_fit_for_any_release_name() -> None:
     long = "a" * 53  # the longest that helm takes
     for values, found in product((None, EVERYTHING), ("x", long)):
         text = NO_CLUSTER.helm(
@@ -303,13 +322,13 @@ def test_all_names_fit_whatever_the_release_is_called() -> None:
                 )
 
 
-def test_the_docs_list_every_value_with_its_default() -> None:
+def test_docs_list_every_value_with_its_default() -> None:
     """After a change of values.yaml: tools/make_chart_docs.py."""
     page = (ROOT / "docs" / "install.md").read_text()
     assert with_table(page) == page
 
 
-def test_every_command_and_every_values_file_of_the_docs_is_taken(tmp_path: Path) -> None:
+def test_commands_and_values_of_the_docs_are_accepted(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     commands = re.findall(
         r"^helm (?:install|upgrade) modelswarm charts/modelswarm (.*)$", page, re.MULTILINE
@@ -321,18 +340,18 @@ def test_every_command_and_every_values_file_of_the_docs_is_taken(tmp_path: Path
             for word in shlex.split(command)
             if word not in ("--wait", "--reset-then-reuse-values")
         ]
-        assert one(render(None, *words), "Deployment", "modelswarm-operator")
+        assert find_object(render(None, *words), "Deployment", "modelswarm-operator")
     documents = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     assert len(documents) >= 2
     for number, document in enumerate(documents):
         file = tmp_path / f"{number}.yaml"
         file.write_text(document)
-        template = one(render(file), "ConfigMap", "modelswarm-server-pod-template")["data"]
+        template = find_object(render(file), "ConfigMap", "modelswarm-server-pod-template")["data"]
         wanted = yaml.safe_load(document)["serverPodTemplate"]["spec"]
         assert yaml.safe_load(template["server-pod-template.yaml"])["spec"] == wanted
 
 
-def test_every_value_is_described_and_in_the_schema() -> None:
+def test_every_value_is_documented_and_in_the_schema() -> None:
     described = {value.path for value in documented()}
     schema = json.loads((CHART / "values.schema.json").read_text())
     for path in _leaves(yaml.safe_load((CHART / "values.yaml").read_text())):
@@ -352,7 +371,7 @@ def _leaves(tree: Object, prefix: str = "") -> list[str]:
     return found
 
 
-def _right(need: access_review.Need) -> tuple[str, str, str]:
+def _right(need: access_review.Permission) -> tuple[str, str, str]:
     return need.kind.group, need.resource, need.verb
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.kubernetes.api_client import USER, ApiClient, wait_crd_served
-from support.kubernetes.chart import CHART, VALUES, Object, one, pods, render
+from support.kubernetes.chart import CHART, VALUES, Object, find_object, pods, render
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
 from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
@@ -40,14 +40,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
 @pytest.fixture
 def kubectl(server: ApiLevel) -> Iterator[Kubectl]:
     with server.namespace("chart") as name:
-        yield server.kubectl.within(name)
-        release = server.kubectl.within(name)
+        yield server.kubectl.in_namespace(name)
+        release = server.kubectl.in_namespace(name)
         release.helm("uninstall", "modelswarm", "--ignore-not-found", "--wait=hookOnly")
     server.kubectl("delete", "crd", CRD, "--ignore-not-found")
 
 
-def install_and_apply(kubectl: Kubectl) -> None:
-    """A swarm as well."""
+def install_and_apply(server: ApiLevel, kubectl: Kubectl) -> None:
+    """Install the chart, and apply a swarm."""
     install(kubectl)
     wait_crd_served(server)
     kubectl.apply(SWARM)
@@ -57,8 +57,9 @@ def install(kubectl: Kubectl, *flags: str) -> str:
     return kubectl.helm("upgrade", "--install", "modelswarm", str(CHART), "--wait=hookOnly", *flags)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
-def test_a_restricted_namespace_takes_every_object_of_every_set_of_values(
+def test_restricted_namespace_admits_every_object(
     kubectl: Kubectl, server: ApiLevel, values: Path
 ) -> None:
     for team in ("team-a", "team-b"):
@@ -73,7 +74,8 @@ def test_a_restricted_namespace_takes_every_object_of_every_set_of_values(
         kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(_placed(pod, kubectl)))
 
 
-def test_a_careless_security_context_is_refused_there(kubectl: Kubectl) -> None:
+@pytest.mark.full
+def test_insecure_context_is_refused(kubectl: Kubectl) -> None:
     flags = ("--set", "gateway.podSecurityContext.runAsNonRoot=false")
     pod = next(
         p
@@ -85,19 +87,19 @@ def test_a_careless_security_context_is_refused_there(kubectl: Kubectl) -> None:
         kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(_placed(pod, kubectl)))
 
 
-def test_an_upgrade_changes_and_a_rollback_changes_back(kubectl: Kubectl) -> None:
+def test_upgrade_changes_and_rollback_restores(kubectl: Kubectl) -> None:
     install(kubectl)
     assert _replicas(kubectl, "gateway") == 2
     install(kubectl, "--set", "gateway.replicas=5", "--set", "watchNamespaces={default}")
     assert _replicas(kubectl, "gateway") == 5
-    assert kubectl.within("default").find("role", "modelswarm-operator") is not None
+    assert kubectl.in_namespace("default").find("role", "modelswarm-operator") is not None
     kubectl.helm("rollback", "modelswarm", "1", "--wait=hookOnly")
     assert _replicas(kubectl, "gateway") == 2
-    assert kubectl.within("default").find("role", "modelswarm-operator") is None
+    assert kubectl.in_namespace("default").find("role", "modelswarm-operator") is None
 
 
-def test_swarms_outlive_an_upgrade_of_the_resource_and_an_uninstall(kubectl: Kubectl) -> None:
-    install_and_apply(kubectl)
+def test_swarms_outlive_an_upgrade_and_an_uninstall(server: ApiLevel, kubectl: Kubectl) -> None:
+    install_and_apply(server, kubectl)
     install(kubectl, "--set", "gateway.replicas=3")
     kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
     assert kubectl.find("deployment", "modelswarm-operator") is None
@@ -109,18 +111,18 @@ def test_swarms_outlive_an_upgrade_of_the_resource_and_an_uninstall(kubectl: Kub
     assert kubectl.find("modelswarm", "counting") == kept
 
 
-def test_the_resource_goes_with_the_release_when_it_is_not_to_be_kept(kubectl: Kubectl) -> None:
+@pytest.mark.full
+def test_crd_goes_with_the_release_unless_kept(kubectl: Kubectl) -> None:
     install(kubectl, "--set", "crds.keep=false")
     kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
     kubectl.wait_gone("crd", CRD, 30)
 
 
-def test_a_second_release_shares_the_resource_of_the_first(
-    kubectl: Kubectl, server: ApiLevel
-) -> None:
+@pytest.mark.full
+def test_second_release_shares_the_crd(kubectl: Kubectl, server: ApiLevel) -> None:
     install(kubectl)
     with server.namespace("second") as other:
-        second = server.kubectl.within(other)
+        second = server.kubectl.in_namespace(other)
         with pytest.raises(CommandFailed, match="invalid ownership metadata"):
             install(second)
         install(second, "--set", "crds.enabled=false", "--set", f"watchNamespaces={{{other}}}")
@@ -128,7 +130,8 @@ def test_a_second_release_shares_the_resource_of_the_first(
     assert kubectl.find("crd", CRD) is not None
 
 
-def test_a_resource_that_was_applied_by_hand_can_be_taken_over(kubectl: Kubectl) -> None:
+@pytest.mark.full
+def test_crd_applied_by_hand_can_be_taken_over(kubectl: Kubectl) -> None:
     kubectl("create", "-f", str(CHART / "files" / "modelswarm.io_modelswarms.yaml"))
     with pytest.raises(CommandFailed, match="invalid ownership metadata"):
         install(kubectl)
@@ -136,7 +139,8 @@ def test_a_resource_that_was_applied_by_hand_can_be_taken_over(kubectl: Kubectl)
     assert kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
 
 
-def test_what_the_notes_say_is_what_was_installed(kubectl: Kubectl) -> None:
+@pytest.mark.full
+def test_notes_match_the_installation(kubectl: Kubectl) -> None:
     notes = install(kubectl, "--set", "podMonitor.enabled=true").split("NOTES:")[1]
     service = kubectl.get("service", "modelswarm-gateway")
     port = service["spec"]["ports"][0]["port"]
@@ -151,11 +155,10 @@ def test_what_the_notes_say_is_what_was_installed(kubectl: Kubectl) -> None:
     kubectl("create", "--dry-run=server", "-f", "-", stdin=document)
 
 
-def test_an_editor_of_a_namespace_may_scale_its_swarms_and_a_viewer_may_look(
-    kubectl: Kubectl, server: ApiLevel
-) -> None:
+@pytest.mark.full
+def test_editor_may_scale_the_swarms_of_a_namespace(kubectl: Kubectl, server: ApiLevel) -> None:
     """Aggregation itself is the controller manager's work; the rules are what it copies."""
-    install_and_apply(kubectl)
+    install_and_apply(server, kubectl)
     role = f"{kubectl.namespace}-modelswarm-edit"
     kubectl("create", "serviceaccount", "editor")
     account = f"{kubectl.namespace}:editor"
@@ -175,14 +178,13 @@ def test_an_editor_of_a_namespace_may_scale_its_swarms_and_a_viewer_may_look(
         editor("get", "pods")
 
 
-def test_every_rule_of_the_operator_is_granted_to_its_account(
-    kubectl: Kubectl, server: ApiLevel
-) -> None:
+@pytest.mark.full
+def test_operator_account_has_every_rule_of_its_role(kubectl: Kubectl, server: ApiLevel) -> None:
     install(kubectl)
     wait_allowed(server, kubectl.namespace, "modelswarm-operator")
     file = server.service_account_kubeconfig(kubectl.namespace, "modelswarm-operator")
     operator = Kubectl(file, kubectl.namespace)
-    role = one(
+    role = find_object(
         render(None, "--namespace", kubectl.namespace),
         "ClusterRole",
         f"{kubectl.namespace}-modelswarm-operator",
@@ -199,6 +201,7 @@ def test_every_rule_of_the_operator_is_granted_to_its_account(
             operator("auth", "can-i", "get", refused)
 
 
+@pytest.mark.full
 def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
     extra = {
         "apiVersion": "v1",
@@ -213,7 +216,7 @@ def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
     """The API server has heard of the rules that were made for it."""
     asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
     with ApiClient(server) as plain:
-        wait_for(f"{account} to have its rights", lambda: plain.may(*asked), 30)
+        wait_for(f"{account} to have its rights", lambda: plain.is_allowed(*asked), 30)
 
 
 def _replicas(kubectl: Kubectl, component: str) -> int:

@@ -1,5 +1,5 @@
-"""The installed chart at work in a real cluster: `helm test` asks for a completion, an upgrade loses no request, and no
-account of the chart is ever refused anything."""
+"""The release on real nodes: `helm test` fails without a swarm, an upgrade loses no request, no container can write to
+its file system, and the API server refuses nothing to an account of the chart."""
 
 from __future__ import annotations
 
@@ -7,44 +7,54 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.kubernetes.chart import CHART
-from support.kubernetes.release import Release, installed
+from support.kubernetes.quickstart import NAMESPACE, ROOT
+from support.kubernetes.release import SWARM, Release
 
 from tools.devcluster.control_plane.kubectl import CommandFailed
-from tools.devcluster.real import RealCluster
 
-UPGRADE_SECONDS = 180
-NODES = "/api/v1/nodes"  # installed for one namespace: the operator looks whether it may see them, and may not
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
-
-@pytest.mark.timeout(1500)  # with two nodes to start and images to build
-def test_the_installed_chart_serves_is_tested_and_is_upgraded_under_load(
-    cluster: RealCluster, namespace: str, tmp_path: Path
-) -> None:
-    with installed(cluster, namespace, tmp_path) as release:
-        with pytest.raises(CommandFailed) as failed:  # nothing to ask yet: it fails, and soon
-            helm_test(release, "--set", "test.timeoutSeconds=5")
-        assert "there is no swarm: apply one first" in failed.value.stdout
-        swarm = release.serve()
-        said = helm_test(release, "--set", "test.timeoutSeconds=60")
-        assert f"{swarm}: one two three" in said
-        assert_nobody_can_write(release)
-        with asking(release.url, swarm) as answers:
-            upgrade(release, "--set", "gateway.podAnnotations.example\\.com/again=yes")
-        assert len(answers) > 10
-        assert {status for status, _ in answers} == {200}
-        assert len({text for _, text in answers}) == 1
-        print(f"{len(answers)} completions during the upgrade of two gateways, none refused")
-        assert [path for path in refused(release) if not path.startswith(NODES)] == []
+EXAMPLE = ROOT / "examples" / "counting.yaml"
+UPGRADE_SECONDS = 300
 
 
-def helm_test(release: Release, *values: str) -> str:
-    upgrade(release, *values)
+def test_accounts_and_pods_have_only_the_rights_they_need(release: Release) -> None:
+    release.wait_whole()
+    assert refused(release) == []
+    assert_no_pod_can_write(release)
+
+
+def test_upgrade_of_the_gateways_loses_no_request(release: Release) -> None:
+    release.wait_whole()
+    with asking(release.url, SWARM) as answers:
+        upgrade(release, "--set", "gateway.podAnnotations.example\\.com/again=yes")
+    assert len(answers) > 10
+    assert {status for status, _ in answers} == {200}
+    assert len({text for _, text in answers}) == 1
+    print(f"{len(answers)} completions during the upgrade of two gateways, none refused")
+    assert refused(release) == []
+
+
+def test_helm_test_without_a_swarm_says_so(release: Release) -> None:
+    release.wait_whole()
+    release.kubectl("delete", "modelswarm", SWARM, "--timeout=90s")
+    release.wait("no server", lambda: not release.pods(), 120)
+    upgrade(release, "--set", "test.timeoutSeconds=5")
+    with pytest.raises(CommandFailed) as failed:
+        helm_test(release)
+    assert "there is no swarm: apply one first" in failed.value.stdout
+    upgrade(release, "--set", "test.timeoutSeconds=60")
+    release.kubectl.apply(EXAMPLE.read_text(encoding="utf-8"))
+    release.wait_whole()
+    assert f"{SWARM}: one two three" in helm_test(release)
+
+
+def helm_test(release: Release) -> str:
     return release.kubectl.helm("test", "modelswarm", "--logs", "--timeout=120s")
 
 
@@ -53,8 +63,8 @@ def upgrade(release: Release, *values: str) -> None:
     release.kubectl.helm("upgrade", "modelswarm", str(CHART), *flags, *values)
 
 
-def assert_nobody_can_write(release: Release) -> None:
-    """Of every kind of pod: its user, and its file system."""
+def assert_no_pod_can_write(release: Release) -> None:
+    """Every pod runs as 65532 on a read-only file system."""
     for pod in release.kubectl.items("pods"):
         if pod["status"]["phase"] != "Running":
             continue
@@ -68,7 +78,7 @@ def assert_nobody_can_write(release: Release) -> None:
 
 @contextmanager
 def asking(url: str, model: str) -> Iterator[list[tuple[int, str]]]:
-    """A client with a new connection for each request, one after the other, until the block ends."""
+    """Send one request after another, each on a new connection, until the block ends."""
     answers: list[tuple[int, str]] = []
     enough = threading.Event()
     body = {"model": model, "prompt": "one two three", "max_tokens": 8, "temperature": 0}
@@ -90,8 +100,8 @@ def asking(url: str, model: str) -> Iterator[list[tuple[int, str]]]:
 
 
 def refused(release: Release) -> list[str]:
-    """What the API server forbade the accounts of this release."""
-    accounts = f"system:serviceaccount:{release.kubectl.namespace}:modelswarm-"
+    """Return the requests of the release's accounts that the API server has refused."""
+    accounts = f"system:serviceaccount:{NAMESPACE}:modelswarm-"
     return [
         str(event["requestURI"])
         for event in release.cluster.api.audit_events()

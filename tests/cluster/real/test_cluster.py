@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kubernetes.requirements import require
 
 from tools.devcluster.build.images import BASE_IMAGE
-from tools.devcluster.build.packages import NO_GO, can_build, obstacles
+from tools.devcluster.build.packages import obstacles
 from tools.devcluster.control_plane.kubectl import Kubectl
-from tools.devcluster.down import PARENT, PREFIX, leftovers, sweep
+from tools.devcluster.down import PARENT, PREFIX, leftovers, remove_orphans
 from tools.devcluster.existing import ExistingCluster
 from tools.devcluster.layout import Layout
 from tools.devcluster.nodes.volumes import site_packages
@@ -27,8 +28,10 @@ from tools.devcluster.real import RealCluster, RealSettings
 from tools.devcluster.record import Record, read_record
 from tools.devcluster.waiting import wait_for
 
+pytestmark = pytest.mark.full
+
 POD_SECONDS = 60.0
-TESTS = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def pod(name: str, node: str, *command: str, **more: Any) -> dict[str, Any]:
@@ -78,8 +81,8 @@ def fetch(address: str) -> str:
     )
 
 
-def test_a_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+def test_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     started = time.monotonic()
     kubectl.apply(pod("hello", "n1", "python3", "-c", "import os; print('user', os.getuid())"))
     wait_for("the pod's words", lambda: "user 65532" in _logs(kubectl, "hello"), POD_SECONDS)
@@ -87,7 +90,7 @@ def test_a_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> N
 
 
 def test_pods_of_both_nodes_reach_a_service_by_name(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+    kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("one", "n1"), web("two", "n2"))
     kubectl("expose", "pod", "one", "--name=door", "--port=80", "--target-port=8000")
     for name in ("one", "two"):
@@ -100,10 +103,8 @@ def test_pods_of_both_nodes_reach_a_service_by_name(cluster: RealCluster, namesp
         assert answer.read().strip() == b"one"  # the host reaches Services too
 
 
-def test_a_pod_is_seen_by_its_own_address_on_the_other_node(
-    cluster: RealCluster, namespace: str
-) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+def test_other_node_sees_a_pod_by_its_own_address(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("here", "n1"), web("there", "n2"))
     for name in ("here", "there"):
         kubectl.wait_condition("pod", name, "Ready", POD_SECONDS)
@@ -117,7 +118,7 @@ def test_a_pod_is_seen_by_its_own_address_on_the_other_node(
 
 
 def test_names_outside_the_cluster_do_not_exist(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+    kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("asks", "n2"))
     kubectl.wait_condition("pod", "asks", "Ready", POD_SECONDS)
     program = (
@@ -128,10 +129,8 @@ def test_names_outside_the_cluster_do_not_exist(cluster: RealCluster, namespace:
     assert "not known" in inside(kubectl, "asks", program)
 
 
-def test_a_pod_reads_a_folder_of_the_host_through_a_claim(
-    cluster: RealCluster, namespace: str
-) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+def test_pod_reads_a_host_folder_through_a_claim(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     claim = cluster.host_volume("packages", site_packages(), namespace)
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
     mount = {"name": "v", "mountPath": "/opt/packages", "readOnly": True}
@@ -154,8 +153,8 @@ def test_a_pod_reads_a_folder_of_the_host_through_a_claim(
     )
 
 
-def test_gpus_of_a_node_are_counted_by_the_scheduler(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+def test_scheduler_counts_the_gpus_of_a_node(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     wait_for("four GPUs", lambda: _gpus(cluster, "n1") == "4", POD_SECONDS)
     wants = {"resources": {"limits": {"nvidia.com/gpu": "5"}}}
     greedy = pod("greedy", "n1", "sleep", "60", container=wants)
@@ -165,8 +164,8 @@ def test_gpus_of_a_node_are_counted_by_the_scheduler(cluster: RealCluster, names
     assert "Insufficient nvidia.com/gpu" in kubectl("describe", "pod", "greedy")
 
 
-def test_a_killed_container_is_restarted_in_its_pod(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+def test_killed_container_is_restarted_in_its_pod(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("phoenix", "n1"))
     kubectl.wait_condition("pod", "phoenix", "Ready", POD_SECONDS)
     (pid,) = cluster.container_pids("phoenix", namespace)
@@ -177,8 +176,9 @@ def test_a_killed_container_is_restarted_in_its_pod(cluster: RealCluster, namesp
     print(f"from kill -9 to Ready: {time.monotonic() - killed:.1f} s")
 
 
-def test_a_dead_node_is_noticed_and_comes_back(cluster: RealCluster, namespace: str) -> None:
-    kubectl = cluster.kubectl.within(namespace)
+@pytest.mark.soak
+def test_dead_node_becomes_unready_and_comes_back(cluster: RealCluster, namespace: str) -> None:
+    kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("stays", "n1"), web("dies", "n2"))
     for name in ("stays", "dies"):
         kubectl.wait_condition("pod", name, "Ready", POD_SECONDS)
@@ -202,18 +202,17 @@ def test_a_dead_node_is_noticed_and_comes_back(cluster: RealCluster, namespace: 
     assert inside(kubectl, "stays", fetch(f"{_address(kubectl, 'after')}:8000")) == "after"
 
 
-def test_the_chosen_cluster_takes_objects(
+def test_chosen_cluster_takes_objects(
     any_cluster: RealCluster | ExistingCluster, namespace: str
 ) -> None:
     """Ours, or with CLUSTER=existing the one behind KUBECONFIG."""
-    kubectl = any_cluster.kubectl.within(namespace)
+    kubectl = any_cluster.kubectl.in_namespace(namespace)
     kubectl("create", "configmap", "taken")
     assert kubectl.find("configmap", "taken") is not None
 
 
-def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(
-    cluster: RealCluster, namespace: str
-) -> None:
+@pytest.mark.soak
+def test_second_cluster_runs_beside_the_first(cluster: RealCluster, namespace: str) -> None:
     layout = Layout(Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT)))
     second = RealCluster(layout, RealSettings(nodes=1, gpus=0))
     started = time.monotonic()
@@ -230,23 +229,24 @@ def test_a_second_cluster_lives_beside_the_first_and_leaves_nothing(
     print(f"down: {time.monotonic() - stopped:.1f} s")
     assert leftovers(layout, second.network.octet) == []
     assert second.network.octet not in _octets()
-    first = cluster.kubectl.within(namespace)  # is untouched
+    first = cluster.kubectl.in_namespace(namespace)  # is untouched
     first.apply(web("goes-on", "n1"))
     first.wait_condition("pod", "goes-on", "Ready", POD_SECONDS)
 
 
-def test_what_a_killed_owner_left_is_swept_up(cluster: RealCluster) -> None:
+@pytest.mark.soak
+def test_cluster_of_a_killed_owner_is_removed(cluster: RealCluster) -> None:
     """The processes die with their owner; pods, mounts and groups do not, until the next cluster starts."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT))
     program = (
-        "import sys, time; from pathlib import Path; from cluster.kube.layout import Layout;"
-        "from cluster.kube.real import RealCluster, RealSettings;"
+        "import sys, time; from pathlib import Path; from tools.devcluster.layout import Layout;"
+        "from tools.devcluster.real import RealCluster, RealSettings;"
         "RealCluster(Layout(Path(sys.argv[1])), RealSettings(nodes=1)).start();"
         "print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         (sys.executable, "-c", program, str(folder)),
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
     ) as owner:
@@ -255,13 +255,12 @@ def test_what_a_killed_owner_left_is_swept_up(cluster: RealCluster) -> None:
         owner.kill()
     record = _record(Layout(folder))
     assert leftovers(Layout(folder), record.octet) != []
-    assert sweep() == [folder]
+    assert remove_orphans() == [folder]
     assert leftovers(Layout(folder), record.octet) == []
     cluster.kubectl.wait_condition("node", "n2", "Ready", 60)
 
 
-@pytest.mark.skipif(not can_build(), reason=NO_GO)
-def test_the_command_line_starts_and_ends_a_cluster(tmp_path: Path) -> None:
+def test_command_line_starts_and_ends_an_api_level(tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     line = _command("up", "--api-only", "--state", state).stdout.strip()
     assert line == f"export KUBECONFIG={state}/kubeconfig"
@@ -273,13 +272,17 @@ def test_the_command_line_starts_and_ends_a_cluster(tmp_path: Path) -> None:
     assert leftovers(Layout(Path(state)), -1) == []
 
 
-@pytest.mark.skipif(bool(obstacles()), reason="this is without root already")
-def test_without_root_it_says_so_and_starts_the_api_level(tmp_path: Path) -> None:
+def test_command_line_without_root_says_so(tmp_path: Path) -> None:
+    require(obstacles())
     state = str(tmp_path / "state")
     nobody = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-    up = _command("up", "--state", state, lead=nobody)
+    refused = _command("up", "--state", state, lead=nobody)
+    assert refused.returncode == 1
+    assert "not root" in refused.stderr
+    assert "up --api-only" in refused.stderr
+    assert not Path(state).exists()
+    up = _command("up", "--api-only", "--state", state, lead=nobody)
     try:
-        assert "no real nodes: not root" in up.stderr
         assert up.stdout.strip() == f"export KUBECONFIG={state}/kubeconfig"
         assert Kubectl(Path(state) / "kubeconfig").items("namespaces")
     finally:
@@ -290,7 +293,8 @@ def _command(*words: str, lead: tuple[str, ...] = ()) -> subprocess.CompletedPro
     ours = {key: value for key, value in os.environ.items() if key != "CLUSTER"}
     return subprocess.run(
         (*lead, sys.executable, "-m", "tools.devcluster", *words),
-        env={**ours, "PYTHONPATH": str(TESTS)},
+        cwd=ROOT,
+        env={**ours, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.kubernetes.requirements import require
 
 from tools import make_images
 from tools.devcluster.build.packages import obstacles
 from tools.devcluster.build.project_images import project_archives
+
+pytestmark = pytest.mark.full
 
 MIB = 2**20
 BOUNDS = {"operator": 320 * MIB, "gateway": 430 * MIB, "server-slim": 470 * MIB}  # unpacked
@@ -46,9 +49,7 @@ class Image:
 
 @pytest.fixture(scope="module")
 def images() -> dict[str, Image]:
-    problems = obstacles()
-    if problems:
-        pytest.skip(f"no images here: {'; '.join(problems)}")
+    require(obstacles())
     return {archive.stem: read(archive) for archive in project_archives()}
 
 
@@ -75,7 +76,7 @@ def read(archive: Path) -> Image:
 
 
 @TARGETS
-def test_an_image_is_small_and_runs_as_nobody(images: dict[str, Image], target: str) -> None:
+def test_image_is_small_and_runs_as_65532(images: dict[str, Image], target: str) -> None:
     image = images[target]
     print(f"{target}: {image.size / MIB:.0f} MiB, {image.archive.stat().st_size / MIB:.0f} packed")
     assert image.size < BOUNDS[target]
@@ -89,7 +90,7 @@ def test_an_image_is_small_and_runs_as_nobody(images: dict[str, Image], target: 
 
 
 @TARGETS
-def test_an_image_holds_nothing_that_is_not_its_own(images: dict[str, Image], target: str) -> None:
+def test_image_holds_no_foreign_package(images: dict[str, Image], target: str) -> None:
     image = images[target]
     for name in FOREIGN[target]:
         assert f"{SITE}/{name}" not in image.files, name
@@ -98,7 +99,7 @@ def test_an_image_holds_nothing_that_is_not_its_own(images: dict[str, Image], ta
 
 
 @TARGETS
-def test_an_image_is_compiled_and_has_the_demo_model(images: dict[str, Image], target: str) -> None:
+def test_image_is_compiled_and_has_the_demo_model(images: dict[str, Image], target: str) -> None:
     files = images[target].files
     assert any(name.startswith(f"{SITE}/modelswarm/demo/counting/") for name in files)
     assert any(
@@ -115,9 +116,7 @@ def test_an_image_is_compiled_and_has_the_demo_model(images: dict[str, Image], t
 
 
 @TARGETS
-def test_nothing_outside_tmp_can_be_written_by_its_user(
-    images: dict[str, Image], target: str
-) -> None:
+def test_image_user_can_write_nothing_outside_tmp(images: dict[str, Image], target: str) -> None:
     for name, member in images[target].files.items():
         if member.issym() or name.startswith(("tmp", "var/tmp", "var/lock", "run/lock")):
             continue
@@ -166,7 +165,7 @@ def containers(
 
 
 @TARGETS
-def test_its_program_starts_as_65532_and_says_what_it_lacks(
+def test_program_starts_as_65532_and_names_missing_flags(
     containers: dict[str, Container], target: str
 ) -> None:
     run, program = containers[target], f"modelswarm-{target.removesuffix('-slim')}"
@@ -181,7 +180,7 @@ def test_its_program_starts_as_65532_and_says_what_it_lacks(
     assert run("touch", "/opt/modelswarm/x").returncode != 0
 
 
-def test_the_server_without_torch_says_where_it_looks_for_it(
+def test_server_without_torch_says_where_it_looks(
     containers: dict[str, Container],
 ) -> None:
     run = containers["server-slim"]
@@ -195,7 +194,7 @@ def test_the_server_without_torch_says_where_it_looks_for_it(
     assert "Traceback" not in started.stderr
 
 
-def test_make_images_says_what_to_do_where_no_builder_is(tmp_path: Path) -> None:
+def test_make_images_without_a_builder_says_what_to_do(tmp_path: Path) -> None:
     tool = Path(make_images.__file__)
     done = subprocess.run(
         (sys.executable, str(tool)), env={"PATH": str(tmp_path)}, capture_output=True, text=True,
@@ -207,7 +206,7 @@ def test_make_images_says_what_to_do_where_no_builder_is(tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_the_commands_for_each_builder_name_the_same_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_builder_gets_the_same_image_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example.com/simple")
     wish = make_images.Wish(("gateway",), "registry.example.com/ai", "1.2.3", "debian-like:1")
     for builder in ("docker", "podman", "buildah"):

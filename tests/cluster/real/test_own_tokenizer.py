@@ -1,5 +1,7 @@
-"""A model on a volume, without a tokenizer of its own, with real pods: inspected, served by the words that the swarm
-brings along, given others while it runs; and what cannot be used is told of while the good servers go on.
+"""A swarm with a tokenizer and a chat template of its own, whose model is on a volume, beside the release's swarm.
+
+Real pods inspect the model and serve it. Template and tokenizer change while it runs; what can't be used becomes a
+condition, and the good servers go on.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from support.kubernetes.api_client import swarm
-from support.kubernetes.release import Release, installed
+from support.kubernetes.quickstart import NAMESPACE
+from support.kubernetes.release import Release
 
 import modelswarm.demo as demo
 from tools.devcluster.nodes.volumes import host_volume
-from tools.devcluster.real import RealCluster
 from tools.devcluster.waiting import wait_for
 
 DEMO = Path(demo.__file__).parent / "counting"
@@ -40,43 +42,53 @@ def models() -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def tidy(release: Release) -> Iterator[None]:
+    """Remove this file's swarm and volume from the release that others use after it."""
+    release.wait_whole()
+    yield
+    release.kubectl("delete", "msw", NAME, "--ignore-not-found", "--timeout=90s")
+    release.wait("no server of it", lambda: not release.pods(NAME), 120)
+    release.kubectl("delete", "pvc", "models", "--wait=false", "--ignore-not-found")
+    release.kubectl("delete", "pv", f"{NAMESPACE}-models", "--wait=false", "--ignore-not-found")
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1500)  # with two nodes to start and images to build
-def test_a_swarm_speaks_with_the_words_it_brings_along(
-    cluster: RealCluster, namespace: str, tmp_path: Path, models: Path
-) -> None:
-    with installed(cluster, namespace, tmp_path) as release:
-        claim = host_volume(release.kubectl, "models", models, namespace)
-        bare, words = f"pvc://{claim}/bare", f"pvc://{claim}/words"
-        document = swarm(NAME, spans={"count": 2}, model={"source": bare})
-        release.kubectl.apply(document)
-        refused = degraded(release, "ModelRefused")
-        assert refused == (
-            f"The model can't be served: {bare}: /mnt/modelswarm/{claim}/bare has no tokenizer.json; "
-            "a fast tokenizer is needed. It is looked at again later."
-        )
+@pytest.mark.usefixtures("tidy")
+def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> None:
+    claim = host_volume(release.kubectl, "models", models, NAMESPACE)
+    bare, words = f"pvc://{claim}/bare", f"pvc://{claim}/words"
+    document = swarm(NAME, spans={"count": 2}, model={"source": bare})
+    release.kubectl.apply(document)
+    refused = degraded(release, "ModelRefused")
+    assert refused == (
+        f"The model can't be served: {bare}: /mnt/modelswarm/{claim}/bare has no tokenizer.json; "
+        "a fast tokenizer is needed. It is looked at again later."
+    )
 
-        document["spec"]["model"] |= {"tokenizer": words, "chatTemplate": ONCE}
-        release.kubectl.apply(document)
-        release.kubectl.wait_condition("msw", NAME, "Ready", CHANGE_SECONDS)
-        known = release.kubectl.get("msw", NAME)["status"]["model"]
-        assert (known["source"], known["tokenizer"], known["blocks"]) == (bare, words, 8)
-        wait_for("every gateway to answer", lambda: release.answers(NAME), CHANGE_SECONDS)
-        once = asked(release)
+    document["spec"]["model"] |= {"tokenizer": words, "chatTemplate": ONCE}
+    release.kubectl.apply(document)
+    release.kubectl.wait_condition("msw", NAME, "Ready", CHANGE_SECONDS)
+    known = release.kubectl.get("msw", NAME)["status"]["model"]
+    assert (known["source"], known["tokenizer"], known["blocks"]) == (bare, words, 8)
+    wait_for("every gateway to answer", lambda: release.serves(NAME), CHANGE_SECONDS)
+    once = asked(release)
 
-        document["spec"]["model"]["chatTemplate"] = TWICE
-        release.kubectl.apply(document)
-        wait_for("the other template", lambda: asked(release) == 2 * once, CHANGE_SECONDS, every=1)
-        settled(release)
+    document["spec"]["model"]["chatTemplate"] = TWICE
+    release.kubectl.apply(document)
+    wait_for("the other template", lambda: asked(release) == 2 * once, CHANGE_SECONDS, every=1)
+    settled(release)
 
-        before = {pod["metadata"]["name"] for pod in release.servers(NAME)}
-        document["spec"]["model"]["chatTemplate"] = "{% if %}"
-        release.kubectl.apply(document)
-        assert "the chat template does not compile: line 1" in degraded(release, "WeightsFailed")
-        document["spec"]["model"] |= {"chatTemplate": TWICE, "source": f"pvc://{claim}/none"}
-        release.kubectl.apply(document)
-        assert "none is not a folder" in degraded(release, "ModelRefused")
-        assert before <= {pod["metadata"]["name"] for pod in release.servers(NAME)}
-        assert asked(release) == 2 * once
+    before = {pod["metadata"]["name"] for pod in release.pods(NAME)}
+    document["spec"]["model"]["chatTemplate"] = "{% if %}"
+    release.kubectl.apply(document)
+    assert "the chat template does not compile: line 1" in degraded(release, "WeightsFailed")
+    document["spec"]["model"] |= {"chatTemplate": TWICE, "source": f"pvc://{claim}/none"}
+    release.kubectl.apply(document)
+    assert "none is not a folder" in degraded(release, "ModelRefused")
+    assert before <= {pod["metadata"]["name"] for pod in release.pods(NAME)}
+    assert asked(release) == 2 * once
 
 
 def asked(release: Release) -> int:

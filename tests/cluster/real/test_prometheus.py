@@ -1,5 +1,5 @@
-"""A real Prometheus watches the whole of it: operator, gateways and servers in pods of a real cluster. Every panel of
-the dashboard that the chart delivers has an answer, and the death of a pod shows."""
+"""A real Prometheus scrapes operators, gateways and servers of the release on real nodes. Every panel of the dashboard
+that the chart delivers has an answer, and the loss of a pod shows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from support.kubernetes.prometheus import (
     Targets,
     check_panels,
     config,
-    following,
-    scraping,
+    follow_pods,
+    run_prometheus,
     summary,
     wait_for,
 )
-from support.kubernetes.release import Release, installed
+from support.kubernetes.quickstart import NAMESPACE
+from support.kubernetes.release import SWARM, Release
 
-from tools.devcluster.real import RealCluster
+pytestmark = pytest.mark.full
 
 PROCESSES = 8  # two operators, two gateways, four servers
 STREAMS, LONG = 4, 900  # tokens: seconds
@@ -39,29 +40,26 @@ RUNS = re.compile(r'modelswarm_server_sessions\{.*state="running".*\} [1-9]')
 CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
 
 
-@pytest.mark.timeout(1200)  # with two nodes to start and images to build
-def test_prometheus_sees_every_pod_every_panel_answers_and_a_kill_shows(
-    cluster: RealCluster, namespace: str, tmp_path: Path
-) -> None:
-    with installed(cluster, namespace, tmp_path) as release:
-        swarm = release.serve()
-        with (
-            Targets() as targets,
-            following(cluster.api, targets, [namespace]),
-            scraping(config(targets, every="3s"), tmp_path / "prometheus") as prometheus,
-        ):
-            wait_number(prometheus, "count(up == 1)", PROCESSES)
-            wait_number(prometheus, COVERAGE, 2)
-            with ThreadPoolExecutor(4) as clients:
-                list(clients.map(lambda _: count_to(release.url, 20), range(8)))
-            created = prometheus.number(CREATED)
-            lose_midway(release, swarm)
-            wait_for(lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS, lambda: "no reroute")
-            wait_number(prometheus, RECOVERIES, 1, at_least=True)
-            wait_number(prometheus, f"min_over_time({COVERAGE}[2m:1s])", 1)
-            wait_number(prometheus, CREATED, created + 1)
-            wait_number(prometheus, COVERAGE, 2, seconds=REPLACED_SECONDS)
-            check(release, prometheus)
+@pytest.mark.timeout(900)
+def test_panels_answer_and_a_lost_pod_shows(release: Release, tmp_path: Path) -> None:
+    release.wait_whole()
+    with (
+        Targets() as targets,
+        follow_pods(release.cluster.api, targets, [NAMESPACE]),
+        run_prometheus(config(targets, every="3s"), tmp_path / "prometheus") as prometheus,
+    ):
+        wait_number(prometheus, "count(up == 1)", PROCESSES)
+        wait_number(prometheus, COVERAGE, 2)
+        with ThreadPoolExecutor(4) as clients:
+            list(clients.map(lambda _: count_to(release.url, 20), range(8)))
+        before = {expr: prometheus.number(expr) for expr in (CREATED, REROUTES, RECOVERIES)}
+        lose_midway(release)
+        for expr in (REROUTES, RECOVERIES):
+            wait_number(prometheus, expr, before[expr] + 1, at_least=True)
+        wait_number(prometheus, f"min_over_time({COVERAGE}[2m:1s])", 1)
+        wait_number(prometheus, CREATED, before[CREATED] + 1)
+        wait_number(prometheus, COVERAGE, 2, seconds=REPLACED_SECONDS)
+        check(release, prometheus)
 
 
 def count_to(url: str, last: int) -> str:
@@ -73,24 +71,23 @@ def count_to(url: str, last: int) -> str:
     return text
 
 
-def lose_midway(release: Release, swarm: str) -> None:
-    """A pod that streams go through is lost while their tokens come; they are completed.
+def lose_midway(release: Release) -> None:
+    """Lose a pod that streams run through while their tokens come; the streams are completed.
 
-    Its process is killed first: one that is asked to stop would move the streams away, and no recovery would show.
+    Its process is killed first: one that is asked to stop would migrate the streams, and no recovery would show.
     """
-    space = release.kubectl.namespace
-    processes = release.cluster.all_pids(space)  # now: the streams may be short
+    processes = release.cluster.main_pids(NAMESPACE)  # before the streams begin, which may be short
     with ThreadPoolExecutor(STREAMS) as clients, ApiClient(release.cluster.api) as plain:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
-        pod = busy(release, swarm)
+        pod = busy(release)
         for pid in processes[pod]:
             os.kill(pid, signal.SIGKILL)
-        plain.delete(f"{PODS.format(space)}/{pod}", gracePeriodSeconds=0)
+        plain.delete(f"{PODS.format(NAMESPACE)}/{pod}", gracePeriodSeconds=0)
         assert [stream.result() for stream in streams] == [LONG] * STREAMS
 
 
 def long_answer(url: str) -> int:
-    """Tokens of a stream that must not be broken off."""
+    """Return how many tokens a stream had, which must not be broken off."""
     body = {"model": "counting", "prompt": "count from 1 to 300:", "max_tokens": LONG,
             "ignore_eos": True, "return_token_ids": True, "stream": True}  # fmt: skip
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
@@ -100,12 +97,12 @@ def long_answer(url: str) -> int:
     return sum(len(e["choices"][0].get("token_ids", ())) for e in events if e["choices"])
 
 
-def busy(release: Release, swarm: str) -> str:
-    """The pod of a server on which a session runs."""
+def busy(release: Release) -> str:
+    """Return the pod of a server on which a session runs."""
     found: list[str] = []
 
     def seen() -> bool:
-        for pod in release.servers(swarm):
+        for pod in release.pods(SWARM):
             page = httpx.get(f"http://{pod['status']['podIP']}:7001/metrics", timeout=10).text
             found.extend(pod["metadata"]["name"] for line in page.splitlines() if RUNS.match(line))
         return bool(found)
@@ -139,5 +136,5 @@ def wait_number(
     wait_for(
         seen,
         seconds,
-        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.troubles()}",
+        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.target_errors()}",
     )

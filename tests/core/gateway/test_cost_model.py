@@ -35,7 +35,7 @@ def pair() -> ServerRegistry:
 
 def prices(registry: ServerRegistry, now: float) -> tuple[HopCost, HopCost]:
     servers = [registry.get(each.peer) for each in (A, B)]
-    one, other = (registry.price(server, now) for server in servers if server is not None)
+    one, other = (registry.costs.hop_cost(server, now) for server in servers if server is not None)
     return one, other
 
 
@@ -74,7 +74,7 @@ def test_the_wait_for_kv_is_divided_by_health_as_all_that_a_server_costs() -> No
     for each, other, price in zip((A, B), (B, A), prices(registry, now), strict=True):
         server = registry.get(each.peer)
         assert server is not None and price.score == price.status.score
-        alone = replace(needs, without=frozenset({other.peer}))
+        alone = replace(needs, excluded=frozenset({other.peer}))
         [leg] = cover(registry, each, now, alone, cheapest=True)
         waits.append(leg.cost_to_go_ms - price.hop_ms - 4 * price.block_ms)
         assert waits[-1] == pytest.approx(server.predicted_wait_ms(64, for_recovery=False) / price.score)

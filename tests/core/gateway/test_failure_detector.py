@@ -64,7 +64,7 @@ def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
 def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
     swarm = Swarm()
     for _ in range(2):
-        swarm.link(swarm.serve(0, 4, link=False), beat_ms=1000)
+        swarm.link(swarm.serve(0, 4, link=False), heartbeat_ms=1000)
     suspicion = swarm.core._detection._failure_detector
     assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
 

@@ -1,4 +1,4 @@
-"""What a registry keeps up to date as servers come and go, against the simple way of working it out: the same, to the bit.
+"""The indexes that a registry keeps up to date as servers come and go, against a recomputation: the same, to the bit.
 
 The servers are few here, so that hypothesis finds what is special about them; bench/route_choice.py has ten thousand.
 """
@@ -18,7 +18,7 @@ from support.core.peer_comparison import compare_simply
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.detection.peer_comparison import PeerGroup, SecondsBySize
-from modelswarm_gateway.core.routing.cost_model import Needs, CostModel
+from modelswarm_gateway.core.routing.cost_model import CostModel, Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
@@ -68,7 +68,7 @@ def peer(name: int) -> PeerId:
     return f"s{name}/1/b"
 
 
-def change(registry: ServerRegistry, what: str, told: object, now: float) -> None:
+def change(registry: ServerRegistry, draws: Draws, what: str, told: object, now: float) -> None:
     match what, told:
         case "join", Hello() as came:
             registry.register(came, now)
@@ -82,29 +82,42 @@ def change(registry: ServerRegistry, what: str, told: object, now: float) -> Non
         case "far", int(name):
             registry.record_round_trip(peer(name), 0.001 * (1 + name))
         case _:
-            choices(registry, registry.costs, now)
+            choices(registry.costs, draws, now)
 
 
-def choices(registry: ServerRegistry, pricing: CostModel, now: float) -> list[object]:
-    """All that is asked of prices, with the same draws each time."""
+class Draws:
+    """64 random bits at a time; the same ones after every `restart`."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self._rng = random.Random(7)
+
+    def __call__(self) -> int:
+        return self._rng.getrandbits(64)
+
+
+def choices(costs: CostModel, draws: Draws, now: float) -> list[object]:
+    """All that is asked of the cost model, with the same draws each time."""
     found: list[object] = []
     for needs in NEEDS:
         for blocks in ((0, 4), (1, 3)):
-            for draw in (None, random.Random(7).random):
-                legs = pricing.choose_hops(
-                    (MODEL, KIND),
-                    lambda: registry.servers_of(MODEL, KIND),
+            for cheapest in (True, False):
+                draws.restart()
+                hops = costs.choose_hops(
+                    MODEL,
+                    KIND,
                     blocks,
-                    ("s1/1/b", None),
-                    needs,
                     now,
-                    draw,
+                    between=("s1/1/b", None),
+                    needs=needs,
+                    cheapest=cheapest,
                 )
-                found.append(legs)
-                if legs:
-                    route = [(leg.peer, leg.first, leg.last) for leg in legs]
-                    cost = pricing.route_cost((MODEL, KIND), lambda: [], route, now)
-                    found.append(cost)
+                found.append(hops)
+                if hops:
+                    route = [(hop.peer, hop.first, hop.last) for hop in hops]
+                    found.append(costs.route_cost(MODEL, KIND, route, now))
     return found
 
 
@@ -113,18 +126,19 @@ def choices(registry: ServerRegistry, pricing: CostModel, now: float) -> list[ob
 def test_prices_that_follow_who_comes_and_goes_are_those_of_a_book_that_is_opened_anew(
     changes: Sequence[tuple[str, object]],
 ) -> None:
-    registry, now = ServerRegistry(30.0, lambda: 0, lambda _: None), 1.0
+    draws, now = Draws(), 1.0
+    registry = ServerRegistry(30.0, draws, lambda _: None)
     for number in range(4):
         registry.register(server(number, number % 3, number % 3, 2, 0), now)
-    choices(registry, registry.costs, now)
+    choices(registry.costs, draws, now)
     for what, told in changes:
         now += 0.01
-        change(registry, what, told, now)
-    anew = CostModel(registry.health_status, 30.0)
+        change(registry, draws, what, told, now)
+    anew = CostModel(registry.servers_of, registry.health_status, draws, 30.0)
     anew.zones = registry.costs.zones
-    for _ in range(3):  # block times that are usual now count from the next choice on
+    for _ in range(3):  # the median block time of now counts from the next choice on
         now += 0.1
-        kept, fresh = choices(registry, registry.costs, now), choices(registry, anew, now)
+        kept, fresh = choices(registry.costs, draws, now), choices(anew, draws, now)
     assert kept == fresh
 
 
@@ -139,7 +153,7 @@ def test_a_choice_right_after_a_link_went_or_came_knows_of_it_to_the_end_of_the_
         registry.register(each, now)
         running = 90 if each is whole else 0
         registry.on_heartbeat(each.peer, replace(IDLE, running=running), now)
-    choices(registry, registry.costs, now)
+    choices(registry.costs, Draws(), now)
     if gone:
         registry.deregister(tail.peer)
     else:
@@ -147,7 +161,9 @@ def test_a_choice_right_after_a_link_went_or_came_knows_of_it_to_the_end_of_the_
     legs = cheapest(registry, now)
     assert [leg.peer for leg in legs] == [head.peer, whole.peer if gone else tail.peer]
     route = [(leg.peer, leg.first, leg.last) for leg in legs]
-    assert legs[0].cost_to_go_ms == pytest.approx(registry.cost(MODEL, KIND, route, now))
+    assert legs[0].cost_to_go_ms == pytest.approx(
+        registry.costs.route_cost(MODEL, KIND, route, now)
+    )
 
 
 def test_a_book_takes_in_many_servers_and_loses_them_all() -> None:
@@ -165,7 +181,7 @@ def test_a_book_takes_in_many_servers_and_loses_them_all() -> None:
 
 
 def cheapest(registry: ServerRegistry, now: float) -> Sequence[RouteHop]:
-    found = registry.cover(
+    found = registry.costs.choose_hops(
         MODEL, KIND, (0, 4), now, between=(None, None), needs=NEEDS[0], cheapest=True
     )
     return found or []
@@ -213,7 +229,7 @@ def test_what_servers_hold_is_known_without_a_walk_over_all_of_them(
     registry = ServerRegistry(30.0, lambda: 0, lambda _: None)
     without = frozenset(peer(name) for name in out)
     for what, told in changes:
-        change(registry, what, told, 1.0)
+        change(registry, Draws(), what, told, 1.0)
         kinds = {variant_of(each.hello) for each in registry}
         leading = registry.active_variant(MODEL)
         assert (leading in kinds) if kinds else leading is None
@@ -230,7 +246,9 @@ def test_what_servers_hold_is_known_without_a_walk_over_all_of_them(
         assert list(registry.servers_of(MODEL, leading)) == servers
         assert registry.max_length(MODEL) == longest(servers)
         there = held(each for each in servers if each.hello.peer not in without)
-        assert registry.uncovered_blocks(MODEL, without) == [b for b in range(BLOCKS) if b not in there]
+        assert registry.uncovered_blocks(MODEL, without) == [
+            b for b in range(BLOCKS) if b not in there
+        ]
         for each in servers:
             first, last = span = each.hello.first, each.hello.last
             others = held(other for other in servers if other is not each)

@@ -95,7 +95,7 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
 def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
     swarm = Swarm()
     server = zoned(swarm, "east", 0, 4)
-    legs = swarm.core._registry.cover(
+    legs = swarm.core._registry.costs.choose_hops(
         MODEL,
         variant_of(server.hello),
         (0, 4),
@@ -210,12 +210,12 @@ def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, va
         legs = cover(registry, sane, 3.0)
         assert [leg.peer for leg in legs] == [sane.peer, only.peer]
         assert all(math.isfinite(leg.cost_to_go_ms) for leg in legs)
-    assert math.isfinite(registry.pace(mad.peer).prefill_seconds_per_row)
+    assert math.isfinite(registry.health.step_times(mad.peer).prefill_seconds_per_row)
     assert 0 < registry.health_status(mad.peer, 3.0).score <= 1
     registry.deregister(sane.peer)
     assert [leg.peer for leg in cover(registry, only, 3.0)] == [mad.peer, only.peer], "nobody else"
     registry.eject(only.peer, "silent", 3.0)
-    assert math.isfinite(registry.cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0))
+    assert math.isfinite(registry.costs.route_cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0))
 
 
 def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:

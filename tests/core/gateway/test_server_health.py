@@ -331,7 +331,7 @@ def test_a_server_that_got_well_comes_back() -> None:
     assert ejected(swarm) == [slow.peer]
     beat_all(swarm, {}, SLOW_EJECTION_TIME + 5.0)
     assert ejected(swarm) == []
-    assert not swarm.core._registry.left
+    assert not swarm.core._registry.drains.peers
 
 
 def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> None:
@@ -395,7 +395,7 @@ def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None
     assert ejected(swarm) == []
     started(swarm)
     beat_all(swarm, {}, 0.1)
-    assert not swarm.core._registry.on_trial, "it brought a token"
+    assert not swarm.core._registry.health.on_canary, "it brought a token"
 
 
 def test_a_canary_whose_reader_sleeps_makes_room_for_another() -> None:

@@ -150,7 +150,7 @@ def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
             victim = rng.choice(list(swarm.servers.values()))
             swarm.kill(victim)
             swarm.serve(victim.hello.first, victim.hello.last)
-        for peer in list(swarm.core._registry.left):
+        for peer in list(swarm.core._registry.drains.peers):
             if rng.random() < 0.2:
                 swarm.core.moves.undrain(peer, "drain", swarm.now)
         run_to(swarm, "a", count)

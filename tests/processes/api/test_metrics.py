@@ -61,7 +61,7 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
         for _ in range(2):
             assert complete(doors, session_id="mine").status_code == 200
         assert (stream(doors, "completed"), stream(doors, "refused")) == (2, 0)
-        assert doors.metric("modelswarm_gateway_answers_total", finish="length") == 2
+        assert doors.metric("modelswarm_gateway_responses_total", finish="length") == 2
         prompt = doors.metric("modelswarm_gateway_tokens_total", kind="prompt") / 2
         assert doors.metric("modelswarm_gateway_reused_tokens_total") == prompt - 1
         assert doors.metric("modelswarm_gateway_route_hops_sum") == 4

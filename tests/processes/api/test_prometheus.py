@@ -14,7 +14,7 @@ from support.kubernetes.prometheus import (
     Targets,
     check_panels,
     config,
-    scraping,
+    run_prometheus,
     wait_for,
 )
 from support.models.tiny_models import VOCAB
@@ -47,7 +47,7 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
 def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
     with (
         Targets() as targets,
-        scraping(config(targets, EVERY), tmp_path / "prometheus") as prometheus,
+        run_prometheus(config(targets, EVERY), tmp_path / "prometheus") as prometheus,
     ):
         targets.show_local(processes(swarm))
         wait_healthy(prometheus, 5)
@@ -102,5 +102,5 @@ def wait_healthy(prometheus: Prometheus, count: int) -> None:
     wait_for(
         lambda: len(prometheus.healthy("modelswarm")) == count,
         SEEN_SECONDS,
-        lambda: f"not all are scraped: {prometheus.troubles()}",
+        lambda: f"not all are scraped: {prometheus.target_errors()}",
     )

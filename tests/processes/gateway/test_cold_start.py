@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import Metrics
-from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.runtime.node import Node
 
-ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", Options(), (), None)
+ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", SamplingOptions(), (), None)
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     """It has one server to find, which takes connections and says nothing."""
     clock = asyncio.get_running_loop().time
-    made = Node("gateway/1/x", 1, MembersFolder(tmp_path), GatewaySettings(), clock, time.time)
+    made = Node("gateway/1/x", 1, FileSource(tmp_path), GatewaySettings(), clock, time.time)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         member = {"name": "s0", "peer": "s0/1/x", "target": f"127.0.0.1:{port}", "model": "toy"}
@@ -45,9 +45,9 @@ async def refusal(node: Node) -> Code:
 
 async def test_a_model_is_unknown_only_once_every_server_has_been_tried(node: Node) -> None:
     assert await refusal(node) is Code.NO_SERVERS, "nobody was looked for"
-    node.look_around()
+    node.discover_servers()
     assert await refusal(node) is Code.NO_SERVERS, "somebody has not answered yet"
     async with asyncio.timeout(20):
-        while not node.knows():  # noqa: ASYNC110
+        while not node.is_discovery_complete():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert await refusal(node) is Code.MODEL_NOT_FOUND

@@ -19,8 +19,8 @@ from unit.gateway.test_pod_store import pod
 
 from modelswarm_gateway.api_server import ApiServer
 from modelswarm_gateway.discovery import pod_reflector
-from modelswarm_gateway.discovery.pod_reflector import PodWatch, unready
-from modelswarm_gateway.discovery.pod_store import SELECTOR, PodBook
+from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
+from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DEADLINE = 10.0
@@ -93,8 +93,8 @@ def said(body: bytes) -> Answer:
 
 @dataclass
 class Watching:
-    book: PodBook
-    watch: PodWatch
+    book: PodStore
+    watch: PodReflector
     script: Script
     changes: list[set[str]]
 
@@ -108,14 +108,14 @@ class Watching:
 
     async def until_present(self, *names: str) -> None:
         wanted = {f"{name}/1" for name in names}
-        await self.until(lambda: set(self.book.present()) == wanted)
+        await self.until(lambda: set(self.book.endpoints()) == wanted)
 
 
 @contextlib.asynccontextmanager
 async def watching(
     folder: Path, lists: list[Answer], watches: list[Answer], scope: str = "ns"
 ) -> AsyncIterator[Watching]:
-    script, book, changes = Script(lists, watches), PodBook(), list[set[str]]()
+    script, book, changes = Script(lists, watches), PodStore(), list[set[str]]()
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/ns/pods" if scope else "/api/v1/pods", script.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -124,8 +124,8 @@ async def watching(
     await site.start()
     api = ApiServer(kubeconfig(folder, runner.addresses[0][1]))
     clock = asyncio.get_running_loop().time
-    watch = PodWatch(
-        api, scope, book, lambda: changes.append(set(book.present())), clock, lambda: 0.5
+    watch = PodReflector(
+        api, scope, book, lambda: changes.append(set(book.endpoints())), clock, lambda: 0.5
     )
     task = asyncio.create_task(watch.run())
     try:
@@ -162,7 +162,7 @@ async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> 
         assert (watch["labelSelector"], watch["resourceVersion"]) == (SELECTOR, "7")
         assert watch["allowWatchBookmarks"] == "true"
         assert it.changes[0] == {"a/1", "b/1"}, "a page is not the whole list"
-        assert unready([it.watch]) is None
+        assert unready_reason([it.watch]) is None
 
 
 async def test_all_namespaces_are_watched_by_one_watch(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ async def test_what_a_watch_has_missed_is_listed(tmp_path: Path, gone: Answer) -
 async def test_a_list_that_fails_is_tried_again(tmp_path: Path, bad: Answer) -> None:
     async with watching(tmp_path, [bad, listed("7", pod("a"))], [watched()]) as it:
         await it.until(lambda: it.watch.problem is not None)
-        assert unready([it.watch]) is not None
+        assert unready_reason([it.watch]) is not None
         await it.until_present("a")
-        assert unready([it.watch]) is None
+        assert unready_reason([it.watch]) is None
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ async def test_a_watch_that_fails_is_tried_again_and_what_is_known_stays(
     watches = [bad, bad, watched(event("ADDED", "8", pod("b")))]
     async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
         await it.until(lambda: it.watch.failures == 2)
-        assert set(it.book.present()) == {"a/1"}
+        assert set(it.book.endpoints()) == {"a/1"}
         assert it.troubled()
         await it.until_present("a", "b")
         assert not it.troubled()
@@ -291,7 +291,7 @@ async def test_a_namespace_that_may_not_be_read_does_not_stop_the_others(tmp_pat
     ):
         await closed.until(lambda: closed.watch.denied)
         await opened.until(lambda: opened.watch.listed)
-        assert unready([closed.watch, opened.watch]) is None
-        said = unready([closed.watch])
+        assert unready_reason([closed.watch, opened.watch]) is None
+        said = unready_reason([closed.watch])
         assert said is not None
         assert "pods is forbidden" in said

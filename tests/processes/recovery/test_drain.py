@@ -59,7 +59,7 @@ def moves(running: Running, cause: str) -> Counter[str]:
     found = Counter[str]()
     for how in MigrationOutcome:
         labels = f'cause="{cause}"', f'outcome="{how.value}"'
-        found[how.value] = int(total(values, "modelswarm_gateway_moves_total", *labels))
+        found[how.value] = int(total(values, "modelswarm_gateway_migrations_total", *labels))
     return found
 
 

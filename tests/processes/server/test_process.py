@@ -89,7 +89,7 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
         assert pages[0] == -(-(len(PROMPT) + 9) // 16)
         assert value("kv_repair_pages") == 7
         assert value("sessions", 'state="running"') + value("sessions", 'state="idle"') == 1
-        assert value("reports_total", 'trouble="gap"') == 0
+        assert value("fault_reports_total", 'kind="gap"') == 0
 
 
 async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from support.processes.swarm import READY_SECONDS
 
 from modelswarm.local.backoff import RestartBackoff
 from modelswarm.local.commands import child_environment
-from modelswarm.local.members import Announcement, read_announcement
 from modelswarm.local.supervisor import Job, JobChange, JobStatus, Supervisor
+from modelswarm.process.run_files import GatewayFile, read_gateway_file
 
 RESTART_SECONDS = 0.1
 ANYWHERE = "127.0.0.1:0"
@@ -39,7 +39,7 @@ class MoreGateways:
     ) -> None:
         """`folder`: of the running swarm."""
         self._folder, self._flags = folder, tuple(flags)
-        self._announced: dict[str, Announcement] = {}
+        self._announced: dict[str, GatewayFile] = {}
         env = child_environment(1)
         self._supervisor = Supervisor(
             [self._job(name) for name in names],
@@ -61,7 +61,7 @@ class MoreGateways:
     def kill(self, name: str, number: signal.Signals) -> JobStatus:
         return self._supervisor.send_signal(name, number)
 
-    def announced(self, name: str) -> Announcement:
+    def announced(self, name: str) -> GatewayFile:
         """Where its doors are."""
         return self._announced[name]
 
@@ -83,7 +83,7 @@ class MoreGateways:
             return [*module, *(part for flag in flags.items() for part in flag), *self._flags]
 
         def ready(pid: int) -> bool:
-            found = read_announcement(announce)
+            found = read_gateway_file(announce)
             if found is None or found.pid != pid:
                 return False
             self._announced[name] = found

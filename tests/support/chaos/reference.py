@@ -13,7 +13,7 @@ from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.streams import Answer
 from tokenizers import Tokenizer
 
-from modelswarm_gateway.models.detokenizer import Detokeniser
+from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_serving.model.hash_model import reference_tokens
 
 
@@ -35,7 +35,7 @@ def right_by(model: str, folder: Path) -> Right:
 
 def check_text(tokenizer: Tokenizer, answer: Answer) -> None:
     """Bytes at the end of the prompt may belong to the first character."""
-    pieces = Detokeniser(_Decoder(tokenizer), answer.ask.prompt)
+    pieces = Detokenizer(_Decoder(tokenizer), answer.ask.prompt)
     shown = "".join(pieces.feed(token) for token in answer.tokens)
     whole = shown + pieces.flush()
     if answer.ask.stop or not answer.finish:

@@ -48,7 +48,7 @@ def cover(
     cheapest: bool = False,
 ) -> list[RouteHop]:
     """A route over all four blocks by servers of the kind of `hello`; empty if there is none."""
-    legs = registry.cover(
+    legs = registry.costs.choose_hops(
         MODEL,
         variant_of(hello),
         (0, 4),

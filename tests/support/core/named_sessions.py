@@ -19,8 +19,8 @@ from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.session_locator import SessionLocator
-from modelswarm_gateway.models.sampling_defaults import Options
-from modelswarm_gateway.runtime.session_queries import Questions
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.runtime.session_queries import SessionQueries
 
 KEY = (MODEL, "talk")
 NAME = wire_name(KEY)
@@ -33,13 +33,13 @@ class Desk:
     made: Gateways
     gateway: Gateway
     seen: int = 0
-    questions: Questions = field(init=False)
+    questions: SessionQueries = field(init=False)
     book: NamedSessions = field(init=False)
     finder: SessionLocator = field(init=False)
 
     def __post_init__(self) -> None:
         core = self.gateway.core
-        self.questions = Questions(core, self._now, self._flush, lambda _: ())
+        self.questions = SessionQueries(core, self._now, self._flush, lambda _: ())
         self.book = NamedSessions(
             self._open,
             lambda name: core.close(name, self.made.now),
@@ -62,22 +62,22 @@ class Desk:
         self.seen = len(self.gateway.effects)
         for effect in new:
             if isinstance(effect, Whereabouts | Fetched):
-                self.questions.answered(effect)
+                self.questions.on_answer(effect)
 
     async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
-        return await self.questions.find(session, model, opens)
+        return await self.questions.find_session(session, model, opens)
 
     async def adopt(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
-        return await self.questions.adopt(where, model, check)
+        return await self.questions.take_over(where, model, check)
 
     def session(self, name: str) -> SessionView | None:
         return self.gateway.core.session(name)
 
     def bring(self, prompt: Sequence[int]) -> int:
         """Raises Elsewhere where another gateway has it."""
-        ask = GenerationRequest(MODEL, TokenPrompt(tuple(prompt)), "prompt", Options(), session_id=KEY[1])
+        ask = GenerationRequest(MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1])
 
         async def run() -> int:
             task = asyncio.ensure_future(self.finder.acquire(ask, KEY))

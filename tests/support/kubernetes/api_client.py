@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from tools.devcluster.control_plane.api_level import ApiLevel
-from tools.devcluster.waiting import NoAnswer, wait_for
+from tools.devcluster.waiting import NoResponse, wait_for
 
 Json = dict[str, Any]
 CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
@@ -27,7 +27,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 WATCH = httpx.Timeout(30, read=None)  # silent while nothing happens
 
 
-class Unanswered(httpx.HTTPStatusError, NoAnswer):
+class Unanswered(httpx.HTTPStatusError, NoResponse):
     """The server is too busy or lacks a part of itself: 429 or 5xx."""
 
 
@@ -48,35 +48,35 @@ class ApiClient:
         self.close()
 
     def get(self, path: str, **query: str) -> Json:
-        return read(self._client.get(path, params=query))
+        return checked_json(self._client.get(path, params=query))
 
     def find(self, path: str) -> Json | None:
         answer = self._client.get(path)
-        return None if answer.status_code == 404 else read(answer)
+        return None if answer.status_code == 404 else checked_json(answer)
 
     def items(self, path: str, **query: str) -> list[Json]:
         found = self.get(path, **query)["items"]
         return list(found)
 
     def post(self, path: str, body: Json) -> Json:
-        return read(self._client.post(path, json=body))
+        return checked_json(self._client.post(path, json=body))
 
-    def try_post(self, path: str, body: Json) -> int:
+    def post_code(self, path: str, body: Json) -> int:
         """The code, whatever it is."""
         return self._client.post(path, json=body).status_code
 
     def put(self, path: str, body: Json) -> Json:
-        return read(self._client.put(path, json=body))
+        return checked_json(self._client.put(path, json=body))
 
     def patch(self, path: str, body: Json, kind: str = MERGE) -> Json:
-        return read(self._client.patch(path, json=body, headers={"Content-Type": kind}))
+        return checked_json(self._client.patch(path, json=body, headers={"Content-Type": kind}))
 
     def delete(self, path: str, **options: Any) -> Json:
         """Gone already is fine."""
         answer = self._client.request("DELETE", path, json=options or None)
-        return {} if answer.status_code == 404 else read(answer)
+        return {} if answer.status_code == 404 else checked_json(answer)
 
-    def may(
+    def is_allowed(
         self, user: str, verb: str, resource: str, namespace: str = "", group: str = ""
     ) -> bool:
         """Whether that user may, as the API server sees it at this moment: of changed rules it learns by a watch."""
@@ -98,7 +98,7 @@ class ApiClient:
         answer = self._client.request(verb, path, params=query, json=body, headers=headers)
         return Answer(answer.status_code, answer.json(), tuple(answer.headers.get_list("Warning")))
 
-    def lines(
+    def watch_lines(
         self, path: str, opened: Callable[[socket.socket], None], **query: str
     ) -> Iterator[str]:
         """Of a watch, until the API server ends it or somebody shuts the socket given to `opened`. From any thread.
@@ -110,11 +110,11 @@ class ApiClient:
             opened(answer.extensions["network_stream"].get_extra_info("socket"))
             if answer.is_error:
                 answer.read()
-                read(answer)
+                checked_json(answer)
             yield from answer.iter_lines()
 
 
-def read(answer: httpx.Response) -> Json:
+def checked_json(answer: httpx.Response) -> Json:
     if answer.is_error:
         passing = answer.status_code == 429 or answer.is_server_error
         failed = Unanswered if passing else httpx.HTTPStatusError
@@ -140,7 +140,7 @@ class Answer:
         return listed or (str(self.body.get("message", "")),)
 
 
-class SwarmClient:
+class SwarmApi:
     """Requests for the ModelSwarms of one namespace. Returns every response, refusals too."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:

@@ -37,7 +37,7 @@ def refusal(*flags: str) -> str:
     raise AssertionError(f"helm took {' '.join(flags)}")
 
 
-def one(objects: list[Object], kind: str, name: str) -> Object:
+def find_object(objects: list[Object], kind: str, name: str) -> Object:
     found = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
     assert len(found) == 1, f"{kind} {name}: {len(found)} of {[_label(o) for o in objects]}"
     return found[0]
@@ -65,7 +65,7 @@ def pods(objects: list[Object]) -> list[Object]:
 
 def arguments(objects: list[Object], component: str) -> list[str]:
     """The flags of operator or gateway, with the pod's name put in as the kubelet does."""
-    deployment = one(objects, "Deployment", f"modelswarm-{component}")
+    deployment = find_object(objects, "Deployment", f"modelswarm-{component}")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return [
         str(word)

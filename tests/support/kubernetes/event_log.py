@@ -52,7 +52,7 @@ class Watch:
         while not self._closed.is_set():
             try:
                 query = {"labelSelector": self._selector, "watch": "1"}
-                for line in self._plain.lines(self._path, self._opened, **query):
+                for line in self._plain.watch_lines(self._path, self._opened, **query):
                     if self._closed.is_set():
                         return
                     event = json.loads(line)
@@ -70,7 +70,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 @dataclass(slots=True)
-class Life:
+class PodTimes:
     """When one pod came, was ready, was to go and was gone; 0: it did not happen (yet)."""
 
     name: str
@@ -84,12 +84,12 @@ class Life:
     restarts: int = 0
 
 
-class Lives:
+class PodLog:
     """Of all server pods of a namespace. `told` hears of every change, in words."""
 
     def __init__(self, told: Callable[[float, str], None] | None = None) -> None:
         self._told = told or (lambda _when, _words: None)
-        self._lives: dict[str, Life] = {}
+        self._lives: dict[str, PodTimes] = {}
         self._changed = threading.Condition()
 
     def seen(self, when: float, kind: str, pod: Json) -> None:
@@ -98,12 +98,12 @@ class Lives:
             life = self._lives.get(meta["name"])
             if life is None:
                 slot = meta["labels"]["modelswarm.io/slot"]
-                life = self._lives[meta["name"]] = Life(meta["name"], slot, created=when)
+                life = self._lives[meta["name"]] = PodTimes(meta["name"], slot, created=when)
                 self._told(when, f"{life.name} is created for slot {slot}")
             self._update(when, kind, pod, life)
             self._changed.notify_all()
 
-    def _update(self, when: float, kind: str, pod: Json, life: Life) -> None:
+    def _update(self, when: float, kind: str, pod: Json, life: PodTimes) -> None:
         life.node = pod["spec"].get("nodeName", "")
         if kind == "DELETED":
             life.gone = when
@@ -124,7 +124,9 @@ class Lives:
             life.unready = when
             self._told(when, f"{life.name} is not Ready")
 
-    def wait(self, what: str, found: Callable[[list[Life]], Life | None], seconds: float) -> Life:
+    def wait(
+        self, what: str, found: Callable[[list[PodTimes]], PodTimes | None], seconds: float
+    ) -> PodTimes:
         """The first pod that `found` picks."""
         deadline = time.monotonic() + seconds
         with self._changed:
@@ -137,18 +139,18 @@ class Lives:
                     raise AssertionError(f"{what}: not within {seconds:g} s; {self._lives}")
                 self._changed.wait(left)
 
-    def back(self, name: str, after: float, seconds: float) -> Life:
+    def wait_ready_again(self, name: str, after: float, seconds: float) -> PodTimes:
         """The same pod, Ready again since then, with a container that was started since then."""
         before = self._lives[name].restarts
 
-        def found(lives: list[Life]) -> Life | None:
+        def found(lives: list[PodTimes]) -> PodTimes | None:
             mine = (life for life in lives if life.name == name)
             good = (life for life in mine if life.ready > after and life.restarts > before)
             return next(good, None)
 
         return self.wait(f"{name} being Ready again", found, seconds)
 
-    def successor(self, of: str, after: float, seconds: float) -> Life:
+    def wait_successor(self, of: str, after: float, seconds: float) -> PodTimes:
         """The pod that was created for the same slot since then, once it is Ready."""
         slot = self._lives[of].slot
         return self.wait(

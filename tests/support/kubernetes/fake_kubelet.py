@@ -109,8 +109,8 @@ class FakeKubelet:
     """For all pods of one namespace. `fate` says how far a pod gets; it is asked again and again."""
 
     def __init__(self, level: ApiLevel, namespace: str, nodes: tuple[str, ...]) -> None:
-        self.fate: Callable[[Json], str]
-        self.lets_go: Callable[[Json], bool]  # whether a deleted pod ends
+        self.target_state: Callable[[Json], str]
+        self.ends_pod: Callable[[Json], bool]  # whether a deleted pod ends
         self.nodes: tuple[str, ...]  # that pods are bound to, in turn
         self._all_nodes = nodes
         self.reset()
@@ -123,8 +123,8 @@ class FakeKubelet:
 
     def reset(self) -> None:
         """Every pod becomes ready, on any node, and ends when it is deleted."""
-        self.fate = lambda pod: READY
-        self.lets_go = lambda pod: True
+        self.target_state = lambda pod: READY
+        self.ends_pod = lambda pod: True
         self.nodes = self._all_nodes
 
     def __enter__(self) -> FakeKubelet:
@@ -153,10 +153,10 @@ class FakeKubelet:
         meta, phase = pod["metadata"], pod["status"].get("phase")
         path = f"{self._path}/{meta['name']}"
         if meta.get("deletionTimestamp"):
-            if self.lets_go(pod):
+            if self.ends_pod(pod):
                 self._plain.delete(path, gracePeriodSeconds=0, preconditions={"uid": meta["uid"]})
             return
-        fate = self.fate(pod)
+        fate = self.target_state(pod)
         if fate == UNBOUND or phase in ("Failed", "Succeeded"):
             return
         if not pod["spec"].get("nodeName"):

@@ -18,7 +18,6 @@ import aiohttp
 from aiohttp import web
 
 from tools.devcluster.control_plane.pki import Pair
-from tools.devcluster.network.ports import free_ports
 
 T = TypeVar("T")
 HOP = {
@@ -69,7 +68,7 @@ class Fault:
     hang: float = 0.0  # seconds without an answer, then the connection goes
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
-    half: bool = False  # the answer breaks off in its middle
+    truncated: bool = False  # the answer breaks off in its middle
 
 
 @dataclass(slots=True, eq=False)
@@ -84,11 +83,12 @@ class FaultProxy:
         self.upstream = upstream
         self.calls: list[Call] = []
         self.fault: Callable[[Call], Fault | None] = lambda call: None
+        self.rewrite: Callable[[Call, bytes], bytes] = lambda call, body: body  # of a request
         self.drops: Callable[[Call, dict[str, Any]], bool] = lambda call, event: False
         self.frozen: set[str] = set()  # plurals whose watches say nothing
         self._ca = ca
         self._own = own
-        self._port = free_ports(1)[0]
+        self._port = 0  # until it listens
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._watches: set[_Watch] = set()
@@ -146,7 +146,8 @@ class FaultProxy:
         await self._runner.setup()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(str(self._own.certificate), str(self._own.key))
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=context).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context).start()
+        self._port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
         for each in self._watches:
@@ -174,20 +175,20 @@ class FaultProxy:
             return _status(fault)
         return await (self._watch if call.watch else self._pass_on)(request, call, fault)
 
-    async def _ask(self, request: web.Request) -> aiohttp.ClientResponse:
+    async def _ask(self, request: web.Request, call: Call) -> aiohttp.ClientResponse:
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP}
         headers["Accept-Encoding"] = "identity"
         return await self._client.request(
             request.method,
             self.upstream + request.raw_path,
             headers=headers,
-            data=await request.read() or None,
+            data=self.rewrite(call, await request.read()) or None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
         )
 
     async def _pass_on(self, request: web.Request, call: Call, fault: Fault) -> web.StreamResponse:
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(request, call)
             body = await answer.read()
         except aiohttp.ClientError:
             return _break(request)
@@ -196,7 +197,7 @@ class FaultProxy:
             fault.after()
             return _break(request)
         headers = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}
-        if fault.half:
+        if fault.truncated:
             response = web.StreamResponse(status=answer.status, headers=headers)
             response.content_length = len(body)
             await response.prepare(request)
@@ -206,7 +207,7 @@ class FaultProxy:
 
     async def _watch(self, request: web.Request, call: Call, fault: Fault) -> web.StreamResponse:
         try:
-            answer = await self._ask(request)
+            answer = await self._ask(request, call)
         except aiohttp.ClientError:
             return _break(request)
         headers = {key: value for key, value in answer.headers.items() if key.lower() not in HOP}

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,19 @@ from pathlib import Path
 import httpx
 from support.kubernetes.api_client import USER, ApiClient
 
-from modelswarm_operator.kube.access_review import Need, lease_needs, needs, node_needs
+from modelswarm_operator.kube.access_review import (
+    Permission,
+    lease_permissions,
+    node_permissions,
+    swarm_permissions,
+)
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.network.ports import free_ports
 from tools.devcluster.waiting import wait_for
 
 ACCOUNT = "operator"
 START_SECONDS = 180.0
+STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forced one
 
 
 def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
@@ -33,9 +38,9 @@ def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = 
     What it may no longer do is refused from here on; what it may do, soon.
     """
     left_out = set(without)
-    rules = _rules([*needs(), *lease_needs()], left_out)
-    node_rules = _rules(list(node_needs()), left_out)
-    level.kubectl.within(namespace).apply(
+    rules = _rules([*swarm_permissions(), *lease_permissions()], left_out)
+    node_rules = _rules(list(node_permissions()), left_out)
+    level.kubectl.in_namespace(namespace).apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}},
         {**_role("Role", ACCOUNT), "rules": rules},
         _binding("RoleBinding", "Role", ACCOUNT, namespace),
@@ -44,19 +49,19 @@ def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = 
     )
     if left_out:
         with ApiClient(level) as plain:
-            for need in (*needs(), *lease_needs(), *node_needs()):
+            for need in (*swarm_permissions(), *lease_permissions(), *node_permissions()):
                 if (need.resource, need.verb) in left_out:
                     what = f"{need.verb} {need.resource} to be refused"
                     wait_for(what, partial(_is_refused, plain, namespace, need), 30, every=0.02)
 
 
-def _is_refused(plain: ApiClient, namespace: str, need: Need) -> bool:
+def _is_refused(plain: ApiClient, namespace: str, need: Permission) -> bool:
     where = namespace if need.kind.namespaced else ""
     user = USER.format(namespace, ACCOUNT)
-    return not plain.may(user, need.verb, need.resource, where, need.kind.group)
+    return not plain.is_allowed(user, need.verb, need.resource, where, need.kind.group)
 
 
-def _rules(wanted: list[Need], left_out: set[tuple[str, str]]) -> list[dict[str, list[str]]]:
+def _rules(wanted: list[Permission], left_out: set[tuple[str, str]]) -> list[dict[str, list[str]]]:
     return [
         {"apiGroups": [need.kind.group], "resources": [need.resource], "verbs": [need.verb]}
         for need in wanted
@@ -133,11 +138,10 @@ class Operator:
             self._process.kill()
             self._process.wait(10)
 
-    def stop(self, seconds: float = 5.0) -> tuple[int, float]:
-        """Exit code and the seconds it took."""
-        began = time.monotonic()
+    def stop(self, seconds: float = STOP_SECONDS) -> int:
+        """Ask it to stop, and return the exit code."""
         self.send(signal.SIGTERM)
-        return self.process.wait(seconds), time.monotonic() - began
+        return self.process.wait(seconds)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         wait_for("the operator to be ready", self.is_ready, seconds, every=0.05, explain=self.text)

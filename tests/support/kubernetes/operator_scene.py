@@ -45,13 +45,13 @@ class Scene:
     level: ApiLevel
     namespace: str
     folder: Path
-    plain: ApiClient
+    client: ApiClient
     kubelet: FakeKubelet
     proxy: FaultProxy
     kubeconfig: Path  # of the operator, through the proxy
     operator: Operator
 
-    def another(self, *flags: str, elect: bool = False, direct: bool = False) -> Operator:
+    def another_operator(self, *flags: str, elect: bool = False, direct: bool = False) -> Operator:
         config = self.account(direct=True) if direct else self.kubeconfig
         return Operator(config, self.namespace, self.folder, *flags, elect=elect)
 
@@ -61,30 +61,30 @@ class Scene:
 
     def apply(self, document: Json) -> None:
         path, name = SWARMS.format(self.namespace), document["metadata"]["name"]
-        if self.plain.find(f"{path}/{name}") is None:
-            self.plain.post(path, document)
+        if self.client.find(f"{path}/{name}") is None:
+            self.client.post(path, document)
         else:
             self.edit(name, **document["spec"])
 
     def edit(self, name: str = "counting", **spec: Any) -> Json:
         """What is stored now."""
-        return self.plain.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
+        return self.client.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
 
     def annotate(self, name: str, **annotations: str | None) -> None:
         marked = {
             f"modelswarm.io/{key.replace('_', '-')}": each for key, each in annotations.items()
         }
         path = f"{SWARMS.format(self.namespace)}/{name}"
-        self.plain.patch(path, {"metadata": {"annotations": marked}})
+        self.client.patch(path, {"metadata": {"annotations": marked}})
 
-    def remove(self, name: str = "counting", **options: Any) -> None:
-        self.plain.delete(f"{SWARMS.format(self.namespace)}/{name}", **options)
+    def delete_swarm(self, name: str = "counting", **options: Any) -> None:
+        self.client.delete(f"{SWARMS.format(self.namespace)}/{name}", **options)
 
-    def stored(self, name: str = "counting") -> Json | None:
-        return self.plain.find(f"{SWARMS.format(self.namespace)}/{name}")
+    def stored_swarm(self, name: str = "counting") -> Json | None:
+        return self.client.find(f"{SWARMS.format(self.namespace)}/{name}")
 
     def status(self, name: str = "counting") -> Json:
-        return (self.stored(name) or {}).get("status") or {}
+        return (self.stored_swarm(name) or {}).get("status") or {}
 
     def condition(self, kind: str, name: str = "counting") -> Json:
         for each in self.status(name).get("conditions") or ():
@@ -94,24 +94,24 @@ class Scene:
 
     def pods(self, name: str = "counting") -> list[Json]:
         selector = f"modelswarm.io/swarm={name},modelswarm.io/role=server"
-        return self.plain.items(PODS.format(self.namespace), labelSelector=selector)
+        return self.client.items(PODS.format(self.namespace), labelSelector=selector)
 
-    def live(self, name: str = "counting") -> list[Json]:
+    def live_pods(self, name: str = "counting") -> list[Json]:
         return [pod for pod in self.pods(name) if not pod["metadata"].get("deletionTimestamp")]
 
     def delete_pod(self, pod: Json | str, **options: Any) -> None:
         name = pod if isinstance(pod, str) else pod["metadata"]["name"]
-        self.plain.delete(f"{PODS.format(self.namespace)}/{name}", **options)
+        self.client.delete(f"{PODS.format(self.namespace)}/{name}", **options)
 
     def is_settled(self, name: str = "counting", servers: int = 4) -> bool:
         """Ready, of the newest generation, and as many pods as wanted, none of them going."""
-        found = self.stored(name) or {}
+        found = self.stored_swarm(name) or {}
         status = found.get("status") or {}
         fresh = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
         states = {each["type"]: each["status"] for each in status.get("conditions") or ()}
         pods = self.pods(name)
         good = states.get("Ready") == "True" and states.get("Progressing") == "False"
-        return fresh and good and len(pods) == servers == len(self.live(name))
+        return fresh and good and len(pods) == servers == len(self.live_pods(name))
 
     def settle(
         self, name: str = "counting", servers: int = 4, seconds: float = SETTLED_SECONDS
@@ -127,11 +127,11 @@ class Scene:
     def wait(self, what: str, look: Callable[[], Any], seconds: float = SETTLED_SECONDS) -> Any:
         return wait_for(what, look, seconds, every=0.05, explain=self.explain)
 
-    def gone(self, name: str = "counting", seconds: float = SETTLED_SECONDS) -> None:
+    def wait_gone(self, name: str = "counting", seconds: float = SETTLED_SECONDS) -> None:
         """O4: the swarm and its pods (its Services and budgets go by the garbage collector)."""
         self.wait(
             f"{name} and its pods to go",
-            lambda: self.stored(name) is None and not self.pods(name),
+            lambda: self.stored_swarm(name) is None and not self.pods(name),
             seconds,
         )
 
@@ -140,7 +140,7 @@ class Scene:
         status, end = self.status(name), self.operator.text()[-5000:]
         return f"{shown(status)}\n{pods}\n{self.kubelet.errors[-3:]}\n{end}"
 
-    def made(self) -> list[str]:
+    def created_pods(self) -> list[str]:
         """O2: who created pods, through the proxy: one path per pod that the server made."""
         return [
             call.path
@@ -162,8 +162,8 @@ class Scene:
             for pod in self.pods(name)
         ]
         root = f"/namespaces/{self.namespace}"
-        services = self.plain.items(f"/api/v1{root}/services")
-        budgets = self.plain.items(f"/apis/policy/v1{root}/poddisruptionbudgets")
+        services = self.client.items(f"/api/v1{root}/services")
+        budgets = self.client.items(f"/apis/policy/v1{root}/poddisruptionbudgets")
         return {
             "pods": sorted(pods),
             "status": _without_times(self.status(name)),
@@ -175,11 +175,13 @@ class Scene:
             ),
         }
 
-    def check(self, name: str = "counting") -> None:
+    def check_invariants(self, name: str = "counting") -> None:
         """O3, O5 and O7."""
-        slots = Counter(pod["metadata"]["labels"]["modelswarm.io/slot"] for pod in self.live(name))
+        slots = Counter(
+            pod["metadata"]["labels"]["modelswarm.io/slot"] for pod in self.live_pods(name)
+        )
         assert all(count == 1 for count in slots.values()), slots
-        found = self.stored(name)
+        found = self.stored_swarm(name)
         if found is not None and "status" in found:
             assert found["status"]["observedGeneration"] <= found["metadata"]["generation"]
             for each in found["status"]["conditions"]:
@@ -188,7 +190,7 @@ class Scene:
                 assert each["lastTransitionTime"], each
         self.operator.check_log()
 
-    def rest(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
+    def wait_quiet(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
         """Until nothing was written for so many seconds: what follows readiness (children, say) has come to its end."""
         began = quiet_since = time.monotonic()
         count = len(self.writes())
@@ -205,20 +207,20 @@ class Scene:
         new = [f"{call.verb} {call.path}" for call in self.proxy.calls[before:] if call.writes]
         assert not new, f"{new}\n{self.explain()}"
 
-
     def clean(self) -> None:
         """End all faults and remove everything that a test has left in the namespace."""
         self.proxy.fault = lambda call: None
         self.proxy.drops = lambda call, event: False
+        self.proxy.rewrite = lambda call, body: body
         self.proxy.frozen.clear()
         self.kubelet.reset()
-        for found in self.plain.items(SWARMS.format(self.namespace)):
+        for found in self.client.items(SWARMS.format(self.namespace)):
             self.annotate(found["metadata"]["name"], protect=None)
-            self.remove(found["metadata"]["name"])
-        self.wait("no swarm", lambda: not self.plain.items(SWARMS.format(self.namespace)), 60)
+            self.delete_swarm(found["metadata"]["name"])
+        self.wait("no swarm", lambda: not self.client.items(SWARMS.format(self.namespace)), 60)
         for path in LEFTOVERS:
-            self.plain.delete(path.format(self.namespace), gracePeriodSeconds=0)
-        self.wait("no pod", lambda: not self.plain.items(PODS.format(self.namespace)), 60)
+            self.client.delete(path.format(self.namespace), gracePeriodSeconds=0)
+        self.wait("no pod", lambda: not self.client.items(PODS.format(self.namespace)), 60)
         self.operator.check_log()
         self.operator.forget_log()
         self.proxy.calls.clear()
@@ -285,10 +287,10 @@ class SharedScene:
     @contextmanager
     def use(self) -> Iterator[Scene]:
         """The scene for one test; it must hold no swarm, no pod and no fault at the beginning."""
-        scene = self._scene or self._open()
+        current = self._scene or self._open()
         try:
-            yield scene
-            scene.clean()
+            yield current
+            current.clean()
         except BaseException:
             self._drop()
             raise

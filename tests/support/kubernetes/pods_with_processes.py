@@ -50,11 +50,11 @@ class PodSwarm(HashSwarm):
         super().__init__(root, context=CONTEXT)
         self.found_by = ()
         self.api, self.namespace = api, namespace
-        self.kubectl = api.kubectl.within(namespace)
+        self.kubectl = api.kubectl.in_namespace(namespace)
         self.addresses: dict[str, str] = {}
         self._lives: dict[str, tuple[str, ...]] = {}
 
-    def pod(
+    def start_pod(
         self,
         name: str,
         blocks: str,
@@ -94,12 +94,12 @@ class PodSwarm(HashSwarm):
         if serves:
             self.run(name)
         else:
-            self.tell(name)
+            self.set_pod_status(name)
 
-    def all_of(self, spans: Mapping[str, str], *flags: str, model: str = MODEL) -> None:
+    def start_pods(self, spans: Mapping[str, str], *flags: str, model: str = MODEL) -> None:
         """Pods by name and blocks, all ready."""
         for name, blocks in spans.items():
-            self.pod(name, blocks, *flags, model=model, serves=False)
+            self.start_pod(name, blocks, *flags, model=model, serves=False)
             self.launch(name)
         for name in spans:
             self.wait_serves(name)
@@ -121,7 +121,7 @@ class PodSwarm(HashSwarm):
 
     def wait_serves(self, name: str) -> None:
         eventually(f"{name} serves", lambda: self.serves(name))
-        self.tell(name, ready=True)
+        self.set_pod_status(name, ready=True)
 
     def serves(self, name: str) -> bool:
         try:
@@ -130,7 +130,7 @@ class PodSwarm(HashSwarm):
         except httpx.TransportError:
             return False
 
-    def tell(self, name: str, *, phase: str = "Running", ready: bool = False) -> None:
+    def set_pod_status(self, name: str, *, phase: str = "Running", ready: bool = False) -> None:
         """What a kubelet would say of it."""
         address = self.addresses[name]
         said = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}
@@ -148,17 +148,17 @@ class PodSwarm(HashSwarm):
         patch = json.dumps({"status": status})
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
-    def delete(self, name: str) -> None:
+    def delete_pod(self, name: str) -> None:
         """From now on it is Terminating; its process knows nothing of it."""
         self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=60")
 
-    def bury(self, name: str) -> None:
+    def remove_pod(self, name: str) -> None:
         """Its process ends, and the pod is gone."""
         self.kill(name, signal.SIGTERM)
         self.processes[name].wait(10)
         self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
 
-    def allow(self) -> Path:
+    def make_kubeconfig(self) -> Path:
         """A kubeconfig with the rights that the chart gives a gateway in one namespace, and no others."""
         if self.kubectl.find("serviceaccount", ACCOUNT) is None:
             self.kubectl("create", "serviceaccount", ACCOUNT)
@@ -170,7 +170,13 @@ class PodSwarm(HashSwarm):
 
     def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Doors:
         """A gateway that knows the pods; with `whole`, it is linked to so many servers."""
-        where = ("--kubernetes", "--namespace", self.namespace, "--kubeconfig", str(self.allow()))
+        where = (
+            "--kubernetes",
+            "--namespace",
+            self.namespace,
+            "--kubeconfig",
+            str(self.make_kubeconfig()),
+        )
         doors = self.gateway(*where, *flags, name=name)
         if whole:
             eventually(f"{whole} servers are linked", lambda: self.linked(doors) == whole)

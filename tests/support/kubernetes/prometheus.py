@@ -23,8 +23,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import pytest
 from support.kubernetes.api_client import ApiClient, Json
+from support.kubernetes.requirements import require
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -49,7 +49,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PanelQuery:
     """One question of a panel, and what came back."""
 
     row: str
@@ -99,7 +99,7 @@ class Prometheus:
             if target["labels"]["job"] == job and target["health"] == "up"
         ]
 
-    def troubles(self) -> list[str]:
+    def target_errors(self) -> list[str]:
         """What it finds wrong with its targets; that it has none, if so."""
         active = self._ask("targets", state="active")["activeTargets"]
         found = [
@@ -118,11 +118,11 @@ class Prometheus:
 
 
 def binary(name: str) -> str:
-    """`prometheus` or `promtool`; the test is skipped on a machine without them."""
+    """Return the path of `prometheus` or `promtool`; a machine may lack them."""
     found = shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed: apt-get install prometheus")
-    return found
+        require([f"{name} is not installed (apt-get install prometheus)"])
+    return found or name
 
 
 def lint(shown: bytes) -> str:
@@ -134,7 +134,7 @@ def lint(shown: bytes) -> str:
 
 
 @contextmanager
-def scraping(settings: Json, folder: Path) -> Iterator[Prometheus]:
+def run_prometheus(settings: Json, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus of its own, on a free port of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / "prometheus.yml"
@@ -230,7 +230,9 @@ class Targets:
 
 
 @contextmanager
-def following(level: ApiLevel, targets: Targets, namespaces: Sequence[str] = ()) -> Iterator[None]:
+def follow_pods(
+    level: ApiLevel, targets: Targets, namespaces: Sequence[str] = ()
+) -> Iterator[None]:
     """Keeps them up to date with the pods; no namespaces: of all."""
     stop = threading.Event()
     with ApiClient(level) as plain:
@@ -293,21 +295,21 @@ def config(targets: Targets, every: str = "1s") -> Json:
 
 def check_panels(
     dashboard: Json, prometheus: Prometheus, rows: Collection[str] = (), window: str = "5m"
-) -> list[Asked]:
+) -> list[PanelQuery]:
     """Every question of every panel of these rows (none given: of all), as Grafana asks it with all chosen."""
-    asked: list[Asked] = []
+    asked: list[PanelQuery] = []
     row = ""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             row = panel["title"]
         elif not rows or row in rows:
             for target in panel["targets"]:
-                expr = filled(target["expr"], window)
-                asked.append(Asked(row, panel["title"], expr, prometheus.query(expr)))
+                expr = fill_variables(target["expr"], window)
+                asked.append(PanelQuery(row, panel["title"], expr, prometheus.query(expr)))
     return asked
 
 
-def summary(asked: Sequence[Asked], prometheus: Prometheus) -> str:
+def summary(asked: Sequence[PanelQuery], prometheus: Prometheus) -> str:
     """In words, for whoever reads the test's output."""
     seconds = prometheus.number("sum(modelswarm_gateway_recovery_seconds_sum)")
     times = prometheus.number("sum(modelswarm_gateway_recovery_seconds_count)")
@@ -319,7 +321,7 @@ def summary(asked: Sequence[Asked], prometheus: Prometheus) -> str:
     )
 
 
-def filled(expr: str, window: str) -> str:
+def fill_variables(expr: str, window: str) -> str:
     """With its variables replaced."""
     for name, value in {
         "$__rate_interval": window,

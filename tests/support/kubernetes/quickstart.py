@@ -61,9 +61,9 @@ class Quickstart:
         return done.stdout
 
 
-def remove(cluster: RealCluster) -> None:
+def remove_installation(cluster: RealCluster) -> None:
     """Whatever a run before left, in whatever state: the operator that would let a swarm go may be gone already."""
-    kubectl = cluster.kubectl.within(NAMESPACE)
+    kubectl = cluster.kubectl.in_namespace(NAMESPACE)
     if cluster.kubectl.find("crd", CRD) is not None:
         kubectl("delete", "modelswarms", "--all", "--wait=false")
         for found in kubectl.items("modelswarms"):

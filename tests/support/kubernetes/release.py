@@ -17,10 +17,9 @@ from itertools import pairwise
 import grpc
 import httpx
 from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json
-from support.kubernetes.event_log import Lives, Watch
+from support.kubernetes.event_log import PodLog, Watch
 from support.kubernetes.quickstart import NAMESPACE
 from support.processes.streams import Ask, Stream
-from support.processes.swarm import metrics, total
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.protocol.identity import name_of
@@ -54,7 +53,7 @@ class Timeline:
         self.add(when, words)
         return when
 
-    def told(self, since: float) -> list[str]:
+    def lines_since(self, since: float) -> list[str]:
         with self._lock:
             marks = sorted(mark for mark in self._marks if mark[0] >= since - 0.005)
         return [f"t+{max(0.0, when - since):.2f} {words}" for when, words in marks]
@@ -73,16 +72,16 @@ class Release:
 
     def __init__(self, cluster: RealCluster, plain: ApiClient, stack: ExitStack) -> None:
         self.cluster = cluster
-        self.kubectl: Kubectl = cluster.kubectl.within(NAMESPACE)
-        self.plain = plain
+        self.kubectl: Kubectl = cluster.kubectl.in_namespace(NAMESPACE)
+        self.client = plain
         self.timeline = Timeline()
-        self.lives = Lives(self.timeline.add)
+        self.pod_log = PodLog(self.timeline.add)
         self._told: dict[str, str] = {}  # the last words of each condition, and Events by uid
         self._stack = stack
         service = self.kubectl.get("service", "modelswarm-gateway")
         self.address = str(service["spec"]["clusterIP"])
         for path, selector, seen in (
-            (PODS, SERVERS, self.lives.seen),
+            (PODS, SERVERS, self.pod_log.seen),
             (SWARMS, "", self._swarm_seen),
             (EVENTS, "", self._event_seen),
         ):
@@ -113,7 +112,7 @@ class Release:
         self._stack.callback(channel.close)
         return Stream(api_pb2_grpc.InferenceStub(channel), ask)
 
-    def carried(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
+    def find_route(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
         """Of the only stream that runs."""
 
         def look() -> StreamRoute | None:
@@ -141,29 +140,22 @@ class Release:
     def gateways(self) -> dict[str, str]:
         """Running pods and their addresses."""
         selector = "app.kubernetes.io/component=gateway"
-        pods = self.plain.items(PODS.format(NAMESPACE), labelSelector=selector)
+        pods = self.client.items(PODS.format(NAMESPACE), labelSelector=selector)
         return {
             pod["metadata"]["name"]: pod["status"]["podIP"]
             for pod in pods
             if pod["status"].get("podIP") and pod["status"]["phase"] == "Running"
         }
 
-    def reroutes(self) -> float:
-        """Of all gateways so far."""
-        return sum(self._counted(address) for address in self.gateways().values())
-
-    def _counted(self, address: str) -> float:
-        return total(metrics(f"{address}:{METRICS}"), "modelswarm_gateway_reroutes_total")
-
     # ---- pods
 
     def pod(self, name: str) -> Json | None:
-        return self.plain.find(f"{PODS.format(NAMESPACE)}/{name}")
+        return self.client.find(f"{PODS.format(NAMESPACE)}/{name}")
 
     def pods(self, swarm: str = "") -> list[Json]:
         """Server pods of one swarm, or of all."""
         chosen = f"{SERVERS},modelswarm.io/swarm={swarm}" if swarm else SERVERS
-        return self.plain.items(PODS.format(NAMESPACE), labelSelector=chosen)
+        return self.client.items(PODS.format(NAMESPACE), labelSelector=chosen)
 
     def node_of(self, name: str) -> str:
         found = self.pod(name)
@@ -174,20 +166,20 @@ class Release:
         """As `kubectl delete pod` (`--force`), without kubectl's own start; when it was asked."""
         when = self.timeline.now(f"pod {name} is deleted{' by force' if force else ''}")
         options = {"gracePeriodSeconds": 0} if force else {}
-        self.plain.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
+        self.client.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
         return when
 
     # ---- the operator
 
-    def operator(self) -> str:
+    def leader(self) -> str:
         """Who leads, as it calls itself: its pod's name, "_" and a mark of this life; "" while nobody does."""
-        (lease,) = self.plain.items(LEASES.format(NAMESPACE))
+        (lease,) = self.client.items(LEASES.format(NAMESPACE))
         return str(lease["spec"].get("holderIdentity") or "")
 
     # ---- the swarm
 
     def swarm(self) -> Json:
-        return self.plain.get(f"{SWARMS.format(NAMESPACE)}/{SWARM}")
+        return self.client.get(f"{SWARMS.format(NAMESPACE)}/{SWARM}")
 
     def conditions(self) -> dict[str, Json]:
         told = self.swarm().get("status", {}).get("conditions", ())
@@ -230,7 +222,7 @@ class Release:
     def events(self) -> list[str]:
         """Reasons of the swarm's Events, oldest first."""
         field = "involvedObject.kind=ModelSwarm"
-        found = self.plain.items(EVENTS.format(NAMESPACE), fieldSelector=field)
+        found = self.client.items(EVENTS.format(NAMESPACE), fieldSelector=field)
         return [each["reason"] for each in found]
 
     def _swarm_seen(self, when: float, kind: str, swarm: Json) -> None:

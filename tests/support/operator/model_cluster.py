@@ -32,7 +32,7 @@ from modelswarm_operator.reconcile.state.observed import (
     PodView,
     SetFinalizer,
     SwarmView,
-    Tell,
+    RecordEvent,
     WriteStatus,
 )
 from modelswarm_operator.reconcile.state.policy import Policy
@@ -107,7 +107,7 @@ class World:
     poison: Callable[[Pod], bool] = lambda pod: False
     inspected: Callable[[Pod], tuple[int, str]] = lambda pod: (0, demo_facts())
     rejected: dict[str, str] = field(default_factory=dict)
-    told: list[Tell] = field(default_factory=list)
+    told: list[RecordEvent] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     used: dict[int, str] = field(default_factory=dict)  # incarnation -> slot, of all times
     writes: int = 0
@@ -129,7 +129,7 @@ class World:
             resource_version=str(self.version),
             annotations=dict(self.annotations),
             finalizers=tuple(self.finalizers),
-            deleting=self.deleting,
+            is_deleting=self.deleting,
             spec=Spec.model_validate(self.spec),
             spec_problem="",
             status=copy.deepcopy(self.status),
@@ -165,7 +165,7 @@ class World:
         for action in list(decision.actions)[:most]:
             if not self.carry_out(action, seen):
                 break
-        self.wake_at = decision.wake_at
+        self.wake_at = decision.requeue_at
         return decision
 
     def carry_out(self, action: object, seen: Observed) -> bool:
@@ -187,7 +187,7 @@ class World:
                 self._apply(manifest)
             case DeleteChild(kind, name, _):
                 self.children.pop((kind, name), None)
-            case Tell():
+            case RecordEvent():
                 self.told.append(action)
             case _:
                 raise AssertionError(f"no such action: {action}")

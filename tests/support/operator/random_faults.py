@@ -203,7 +203,7 @@ class Storm:
                 pod.view.ready and pod.view.deleting_since is None and not pod.over and not kept
                 and not labelled_kept and node is not None and node.ready and not node.out_of_service
             ):  # fmt: skip
-                generation = pod.view.annotations.get(names.GENERATION, "")
+                generation = pod.view.annotations.get(names.MODEL_HASH, "")
                 if not generation:
                     continue  # an inspection whose label somebody changed
                 cover = found.setdefault(generation, [0] * 8)
@@ -249,9 +249,9 @@ class Storm:
         for number in range(most):
             decision = world.turn()
             quiet = 0 if decision.actions else quiet + 1
-            if quiet > 6 and decision.wake_at is None:
+            if quiet > 6 and decision.requeue_at is None:
                 return number
-            ahead = 1.0 if quiet <= 6 or decision.wake_at is None else decision.wake_at - world.now
+            ahead = 1.0 if quiet <= 6 or decision.requeue_at is None else decision.requeue_at - world.now
             world.pass_time(max(ahead, 0.5))
         raise AssertionError(f"no end after {most} rounds: {world.log[-15:]} {world.todo()}")
 

@@ -51,7 +51,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that one request was given."""
+    """Everything that one request received. Without `finish` it was cancelled, and is the beginning of an answer."""
 
     ask: Ask
     tokens: tuple[int, ...]
@@ -65,11 +65,12 @@ class Answer:
 
 
 class Stream:
-    """A request under way, read by a thread of its own."""
+    """A running request, read by a thread of its own."""
 
     def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
         self.ask = ask
         self._parts: list[api_pb2.GenerateResponse] = []
+        self._count = 0
         self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
         self._error: grpc.RpcError | None = None
         self._done = False
@@ -83,6 +84,7 @@ class Stream:
             for part in self._call:
                 with self._changed:
                     self._parts.append(part)
+                    self._count += len(part.token_ids)
                     if part.token_ids:
                         self.times.append(time.perf_counter())
                     self._changed.notify_all()
@@ -95,8 +97,7 @@ class Stream:
     @property
     def count(self) -> int:
         """Tokens that have come."""
-        with self._changed:
-            return sum(len(part.token_ids) for part in self._parts)
+        return self._count
 
     @property
     def done(self) -> bool:
@@ -104,28 +105,38 @@ class Stream:
             return self._done
 
     def wait_tokens(self, count: int) -> None:
-        """Until so many tokens have come; the stream must not end before."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._done or sum(len(part.token_ids) for part in self._parts) >= count,
-                ANSWER_SECONDS,
-            )
+        """Wait until so many tokens have come; the stream must not end before."""
+        self._wait(count)
         assert self.count >= count, f"{self.count} tokens came: {self._error}"
 
+    def read_and_cancel(self, count: int) -> Answer:
+        """Return what came until there were `count` tokens, or the whole answer if it was shorter."""
+        self._wait(count)
+        self.cancel()
+        heard, error = self.heard()
+        if error is not None and error.code() is not grpc.StatusCode.CANCELLED:
+            raise error
+        assert heard.finish or self.count >= count, f"only {self.count} tokens came"
+        return heard
+
+    def _wait(self, count: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or self._count >= count, ANSWER_SECONDS)
+
     def cancel(self) -> None:
-        """As a client does that loses interest."""
+        """Cancel the call, as a client does that has read enough."""
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._thread.join()
 
     def answer(self) -> Answer:
-        """All of it; raises the grpc.RpcError that ended it."""
+        """Return the whole answer, or raise the grpc.RpcError that ended it."""
         heard, error = self.heard()
         if error is not None:
             raise error
         return heard
 
     def heard(self) -> tuple[Answer, grpc.RpcError | None]:
-        """What came until it ended, and the error that ended it, if one did."""
+        """Return what came until the stream ended, and the error that ended it, if one did."""
         self._thread.join()
         parts = self._parts
         answer = Answer(

@@ -1,7 +1,7 @@
 """Swarms of real processes on this machine, and what tests ask of them: streams, kills, metrics.
 
-`Running` is a `LocalSwarm`, the product's own class that `up` uses. `HashSwarm` starts each server and gateway by itself,
-for tests that need odd ones. Used by tests of processes and of chaos. What is right is not known here: see `oracles.py`.
+`Running` is a `LocalSwarm`, the product's own class that `up` uses. `HashSwarm` starts each server and gateway by
+itself, for tests that need odd ones. Used by tests of processes and of chaos. Correct tokens are known to `oracles.py`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, St
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
-from modelswarm.local.members import Member
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import SwarmPlan
+from modelswarm.process.run_files import MemberFile
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
@@ -51,7 +51,7 @@ READY_SECONDS = 120.0  # for processes to start; the machine may be busy
 EMPTY_SECONDS = 30.0  # until the pages of sessions that have ended are free
 PAGES = "modelswarm_server_kv_pages"
 COUNTED_SECONDS = 0.15  # after this, a server's metrics show at least what was true before it
-PATIENT = ("--silence", "20", "--fence", "30")
+PATIENT = ("--suspect-after", "20", "--fence-timeout", "30")
 """Flags of a gateway in tests that are not about silence: there, a server that gets no processor for seconds is no
 fault, and a recovery is counted exactly."""
 HASH = LocalSettings(hash_model=True, publish=False, flags={GATEWAY_JOB: PATIENT})
@@ -128,7 +128,7 @@ class Running:
             resumed=int(total(values, "modelswarm_gateway_recoveries_total", 'outcome="resumed"')),
         )
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[MemberFile]:
         return [server.member for server in self.local.servers if server.member is not None]
 
     def rows(self, name: str = "") -> dict[str, int]:
@@ -275,7 +275,7 @@ def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Where a gateway can be reached."""
+    """Addresses of a gateway."""
 
     http: str
     grpc: str
@@ -353,7 +353,7 @@ class HashSwarm:
         self, *flags: str, name: str = "gateway", ready: bool = True, detects_silence: bool = False
     ) -> Doors:
         """Start a gateway that waits for silent servers, unless `detects_silence` or a flag says otherwise."""
-        if not detects_silence and not {"--hold", "--silence"} & set(flags):
+        if not detects_silence and not {"--hold-limit", "--suspect-after"} & set(flags):
             flags = (*PATIENT, *flags)
         (self.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
         announced = self.root / f"{name}.json"

@@ -12,9 +12,9 @@ from typing import Any
 from support.simulator.network import Endpoint
 from support.simulator.server_process import ServerProcess, Tools
 
+from modelswarm.protocol.heartbeat import HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
 from modelswarm.protocol.messages import Fence, Heartbeat, Item, Lane, Send, reply_address
-from modelswarm_gateway.beats import BeatTimer
 from modelswarm_gateway.core.interface.effects import Effect, Unlink
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.views import SessionView
@@ -48,7 +48,7 @@ class GatewayProcess:
         self.ready_at = tools.clock.now + READY  # it knows who is there
         self._fences_left: int | None = None  # until it dies
         self._die: Callable[[], None] = lambda: None
-        self._beats = BeatTimer()
+        self._heartbeats = HeartbeatTimer.for_gateway()
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw
         )
@@ -111,12 +111,12 @@ class GatewayProcess:
 
     def linked(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
-        self._beats.join(other.address.peer)
+        self._heartbeats.on_peer_connected(other.address.peer)
         self.core.connected(other.hello, self._tools.clock.now)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
-        self._beats.leave(peer)
+        self._heartbeats.on_peer_lost(peer)
         self.core.disconnected(peer, self._tools.clock.now)
         self.later(self._rng.uniform(0.005, 0.1), self._dial, peer)
         self.pump()
@@ -157,7 +157,7 @@ class GatewayProcess:
                 return
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
-                self._beats.sent(effect.to.peer, self._tools.clock.now)
+                self._heartbeats.on_sent(effect.to.peer, self._tools.clock.now)
             elif isinstance(effect, Unlink):
                 self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
@@ -179,7 +179,7 @@ class GatewayProcess:
         now = self._tools.clock.now
         self.core.tick(now)
         self.pump()
-        for peer in self._beats.due(now, self.core.live):
+        for peer in self._heartbeats.take_due(now, self.core.live):
             send = Send(reply_address(peer), Lane.LIVE, Heartbeat())
             self._tools.network.send(self.address.peer, send)
         self.later(TICK, self.tick)

@@ -15,7 +15,7 @@ from support.simulator.network import Endpoint, Network
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Trace
 
-from modelswarm.protocol.heartbeat import BUSY_SECONDS
+from modelswarm.protocol.heartbeat import BUSY_SECONDS, HeartbeatTimer
 from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,10 +30,9 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_serving.beats import BeatTimer
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Task, BatchItem
+from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
 from modelswarm_serving.model.hash_model import HashModel
 
 MODEL = "hash"
@@ -107,7 +106,7 @@ class ServerProcess:
         self.sees_go = sees_go
         self._work: Sequence[Task] = ()
         self._frozen_until = 0.0
-        self._beats = BeatTimer(lambda: self._rng.random())
+        self._heartbeats = HeartbeatTimer.for_server(lambda: self._rng.random())
         self._rng = random.Random(f"server/{tools.scenario.seed}/{name}/{boot}")
 
     @property
@@ -137,11 +136,11 @@ class ServerProcess:
         role = Role.SERVER if other.address.target else Role.GATEWAY
         self.core.on_peer_connected(other.address.peer, role, self._tools.clock.now)
         if role is Role.GATEWAY:
-            self._beats.join(other.address.peer)
+            self._heartbeats.on_peer_connected(other.address.peer)
         self._pump()
 
     def unlinked(self, peer: PeerId) -> None:
-        self._beats.leave(peer)
+        self._heartbeats.on_peer_lost(peer)
         self.core.on_peer_lost(peer, self._tools.clock.now)
         self._pump()
 
@@ -199,7 +198,7 @@ class ServerProcess:
         clock.after(BUSY_SECONDS, self.tick)
 
     def _beat(self) -> None:
-        due = self._beats.due(self._tools.clock.now, self.core.busy_gateways)
+        due = self._heartbeats.take_due(self._tools.clock.now, self.core.busy_gateways)
         if due:
             beat = self.core.heartbeat()
             for peer in due:
@@ -218,7 +217,7 @@ class ServerProcess:
         for send in core.take_sends():
             if chance and isinstance(send.item, FenceAck) and self._rng.random() < chance:
                 self._evict(send.item.server_handle)
-            self._beats.sent(send.to.peer, now)
+            self._heartbeats.on_sent(send.to.peer, now)
             self._send(send)
 
     def _step_time(self) -> float:

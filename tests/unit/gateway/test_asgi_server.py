@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Receive, Scope, Send
 
-from modelswarm_gateway.api.asgi_server import WebServer, bind
+from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 
 ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
@@ -17,7 +17,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_a_new_connection_gets_its_answer_and_an_idle_one_is_closed() -> None:
-    server = WebServer(app, bind("--http", "127.0.0.1:0"))
+    server = AsgiServer(app, bind_socket("--http", "127.0.0.1:0"))
     await server.start()
     host, _, port = server.target.partition(":")
     idle, to_idle = await asyncio.open_connection(host, int(port))
@@ -25,7 +25,7 @@ async def test_a_new_connection_gets_its_answer_and_an_idle_one_is_closed() -> N
     assert b"503" in await asyncio.wait_for(idle.readline(), 5)
     new, to_new = await asyncio.open_connection(host, int(port))
     await asyncio.sleep(0.1)  # so that it is accepted
-    server.close_idle()
+    server.close_idle_connections()
     async with asyncio.timeout(5):
         await idle.read()  # until its end
         to_new.write(ASK)

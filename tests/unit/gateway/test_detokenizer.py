@@ -9,11 +9,11 @@ import pytest
 from support.models.tokenizers import BYTES_FROM, byte_level, encode_bytes, sentencepiece_like
 from tokenizers import Tokenizer
 
-from modelswarm_gateway.models.detokenizer import LONGEST_WAIT, Detokeniser
+from modelswarm_gateway.models.detokenizer import LONGEST_WAIT, Detokenizer
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    detokeniser = Detokeniser(tokenizer, before)
+    detokeniser = Detokenizer(tokenizer, before)
     return [*(detokeniser.feed(token) for token in ids), detokeniser.flush()]
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from modelswarm.protocol.identity import Address
-from modelswarm_gateway.discovery.dialer import FIRST_PAUSE, GONE, LONGEST_PAUSE, Directory
-from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.dialer import DEAD_SECONDS, FIRST_PAUSE, MAX_PAUSE, Dialer
+from modelswarm_gateway.discovery.file_source import FileSource
 
 
 class Watched:
@@ -16,7 +16,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 100.0
         self.dialled: list[str] = []
-        self.directory = Directory(MembersFolder(folder), self._dial, lambda: self.now)
+        self.directory = Dialer(FileSource(folder), self._dial, lambda: self.now)
 
     def _dial(self, address: Address) -> None:
         self.dialled.append(address.peer)
@@ -29,7 +29,7 @@ class Watched:
     def poll(self, after: float = 0.0) -> list[str]:
         self.now += after
         self.dialled.clear()
-        self.directory.poll()
+        self.directory.dial_due()
         return self.dialled[:]
 
 
@@ -39,7 +39,7 @@ def test_a_member_is_dialled_once_until_its_dial_ends(tmp_path: Path) -> None:
     watched.write("s0", "s0/1/a", model="m", pid=1)
     assert watched.poll() == ["s0/1/a"]
     assert watched.poll(after=100) == []
-    watched.directory.linked("s0/1/a", "m")
+    watched.directory.on_peer_connected("s0/1/a", "m")
     assert watched.poll(after=100) == []
 
 
@@ -49,12 +49,12 @@ def test_failing_dials_come_again_with_growing_pauses(tmp_path: Path) -> None:
     watched.poll()
     pauses, pause = [], FIRST_PAUSE
     for _ in range(8):
-        watched.directory.unlinked("s0/1/a", "refused")
+        watched.directory.on_peer_lost("s0/1/a", "refused")
         assert watched.poll(after=pause * 0.9) == []
         assert watched.poll(after=pause * 0.2) == ["s0/1/a"]
         pauses.append(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
-    assert pauses[-1] == LONGEST_PAUSE
+        pause = min(2 * pause, MAX_PAUSE)
+    assert pauses[-1] == MAX_PAUSE
 
 
 def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> None:
@@ -62,10 +62,10 @@ def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> N
     watched.write("s0", "s0/1/a")
     watched.poll()
     for _ in range(6):
-        watched.directory.unlinked("s0/1/a", "refused")
-        watched.poll(after=LONGEST_PAUSE)
-    watched.directory.linked("s0/1/a", "m")
-    watched.directory.unlinked("s0/1/a", "refused")
+        watched.directory.on_peer_lost("s0/1/a", "refused")
+        watched.poll(after=MAX_PAUSE)
+    watched.directory.on_peer_connected("s0/1/a", "m")
+    watched.directory.on_peer_lost("s0/1/a", "refused")
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
 
@@ -75,7 +75,7 @@ def test_a_member_that_left_is_not_dialled_again(tmp_path: Path) -> None:
     watched.poll()
     (tmp_path / "s0.json").unlink()
     assert watched.poll(after=1) == []
-    watched.directory.unlinked("s0/1/a", "refused")
+    watched.directory.on_peer_lost("s0/1/a", "refused")
     assert watched.poll(after=10) == []
 
 
@@ -85,7 +85,7 @@ def test_a_new_life_in_the_same_file_is_another_peer(tmp_path: Path) -> None:
     watched.poll()
     watched.write("s0", "s0/2/b")
     assert watched.poll() == ["s0/2/b"]
-    watched.directory.unlinked("s0/1/a", "refused")
+    watched.directory.on_peer_lost("s0/1/a", "refused")
     assert watched.poll(after=10) == []
 
 
@@ -117,23 +117,27 @@ def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
-    assert watched.directory.cut_off("m") == ["s0/1/a"], "nobody knows yet what it serves"
-    watched.directory.linked("s0/1/a", "m")
-    assert watched.directory.cut_off("m") == []
-    watched.directory.unlinked("s0/1/a", "broke")
-    watched.poll(after=LONGEST_PAUSE)
-    watched.directory.unlinked("s0/1/a", "no answer")
-    assert watched.directory.cut_off("m") == ["s0/1/a"]
-    assert watched.directory.cut_off("another") == []
-    assert watched.directory.may_live("s0/1/a") and not watched.directory.may_live("s1/1/a")
-    watched.directory.linked("s0/1/a", "m")
-    assert watched.directory.cut_off("m") == []
-    assert not watched.directory.may_live("s0/1/a"), "it has a link"
-    watched.directory.unlinked("s0/1/a", "broke")
+    assert watched.directory.unreachable_servers("m") == ["s0/1/a"], (
+        "nobody knows yet what it serves"
+    )
+    watched.directory.on_peer_connected("s0/1/a", "m")
+    assert watched.directory.unreachable_servers("m") == []
+    watched.directory.on_peer_lost("s0/1/a", "broke")
+    watched.poll(after=MAX_PAUSE)
+    watched.directory.on_peer_lost("s0/1/a", "no answer")
+    assert watched.directory.unreachable_servers("m") == ["s0/1/a"]
+    assert watched.directory.unreachable_servers("another") == []
+    assert watched.directory.may_be_running("s0/1/a") and not watched.directory.may_be_running(
+        "s1/1/a"
+    )
+    watched.directory.on_peer_connected("s0/1/a", "m")
+    assert watched.directory.unreachable_servers("m") == []
+    assert not watched.directory.may_be_running("s0/1/a"), "it has a link"
+    watched.directory.on_peer_lost("s0/1/a", "broke")
     (tmp_path / "s0.json").unlink()
     watched.poll()
-    assert watched.directory.cut_off("m") == [], "it left the members"
-    assert not watched.directory.may_live("s0/1/a")
+    assert watched.directory.unreachable_servers("m") == [], "it left the members"
+    assert not watched.directory.may_be_running("s0/1/a")
 
 
 def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_path: Path) -> None:
@@ -141,26 +145,28 @@ def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_p
     watched.write("s0", "s0/1/a")
     watched.write("s1", "s1/1/a")
     watched.poll()
-    watched.directory.unlinked("s1/1/a", "it loads")
-    watched.directory.linked("s0/1/a", "m")
-    watched.directory.unlinked("s0/1/a", "broke")
-    for _ in range(round(GONE / LONGEST_PAUSE)):
-        assert watched.directory.cut_off("m") == ["s0/1/a"], "the other one knows nothing"
-        watched.poll(after=LONGEST_PAUSE)
-        watched.directory.unlinked("s0/1/a", "no answer")
-    watched.poll(after=LONGEST_PAUSE)
-    assert watched.directory.cut_off("m") == []
-    assert not watched.directory.may_live("s0/1/a")
+    watched.directory.on_peer_lost("s1/1/a", "it loads")
+    watched.directory.on_peer_connected("s0/1/a", "m")
+    watched.directory.on_peer_lost("s0/1/a", "broke")
+    for _ in range(round(DEAD_SECONDS / MAX_PAUSE)):
+        assert watched.directory.unreachable_servers("m") == ["s0/1/a"], (
+            "the other one knows nothing"
+        )
+        watched.poll(after=MAX_PAUSE)
+        watched.directory.on_peer_lost("s0/1/a", "no answer")
+    watched.poll(after=MAX_PAUSE)
+    assert watched.directory.unreachable_servers("m") == []
+    assert not watched.directory.may_be_running("s0/1/a")
 
 
 def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
-    watched.directory.linked("s0/1/a", "m")
-    watched.directory.unlinked("s0/1/a", "broke")
-    assert watched.directory.cut_off("m") == ["s0/1/a"]
+    watched.directory.on_peer_connected("s0/1/a", "m")
+    watched.directory.on_peer_lost("s0/1/a", "broke")
+    assert watched.directory.unreachable_servers("m") == ["s0/1/a"]
     watched.poll(after=FIRST_PAUSE)
-    watched.directory.unlinked("s0/1/a", "connect: Connection refused (111)")
-    assert watched.directory.cut_off("m") == []
-    assert not watched.directory.may_live("s0/1/a")
+    watched.directory.on_peer_lost("s0/1/a", "connect: Connection refused (111)")
+    assert watched.directory.unreachable_servers("m") == []
+    assert not watched.directory.may_be_running("s0/1/a")

@@ -9,9 +9,9 @@ import pytest
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.identity import PeerId, name_of
-from modelswarm.protocol.messages import Heartbeat, Close, DrainState
+from modelswarm.protocol.messages import Close, DrainState, Heartbeat
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.api.grpc.drain import drain
+from modelswarm_gateway.api.grpc.drain import run_drain
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.runtime.drains import Drains
 
@@ -31,10 +31,12 @@ def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script
 
 async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
     _, drains = two_tails()
-    states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
+    states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     first = await anext(states)
     assert first.own_sessions == 1 and not first.done
-    [undone] = [s async for s in drain(drains, api_pb2.DrainRequest(server="b", undo=True), bool)]
+    [undone] = [
+        s async for s in run_drain(drains, api_pb2.DrainRequest(server="b", undo=True), bool)
+    ]
     assert not undone.done
     with pytest.raises(ApiError) as told:
         async with asyncio.timeout(5):
@@ -46,26 +48,26 @@ async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
 async def test_an_unknown_server_is_answered_with_those_there_are() -> None:
     _, drains = two_tails()
     with pytest.raises(ApiError) as told:
-        await anext(drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
+        await anext(run_drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
     assert str(told.value) == "there is no server 'z'; known are: a, b, c"
 
 
 async def test_a_drain_that_would_uncover_blocks_says_which() -> None:
     _, drains = two_tails()
     with pytest.raises(ApiError) as told:
-        await anext(drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
+        await anext(run_drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
     assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0, 1" in str(told.value)
 
 
 async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions_there() -> None:
     script, drains = two_tails()
     c = "c/1/0"
-    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     assert not (await anext(states)).done, "what it says is older than the drain"
     assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat(drain=DrainState.SERVE))
-    assert drains.look(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
+    assert drains.view_server(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=2))
     second = await anext(states)
     assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
@@ -84,14 +86,14 @@ async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has
     script.core.leave("s", script.now)
     script.run()
     script.sent.clear()
-    drains.begin("b/1/0")
+    drains.drain_server("b/1/0")
     told = [type(item) for to, item in script.sent if to == "b/1/0"]
     assert told == [Close, Heartbeat]
 
 
 async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:
     script, drains = two_tails()
-    states = drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
+    states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     await anext(states)
     script.says("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
     script.says("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
@@ -118,7 +120,7 @@ def is_back(script: Script, peer: PeerId) -> None:
 async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
     script, drains = two_tails()
     c = "c/1/0"
-    drains.begin(c)
+    drains.drain_server(c)
     is_back(script, c)
     script.sent.clear()
     script.says(c, Heartbeat())
@@ -133,28 +135,30 @@ async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> No
     script, drains = two_tails()
     c = "c/1/0"
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
-    drains.undo(c)
+    drains.undrain_server(c)
     is_back(script, c)
     script.sent.clear()
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
-    assert drains.taken_back(c)
+    assert drains.is_cancelled(c)
     assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.SERVE]
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
-    assert drains.taken_back(c), "what it says is older than what it was told"
+    assert drains.is_cancelled(c), "what it says is older than what it was told"
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
-    assert not drains.taken_back(c)
+    assert not drains.is_cancelled(c)
 
 
 @pytest.mark.parametrize("wish", [DrainState.SERVE, DrainState.DRAIN])
-async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(wish: DrainState) -> None:
+async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(
+    wish: DrainState,
+) -> None:
     script, drains = two_tails()
     c = "c/1/0"
-    drains.begin(c)
+    drains.drain_server(c)
     is_back(script, c)
     script.sent.clear()
     script.says(c, Heartbeat(drain=wish))
-    assert drains.taken_back(c) is (wish is DrainState.SERVE)
+    assert drains.is_cancelled(c) is (wish is DrainState.SERVE)
     assert not script.told(c, Heartbeat)
 
 
@@ -162,7 +166,7 @@ async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None
     lives = {"c/1/0"}
     script, drains = two_tails(lives.__contains__)
     c = "c/1/0"
-    states = drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
+    states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     assert (await anext(states)).other_sessions == 1
     script.core.disconnected(c, script.now)

@@ -16,15 +16,19 @@ from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
 from modelswarm.protocol.wire import api_pb2
 from modelswarm.protocol.wire.frames import pack
-from modelswarm_gateway.api.grpc.requests import ask
+from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_completion
-from modelswarm_gateway.discovery.dialer import Directory
-from modelswarm_gateway.discovery.file_source import MembersFolder
+from modelswarm_gateway.discovery.dialer import Dialer
+from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
-from modelswarm_gateway.models.registry import Library
-from modelswarm_gateway.models.sampling_defaults import Defaults, Options, read_defaults
-from modelswarm_gateway.models.tokenizer import ModelText
+from modelswarm_gateway.models.registry import ModelRegistry
+from modelswarm_gateway.models.sampling_defaults import (
+    SamplingDefaults,
+    SamplingOptions,
+    read_defaults,
+)
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 MANY = 300_000  # entries: a body of about 1 MiB
 
@@ -36,8 +40,8 @@ def crosses_a_link(sampling: Sampling) -> bool:
 
 @pytest.mark.parametrize("top_k", [2**63, 2**64, 10**30])
 def test_a_top_k_beyond_all_vocabularies_does_not_break_the_link_to_the_tail(top_k: int) -> None:
-    asked = parse_completion({"model": "m", "prompt": [1], "top_k": top_k}).ask()
-    sampling = Defaults().sampling(asked.options, 1)
+    asked = parse_completion({"model": "m", "prompt": [1], "top_k": top_k}).to_generation_request()
+    sampling = SamplingDefaults().sampling(asked.options, 1)
     assert sampling.top_k >= 1 << 30
     assert crosses_a_link(sampling)
 
@@ -53,13 +57,18 @@ def test_what_a_models_file_says_crosses_a_link_or_is_left_out() -> None:
     defaults = read_defaults(said, {}, None)
     assert defaults.eos == (2,)
     assert defaults.top_k == 0
-    assert crosses_a_link(defaults.sampling(Options(), 1))
+    assert crosses_a_link(defaults.sampling(SamplingOptions(), 1))
 
 
 def test_a_temperature_that_is_nearly_zero_is_zero() -> None:
-    assert Defaults().sampling(Options(temperature=1e-300), 1).temperature == 0.0
-    assert Defaults().sampling(Options(temperature=0.01), 1).temperature == 0.01
-    assert Defaults().sampling(Options(repetition_penalty=5e-324), 1).repetition_penalty > 1e-9
+    assert SamplingDefaults().sampling(SamplingOptions(temperature=1e-300), 1).temperature == 0.0
+    assert SamplingDefaults().sampling(SamplingOptions(temperature=0.01), 1).temperature == 0.01
+    assert (
+        SamplingDefaults()
+        .sampling(SamplingOptions(repetition_penalty=5e-324), 1)
+        .repetition_penalty
+        > 1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,12 +91,12 @@ def test_a_long_list_of_nonsense_is_refused_at_its_first_entry(parse, body) -> N
 
 def test_a_session_id_over_grpc_is_as_short_as_over_http() -> None:
     with pytest.raises(ApiError, match="session_id"):
-        ask(api_pb2.GenerateRequest(model="m", prompt="a", session_id="x" * 257))
+        parse_generate_request(api_pb2.GenerateRequest(model="m", prompt="a", session_id="x" * 257))
 
 
 async def test_model_files_that_break_a_parser_are_given_up_and_not_waited_for() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
+    shelf.library.on_peer_connected(HELLO)
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     shelf.answer("s0/1/a", {**model_files(), "tokenizer_config.json": deep}, size=1 << 20)
     await shelf.library_quiet()
@@ -103,22 +112,22 @@ async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_member
     os.mkfifo(tmp_path / "b.json")
     (tmp_path / "s0.json").write_text('{"peer": "s0/1/a", "target": "127.0.0.1:1"}')
     dialled: list[Address] = []
-    directory = Directory(MembersFolder(tmp_path), dialled.append, lambda: 0.0)
-    await asyncio.wait_for(asyncio.to_thread(directory.poll), 5)
+    directory = Dialer(FileSource(tmp_path), dialled.append, lambda: 0.0)
+    await asyncio.wait_for(asyncio.to_thread(directory.dial_due), 5)
     assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
 
 
 async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
     shelf = Shelf()
     leading = ["r1"]
-    shelf.library = Library(
+    shelf.library = ModelRegistry(
         shelf.sent.extend, lambda: shelf.now, lambda: 77.5, lambda: None, lambda model: leading[0]
     )
-    shelf.library.linked(HELLO)
+    shelf.library.on_peer_connected(HELLO)
     assert shelf.asked() == ["s0/1/a"]
     shelf.answer("s0/1/a", model_files())
     await shelf.library_quiet()
-    shelf.library.linked(replace(HELLO, peer="s1/1/b", revision="r2"))
+    shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b", revision="r2"))
     assert shelf.asked() == []
     leading[0] = "r2"
     shelf.library.tick()
@@ -130,8 +139,8 @@ async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
 
 
 async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
-    text = ModelText(model_files())
-    ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", Options())
+    text = ModelTokenizer(model_files())
+    ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())
     began = time.process_time()
     with pytest.raises(ApiError) as caught:
         await encode_prompt(ask_for, text, 512)

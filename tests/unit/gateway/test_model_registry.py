@@ -22,7 +22,7 @@ from modelswarm_gateway.models.registry import (
     FILES,
     FORGET_SECONDS,
     RETRY_SECONDS,
-    Library,
+    ModelRegistry,
 )
 
 HELLO = Hello(
@@ -46,7 +46,9 @@ class Shelf:
         self.now = 0.0
         self.sent: list[Send] = []
         self.changes = 0
-        self.library = Library(self.sent.extend, lambda: self.now, lambda: 77.5, self._changed)
+        self.library = ModelRegistry(
+            self.sent.extend, lambda: self.now, lambda: 77.5, self._changed
+        )
 
     def _changed(self) -> None:
         self.changes += 1
@@ -63,17 +65,17 @@ class Shelf:
         for name in FILES:
             content = files.get(name)
             if content is None:
-                self.library.received(peer, ModelFileChunk(name, 0, 0, b"", missing=True))
+                self.library.on_file_chunk(peer, ModelFileChunk(name, 0, 0, b"", missing=True))
                 continue
             for at in range(0, len(content), size):
                 chunk = ModelFileChunk(name, at, len(content), content[at : at + size])
-                self.library.received(peer, chunk)
+                self.library.on_file_chunk(peer, chunk)
 
     async def loaded(self, seconds: float = READ_SECONDS) -> bool:
         """Whether there are files that can be used, once none are waited for, or after so many seconds."""
         await self.library_quiet(seconds)
         [entry] = self.library.entries()
-        return entry.text is not None
+        return entry.tokenizer is not None
 
     async def library_quiet(self, seconds: float = READ_SECONDS) -> None:
         until = time.monotonic() + seconds
@@ -85,17 +87,17 @@ class Shelf:
 
 async def test_the_first_server_of_a_model_is_asked_once() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
-    shelf.library.linked(replace(HELLO, peer="s1/1/b"))
+    shelf.library.on_peer_connected(HELLO)
+    shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b"))
     assert shelf.asked() == ["s0/1/a"]
     before = shelf.changes
     shelf.answer("s0/1/a", model_files())
     assert await shelf.loaded()
     [entry] = shelf.library.entries()
-    assert entry.text is not None
-    assert (entry.revision, entry.since, entry.text.defaults.eos) == ("r1", 77, (END,))
+    assert entry.tokenizer is not None
+    assert (entry.revision, entry.known_since, entry.tokenizer.defaults.eos) == ("r1", 77, (END,))
     assert shelf.changes > before
-    shelf.library.linked(replace(HELLO, peer="s2/1/c"))
+    shelf.library.on_peer_connected(replace(HELLO, peer="s2/1/c"))
     shelf.now = 1000
     shelf.library.tick()
     assert shelf.asked() == []
@@ -103,13 +105,13 @@ async def test_the_first_server_of_a_model_is_asked_once() -> None:
 
 async def test_another_server_is_asked_when_the_first_one_goes_or_is_silent() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
-    shelf.library.linked(replace(HELLO, peer="s1/1/b"))
+    shelf.library.on_peer_connected(HELLO)
+    shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b"))
     assert shelf.asked() == ["s0/1/a"]
-    shelf.library.received("s0/1/a", ModelFileChunk("tokenizer.json", 0, 5000, b"{"))
-    shelf.library.unlinked("s0/1/a")
+    shelf.library.on_file_chunk("s0/1/a", ModelFileChunk("tokenizer.json", 0, 5000, b"{"))
+    shelf.library.on_peer_lost("s0/1/a")
     assert shelf.asked() == ["s1/1/b"]
-    shelf.library.linked(replace(HELLO, peer="s2/1/c"))
+    shelf.library.on_peer_connected(replace(HELLO, peer="s2/1/c"))
     shelf.now = FETCH_SECONDS
     shelf.library.tick()
     assert shelf.asked() == ["s2/1/c"]
@@ -121,7 +123,7 @@ async def test_another_server_is_asked_when_the_first_one_goes_or_is_silent() ->
 
 async def test_files_that_cannot_be_used_are_asked_for_again_later() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
+    shelf.library.on_peer_connected(HELLO)
     assert shelf.asked() == ["s0/1/a"]
     shelf.answer("s0/1/a", {"config.json": b"{}"})
     assert not await shelf.loaded()
@@ -130,33 +132,33 @@ async def test_files_that_cannot_be_used_are_asked_for_again_later() -> None:
     shelf.now = RETRY_SECONDS
     shelf.library.tick()
     assert shelf.asked() == ["s0/1/a"]
-    shelf.library.received("s0/1/a", ModelFileChunk("tokenizer.json", 4, 10, b"gap"))
-    shelf.library.received("s0/1/a", ModelFileChunk("../secret", 0, 1, b"x"))
+    shelf.library.on_file_chunk("s0/1/a", ModelFileChunk("tokenizer.json", 4, 10, b"gap"))
+    shelf.library.on_file_chunk("s0/1/a", ModelFileChunk("../secret", 0, 1, b"x"))
     assert not await shelf.loaded(1.0)
 
 
 async def test_a_new_revision_is_loaded_once_nobody_serves_the_old_one() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
+    shelf.library.on_peer_connected(HELLO)
     shelf.answer("s0/1/a", model_files())
     assert await shelf.loaded()
     shelf.asked()
-    shelf.library.linked(replace(HELLO, peer="n0/1/x", revision="r2"))
+    shelf.library.on_peer_connected(replace(HELLO, peer="n0/1/x", revision="r2"))
     assert shelf.asked() == []
-    shelf.library.unlinked("s0/1/a")
+    shelf.library.on_peer_lost("s0/1/a")
     assert shelf.asked() == ["n0/1/x"]
     shelf.answer("n0/1/x", model_files(generation={"eos_token_id": 9}))
     await shelf.library_quiet()
     [entry] = shelf.library.entries()
-    assert entry.text is not None
-    assert (entry.revision, entry.text.defaults.eos) == ("r2", (9, END))
+    assert entry.tokenizer is not None
+    assert (entry.revision, entry.tokenizer.defaults.eos) == ("r2", (9, END))
 
 
 async def test_a_model_stays_known_without_servers() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
-    shelf.library.unlinked("s0/1/a")
-    shelf.library.unlinked("s0/1/a")
+    shelf.library.on_peer_connected(HELLO)
+    shelf.library.on_peer_lost("s0/1/a")
+    shelf.library.on_peer_lost("s0/1/a")
     [entry] = shelf.library.entries()
     assert (entry.name, entry.servers, entry.fetch) == ("m", {}, None)
 
@@ -165,18 +167,18 @@ def test_an_expected_model_is_known_before_it_has_servers_and_forgotten_after_it
     None
 ):
     shelf = Shelf()
-    shelf.library.expect(frozenset({"m"}))
+    shelf.library.set_expected(frozenset({"m"}))
     [entry] = shelf.library.entries()
-    assert (entry.name, entry.n_blocks, entry.text) == ("m", 0, None)
-    assert shelf.library.settled(), "nobody can be asked yet"
-    shelf.library.linked(HELLO)
-    assert not shelf.library.settled()
+    assert (entry.name, entry.n_blocks, entry.tokenizer) == ("m", 0, None)
+    assert shelf.library.is_settled(), "nobody can be asked yet"
+    shelf.library.on_peer_connected(HELLO)
+    assert not shelf.library.is_settled()
     assert shelf.library.entries() == [entry]
-    shelf.library.expect(frozenset())
+    shelf.library.set_expected(frozenset())
     shelf.now += 2 * FORGET_SECONDS
     shelf.library.tick()
     assert shelf.library.entries() == [entry], "it still has a server"
-    shelf.library.unlinked(HELLO.peer)
+    shelf.library.on_peer_lost(HELLO.peer)
     shelf.library.tick()
     shelf.now += FORGET_SECONDS * 0.9
     shelf.library.tick()
@@ -188,22 +190,22 @@ def test_an_expected_model_is_known_before_it_has_servers_and_forgotten_after_it
 
 def test_a_model_that_comes_back_in_time_is_not_forgotten() -> None:
     shelf = Shelf()
-    shelf.library.expect(frozenset({"m"}))
+    shelf.library.set_expected(frozenset({"m"}))
     for _ in range(4):
-        shelf.library.expect(frozenset())
+        shelf.library.set_expected(frozenset())
         shelf.now += FORGET_SECONDS * 0.9
         shelf.library.tick()
-        shelf.library.expect(frozenset({"m"}))
+        shelf.library.set_expected(frozenset({"m"}))
         shelf.library.tick()
     assert len(shelf.library.entries()) == 1
 
 
 def test_without_a_word_on_what_to_expect_nothing_is_forgotten() -> None:
     shelf = Shelf()
-    shelf.library.linked(HELLO)
-    shelf.library.unlinked(HELLO.peer)
+    shelf.library.on_peer_connected(HELLO)
+    shelf.library.on_peer_lost(HELLO.peer)
     for _ in range(3):
         shelf.now += 2 * FORGET_SECONDS
-        shelf.library.expect(None)
+        shelf.library.set_expected(None)
         shelf.library.tick()
     assert len(shelf.library.entries()) == 1

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.named_sessions import SessionKey, NamedSessions
+from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 
 
 class Desk:

@@ -9,23 +9,27 @@ from typing import Any
 import pytest
 
 from modelswarm_gateway.api.http.json_body import parse_json
-from modelswarm_gateway.api.http.openai_requests import REFUSED, parse_chat, parse_completion
+from modelswarm_gateway.api.http.openai_requests import (
+    UNSUPPORTED_FIELDS,
+    parse_chat,
+    parse_completion,
+)
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
-from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 SMALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def refusal(body: object) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse_chat(body).ask()
+        parse_chat(body).to_generation_request()
     return caught.value
 
 
 def test_a_small_request_asks_for_the_models_defaults() -> None:
-    ask = parse_chat(SMALL).ask()
-    assert ask.options == Options()
+    ask = parse_chat(SMALL).to_generation_request()
+    assert ask.options == SamplingOptions()
     assert ask.prompt == ChatPrompt([{"role": "user", "content": "hi"}])
     assert (ask.stop, ask.session_id) == ((), None)
 
@@ -42,15 +46,15 @@ def test_every_field_that_counts_arrives() -> None:
     }
     ask = parse_chat(
         SMALL | said | {"ignore_eos": True, "stop": ["a", "b"], "session_id": "s"}
-    ).ask()
-    assert ask.options == Options(**said, ignore_eos=True)
+    ).to_generation_request()
+    assert ask.options == SamplingOptions(**said, ignore_eos=True)
     assert (ask.stop, ask.session_id) == (("a", "b"), "s")
 
 
 def test_null_is_unset_for_every_field() -> None:
     known = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "stream", "n", "tools")
-    body = SMALL | dict.fromkeys([*known, *REFUSED, "user", "stream_options"])
-    assert parse_chat(body).ask() == parse_chat(SMALL).ask()
+    body = SMALL | dict.fromkeys([*known, *UNSUPPORTED_FIELDS, "user", "stream_options"])
+    assert parse_chat(body).to_generation_request() == parse_chat(SMALL).to_generation_request()
 
 
 def test_fields_that_change_nothing_are_ignored() -> None:
@@ -61,7 +65,10 @@ def test_fields_that_change_nothing_are_ignored() -> None:
         "service_tier": "auto",
         "hello": [1],
     }
-    assert parse_chat(SMALL | extras).ask() == parse_chat(SMALL).ask()
+    assert (
+        parse_chat(SMALL | extras).to_generation_request()
+        == parse_chat(SMALL).to_generation_request()
+    )
 
 
 def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
@@ -75,14 +82,19 @@ def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
         "top_p": 1,
     }
     body |= {"presence_penalty": 0.0, "frequency_penalty": 0, "logprobs": None, "seed": None}
-    assert parse_completion(body).ask().prompt == TextPrompt("x")
+    assert parse_completion(body).to_generation_request().prompt == TextPrompt("x")
     plain = {
         "response_format": {"type": "text"},
         "tools": [],
         "tool_choice": "none",
         "logit_bias": {},
     }
-    assert parse_chat(SMALL | plain | {"logprobs": False, "top_k": -1}).ask().options.top_k == -1
+    assert (
+        parse_chat(SMALL | plain | {"logprobs": False, "top_k": -1})
+        .to_generation_request()
+        .options.top_k
+        == -1
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,10 +180,13 @@ def test_a_bad_field_is_named_with_what_is_allowed(
 
 
 def test_zero_tokens_and_agreeing_limits_are_fine() -> None:
-    assert parse_chat(SMALL | {"max_tokens": 0}).ask().options.max_tokens == 0
+    assert parse_chat(SMALL | {"max_tokens": 0}).to_generation_request().options.max_tokens == 0
     both = {"max_tokens": 3, "max_completion_tokens": 3}
-    assert parse_chat(SMALL | both).ask().options.max_tokens == 3
-    assert parse_chat(SMALL | {"max_completion_tokens": 4}).ask().options.max_tokens == 4
+    assert parse_chat(SMALL | both).to_generation_request().options.max_tokens == 3
+    assert (
+        parse_chat(SMALL | {"max_completion_tokens": 4}).to_generation_request().options.max_tokens
+        == 4
+    )
 
 
 def test_messages_become_what_templates_know() -> None:
@@ -183,7 +198,7 @@ def test_messages_become_what_templates_know() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "refusal": None},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
-    prompt = parse_chat(SMALL | {"messages": messages}).ask().prompt
+    prompt = parse_chat(SMALL | {"messages": messages}).to_generation_request().prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == [
         {"role": "system", "content": "a\nb"},
@@ -194,7 +209,7 @@ def test_messages_become_what_templates_know() -> None:
 
 def test_template_variables_pass_through() -> None:
     extras = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
-    prompt = parse_chat(SMALL | extras).ask().prompt
+    prompt = parse_chat(SMALL | extras).to_generation_request().prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.variables == {"enable_thinking": False, "reasoning_effort": "low"}
 
@@ -210,7 +225,10 @@ def test_template_variables_pass_through() -> None:
     ],
 )
 def test_prompts_come_in_four_forms(prompt: object, expected: object) -> None:
-    assert parse_completion({"model": "m", "prompt": prompt}).ask().prompt == expected
+    assert (
+        parse_completion({"model": "m", "prompt": prompt}).to_generation_request().prompt
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,7 +236,7 @@ def test_prompts_come_in_four_forms(prompt: object, expected: object) -> None:
 )
 def test_other_prompts_are_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_completion({"model": "m", "prompt": prompt}).ask()
+        parse_completion({"model": "m", "prompt": prompt}).to_generation_request()
     assert (caught.value.param or "").startswith("prompt")
     assert caught.value.mapping.status == 400
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, RouteHop, PathTable
+from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, PathTable, RouteHop
 
 Between = tuple[str | None, str | None]
 

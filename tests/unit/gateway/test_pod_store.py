@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from modelswarm.protocol.identity import Address
-from modelswarm_gateway.discovery.dialer import FIRST_PAUSE, LONGEST_PAUSE, Directory
-from modelswarm_gateway.discovery.pod_store import PodBook, read_pod
+from modelswarm_gateway.discovery.dialer import FIRST_PAUSE, MAX_PAUSE, Dialer
+from modelswarm_gateway.discovery.pod_store import PodStore, parse_pod
 from modelswarm_gateway.discovery.readiness import CATCH_UP_SECONDS, Readiness
 
 
@@ -37,19 +37,19 @@ class Watched:
     """A directory over a book, with a clock that is moved by hand."""
 
     def __init__(self) -> None:
-        self.book, self.now = PodBook(), 100.0
+        self.book, self.now = PodStore(), 100.0
         self.dialled: list[Address] = []
-        self.directory = Directory(self.book, self.dialled.append, lambda: self.now)
+        self.directory = Dialer(self.book, self.dialled.append, lambda: self.now)
 
     def put(self, *pods: dict[str, Any], kind: str = "MODIFIED") -> list[str]:
         for each in pods:
-            self.book.change("ns", kind, each)
+            self.book.apply_event("ns", kind, each)
         return self.poll()
 
     def poll(self, after: float = 0.0) -> list[str]:
         self.now += after
         self.dialled.clear()
-        self.directory.poll()
+        self.directory.dial_due()
         return [address.peer for address in self.dialled]
 
 
@@ -68,18 +68,18 @@ def test_a_pod_is_dialled_by_its_name_and_incarnation_once_it_runs() -> None:
     [("10.1.2.3", 7000, "10.1.2.3:7000"), ("fd00::7", 7100, "[fd00::7]:7100")],
 )
 def test_where_a_pod_is_dialled(ip: str, port: int, target: str) -> None:
-    assert read_pod(pod("p", ip=ip, port=port)).place.address.target == target
+    assert parse_pod(pod("p", ip=ip, port=port)).endpoint.address.target == target
 
 
 def test_a_pod_that_is_linked_is_left_alone_and_dialled_again_when_its_container_restarts() -> None:
     watched = Watched()
     watched.put(pod("p", ready=True))
-    watched.directory.linked("p/1/first", "m")
+    watched.directory.on_peer_connected("p/1/first", "m")
     assert watched.poll(after=60) == []
-    watched.directory.unlinked("p/1/first", "closed")
+    watched.directory.on_peer_lost("p/1/first", "closed")
     assert watched.poll() == []
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
-    watched.directory.linked("p/1/second", "m")
+    watched.directory.on_peer_connected("p/1/second", "m")
     assert watched.poll(after=60) == []
 
 
@@ -87,12 +87,12 @@ def test_news_of_a_pod_are_a_reason_to_dial_at_once() -> None:
     watched = Watched()
     watched.put(pod("p"))
     for _ in range(8):
-        watched.directory.unlinked("p/1", "refused")
-        watched.poll(after=LONGEST_PAUSE * 1.1)
-    watched.directory.unlinked("p/1", "refused")
+        watched.directory.on_peer_lost("p/1", "refused")
+        watched.poll(after=MAX_PAUSE * 1.1)
+    watched.directory.on_peer_lost("p/1", "refused")
     assert watched.put(pod("p")) == [], "nothing is new"
     assert watched.put(pod("p", ready=True)) == ["p/1"]
-    watched.directory.unlinked("p/1", "refused")
+    watched.directory.on_peer_lost("p/1", "refused")
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"], "the pauses begin anew"
 
 
@@ -100,7 +100,7 @@ def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
     watched = Watched()
     watched.put(pod("p"))
     assert watched.put(pod("p", ready=True)) == []
-    watched.directory.unlinked("p/1", "refused")
+    watched.directory.on_peer_lost("p/1", "refused")
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
 
 
@@ -108,67 +108,67 @@ def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
 def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, Any]) -> None:
     watched = Watched()
     watched.put(pod("p"))
-    watched.directory.linked("p/1/a", "m")
+    watched.directory.on_peer_connected("p/1/a", "m")
     assert watched.put(pod("p", **change)) == []
-    watched.directory.unlinked("p/1/a", "closed")
+    watched.directory.on_peer_lost("p/1/a", "closed")
     assert watched.poll(after=60) == []
 
 
 def test_a_pod_that_is_gone_makes_room_for_its_successor_at_the_same_address() -> None:
     watched = Watched()
     watched.put(pod("p-1"))
-    watched.directory.linked("p-1/1/a", "m")
+    watched.directory.on_peer_connected("p-1/1/a", "m")
     assert watched.put(pod("p-2", incarnation="2")) == ["p-2/2"]
     assert watched.put(pod("p-1"), kind="DELETED") == []
-    watched.directory.unlinked("p-1/1/a", "closed")
-    watched.directory.unlinked("p-2/2", "other identity")
+    watched.directory.on_peer_lost("p-1/1/a", "closed")
+    watched.directory.on_peer_lost("p-2/2", "other identity")
     assert watched.poll(after=1) == ["p-2/2"]
 
 
 def test_a_late_event_of_a_pod_does_not_touch_one_of_the_same_name() -> None:
-    book = PodBook()
-    book.replace("ns", [pod("p", uid="new", ip="10.0.0.2")])
-    book.change("ns", "DELETED", pod("p", uid="old", ip="10.0.0.1"))
-    assert book.present()["p/1"].address.target == "10.0.0.2:7000"
+    book = PodStore()
+    book.replace_scope("ns", [pod("p", uid="new", ip="10.0.0.2")])
+    book.apply_event("ns", "DELETED", pod("p", uid="old", ip="10.0.0.1"))
+    assert book.endpoints()["p/1"].address.target == "10.0.0.2:7000"
 
 
 def test_a_list_replaces_its_own_scope_and_no_other() -> None:
-    book = PodBook()
-    book.replace("one", [pod("a"), pod("b")])
-    book.replace("two", [pod("c")])
-    book.replace("one", [pod("b")])
-    assert set(book.present()) == {"b/1", "c/1"}
-    assert book.states() == {"Running": 2}
+    book = PodStore()
+    book.replace_scope("one", [pod("a"), pod("b")])
+    book.replace_scope("two", [pod("c")])
+    book.replace_scope("one", [pod("b")])
+    assert set(book.endpoints()) == {"b/1", "c/1"}
+    assert book.pod_states() == {"Running": 2}
 
 
 def test_what_is_no_pod_of_a_server_is_passed_over() -> None:
-    book = PodBook()
+    book = PodStore()
     odd: list[object] = [None, 5, {}, {"metadata": {}}, pod("x", incarnation=""), pod("y", ip="")]
     bad = pod("z")
     bad["status"] = "Running"
-    book.replace("ns", [*odd, bad, pod("good")])
-    book.change("ns", "MODIFIED", {"metadata": {"name": 5}})
-    assert set(book.present()) == {"good/1"}
+    book.replace_scope("ns", [*odd, bad, pod("good")])
+    book.apply_event("ns", "MODIFIED", {"metadata": {"name": 5}})
+    assert set(book.endpoints()) == {"good/1"}
 
 
 def test_models_are_known_by_their_pods_before_any_serves() -> None:
-    book = PodBook()
+    book = PodStore()
     coming = pod("p", phase="Pending", ip="")
     coming["metadata"]["annotations"] = {"modelswarm.io/served-name": "counting"}
-    book.replace("ns", [coming, pod("silent")])
-    assert book.models() == {"counting"}
-    book.change("ns", "DELETED", coming)
-    assert book.models() == frozenset()
+    book.replace_scope("ns", [coming, pod("silent")])
+    assert book.expected_models() == {"counting"}
+    book.apply_event("ns", "DELETED", coming)
+    assert book.expected_models() == frozenset()
 
 
 def test_the_directory_is_settled_when_everybody_has_been_tried() -> None:
     watched = Watched()
-    assert watched.directory.settled()
+    assert watched.directory.is_settled()
     watched.put(pod("a"), pod("b"), pod("c", phase="Pending"))
-    watched.directory.linked("a/1/x", "m")
-    assert not watched.directory.settled()
-    watched.directory.unlinked("b/1", "refused")
-    assert watched.directory.settled()
+    watched.directory.on_peer_connected("a/1/x", "m")
+    assert not watched.directory.is_settled()
+    watched.directory.on_peer_lost("b/1", "refused")
+    assert watched.directory.is_settled()
 
 
 class Catching:
@@ -183,23 +183,23 @@ class Catching:
 def test_a_gateway_is_ready_once_it_has_caught_up_and_stays_so() -> None:
     it = Catching()
     it.now += 60
-    assert it.readiness.unready() == "not listed"
+    assert it.readiness.unready_reason() == "not listed"
     it.unknown = None
-    assert it.readiness.unready() is not None
+    assert it.readiness.unready_reason() is not None
     it.settled = True
-    assert it.readiness.unready() is None
+    assert it.readiness.unready_reason() is None
     it.settled, it.unknown = False, "gone"
-    assert it.readiness.unready() is None
+    assert it.readiness.unready_reason() is None
 
 
 def test_a_gateway_waits_only_so_long_for_links_that_hang() -> None:
     it = Catching()
     it.unknown = None
-    assert it.readiness.unready() is not None
+    assert it.readiness.unready_reason() is not None
     it.now += CATCH_UP_SECONDS * 0.9
-    assert it.readiness.unready() is not None
+    assert it.readiness.unready_reason() is not None
     it.now += CATCH_UP_SECONDS * 0.2
-    assert it.readiness.unready() is None
+    assert it.readiness.unready_reason() is None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -220,9 +220,9 @@ def test_any_order_of_events_ends_where_a_list_would(seed: int) -> None:
             watched.put(truth[name], kind=kind)
         for peer in watched.poll(after=rng.random() * 3):
             if rng.random() < 0.5:
-                watched.directory.linked(f"{peer}/boot", "m")
+                watched.directory.on_peer_connected(f"{peer}/boot", "m")
             else:
-                watched.directory.unlinked(peer, "refused")
-        listed = PodBook()
-        listed.replace("ns", truth.values())
-        assert watched.book.present() == listed.present()
+                watched.directory.on_peer_lost(peer, "refused")
+        listed = PodStore()
+        listed.replace_scope("ns", truth.values())
+        assert watched.book.endpoints() == listed.endpoints()

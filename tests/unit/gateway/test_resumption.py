@@ -8,7 +8,12 @@ from modelswarm.protocol.messages import Finish, Sampling, Turn
 from modelswarm_gateway.core.interface.turn import KeptTurn
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import wire_name
-from modelswarm_gateway.generation.resumption import LogMark, format_event_id, parse_event_id, resume_turn
+from modelswarm_gateway.generation.resumption import (
+    LogMark,
+    format_event_id,
+    parse_event_id,
+    resume_turn,
+)
 
 PROMPT = (5, 6, 7)
 MARK = "0123cdef"

@@ -11,8 +11,8 @@ import pytest
 from support.models.tokenizers import BEGIN, BYTES_FROM, END, encode_bytes, model_files
 
 from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
-from modelswarm_gateway.models.sampling_defaults import Options
-from modelswarm_gateway.models.tokenizer import ModelFilesError, ModelText
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import ModelFilesError, ModelTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -83,24 +83,24 @@ def test_a_caller_cannot_replace_the_messages() -> None:
 
 
 async def test_chat_is_rendered_and_its_bos_is_not_doubled() -> None:
-    text = ModelText(model_files())
+    text = ModelTokenizer(model_files())
     ids = await text.encode_chat(HI)
     assert ids == [BEGIN, 3, *encode_bytes("hi"), END, 4]
 
 
 async def test_a_template_file_of_its_own_wins() -> None:
     files = model_files() | {"chat_template.jinja": b"{{ messages[0].content }}"}
-    assert await ModelText(files).encode_chat(HI) == encode_bytes("hi")
+    assert await ModelTokenizer(files).encode_chat(HI) == encode_bytes("hi")
 
 
 async def test_named_templates_give_the_default_one() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    text = ModelText(model_files(settings={"chat_template": named}))
+    text = ModelTokenizer(model_files(settings={"chat_template": named}))
     assert await text.encode_chat(HI) == encode_bytes("yes")
 
 
 async def test_a_model_without_template_cannot_chat_but_complete() -> None:
-    text = ModelText(model_files(template=None))
+    text = ModelTokenizer(model_files(template=None))
     assert not text.can_chat
     assert await text.encode("hi", special=True) == encode_bytes("hi")
     with pytest.raises(TemplateError, match="no chat template"):
@@ -109,7 +109,7 @@ async def test_a_model_without_template_cannot_chat_but_complete() -> None:
 
 async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
     """Measured in this process's own time, as a share of what the text takes: a busy machine stops any loop."""
-    text, longest = ModelText(model_files()), 0.0
+    text, longest = ModelTokenizer(model_files()), 0.0
     began = last = time.process_time()
     work = asyncio.create_task(text.encode("word " * 100_000, special=True))
     while not work.done():
@@ -121,22 +121,26 @@ async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
 
 def test_a_tokenizer_is_needed_and_must_be_one() -> None:
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
-        ModelText({})
+        ModelTokenizer({})
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
-        ModelText({"tokenizer.json": b"{}"})
+        ModelTokenizer({"tokenizer.json": b"{}"})
     with pytest.raises(ModelFilesError, match=r"generation_config\.json: not valid JSON"):
-        ModelText(model_files() | {"generation_config.json": b"{"})
+        ModelTokenizer(model_files() | {"generation_config.json": b"{"})
     with pytest.raises(ModelFilesError, match="does not compile"):
-        ModelText(model_files(template="{% if %}"))
+        ModelTokenizer(model_files(template="{% if %}"))
 
 
 def test_eos_comes_from_the_generation_config_and_the_tokenizer() -> None:
-    assert ModelText(model_files()).defaults.eos == (END,)
-    assert ModelText(model_files(generation={"eos_token_id": [7, 9]})).defaults.eos == (7, 9, END)
-    assert ModelText(model_files(generation={})).defaults.eos == (END,)
+    assert ModelTokenizer(model_files()).defaults.eos == (END,)
+    assert ModelTokenizer(model_files(generation={"eos_token_id": [7, 9]})).defaults.eos == (
+        7,
+        9,
+        END,
+    )
+    assert ModelTokenizer(model_files(generation={})).defaults.eos == (END,)
     no_eos = {"eos_token": None}
     config = {"eos_token_id": 8}
-    text = ModelText(model_files(generation={}, settings=no_eos, config=config))
+    text = ModelTokenizer(model_files(generation={}, settings=no_eos, config=config))
     assert text.defaults.eos == (8,)
 
 
@@ -146,33 +150,33 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
 @pytest.mark.parametrize(
     ("generation", "options", "expected"),
     [
-        ({}, Options(), (0.0, 1.0, 0)),
-        ({"temperature": 0.6}, Options(), (0.0, 1.0, 0)),
-        ({"do_sample": False, "temperature": 0.6}, Options(), (0.0, 1.0, 0)),
-        ({"do_sample": True}, Options(), (1.0, 1.0, 0)),
-        (SAMPLES, Options(), (0.6, 0.9, 20)),
-        (SAMPLES, Options(temperature=0.0), (0.0, 0.9, 20)),
-        (SAMPLES, Options(top_k=-1, top_p=1.0), (0.6, 1.0, 0)),
-        (SAMPLES, Options(top_k=0), (0.6, 0.9, 0)),
-        ({}, Options(temperature=1.5, top_k=3, top_p=0.5), (1.5, 0.5, 3)),
+        ({}, SamplingOptions(), (0.0, 1.0, 0)),
+        ({"temperature": 0.6}, SamplingOptions(), (0.0, 1.0, 0)),
+        ({"do_sample": False, "temperature": 0.6}, SamplingOptions(), (0.0, 1.0, 0)),
+        ({"do_sample": True}, SamplingOptions(), (1.0, 1.0, 0)),
+        (SAMPLES, SamplingOptions(), (0.6, 0.9, 20)),
+        (SAMPLES, SamplingOptions(temperature=0.0), (0.0, 0.9, 20)),
+        (SAMPLES, SamplingOptions(top_k=-1, top_p=1.0), (0.6, 1.0, 0)),
+        (SAMPLES, SamplingOptions(top_k=0), (0.6, 0.9, 0)),
+        ({}, SamplingOptions(temperature=1.5, top_k=3, top_p=0.5), (1.5, 0.5, 3)),
     ],
 )
 def test_the_request_wins_over_the_models_file(
-    generation: dict[str, Any], options: Options, expected: tuple[float, float, int]
+    generation: dict[str, Any], options: SamplingOptions, expected: tuple[float, float, int]
 ) -> None:
-    sampling = ModelText(model_files(generation=generation)).defaults.sampling(options, 5)
+    sampling = ModelTokenizer(model_files(generation=generation)).defaults.sampling(options, 5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
 
 
 def test_a_penalty_of_the_model_counts_for_greedy_too_and_seeds_wrap() -> None:
-    defaults = ModelText(model_files(generation={"repetition_penalty": 1.2})).defaults
-    assert defaults.sampling(Options(), 5).repetition_penalty == 1.2
-    assert defaults.sampling(Options(), 5).seed == 5
-    assert defaults.sampling(Options(seed=-1), 5).seed == 2**64 - 1
-    assert defaults.sampling(Options(ignore_eos=True), 5).eos == ()
+    defaults = ModelTokenizer(model_files(generation={"repetition_penalty": 1.2})).defaults
+    assert defaults.sampling(SamplingOptions(), 5).repetition_penalty == 1.2
+    assert defaults.sampling(SamplingOptions(), 5).seed == 5
+    assert defaults.sampling(SamplingOptions(seed=-1), 5).seed == 2**64 - 1
+    assert defaults.sampling(SamplingOptions(ignore_eos=True), 5).eos == ()
 
 
 def test_the_vocabulary_bounds_token_prompts() -> None:
-    assert ModelText(model_files()).vocabulary == BYTES_FROM + 256
+    assert ModelTokenizer(model_files()).vocabulary == BYTES_FROM + 256
     nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
-    assert ModelText(model_files(config=nested)).vocabulary == 1000
+    assert ModelTokenizer(model_files(config=nested)).vocabulary == 1000

@@ -15,9 +15,9 @@ from support.operator.model_cluster import Node, World, document
 
 from modelswarm.resources.status import Status
 from modelswarm_operator.reconcile.reconciler import reconcile
-from modelswarm_operator.reconcile.state.observed import ContainerView, Tell, WriteStatus
-from modelswarm_operator.reconcile.status.condition_rules import verdicts_of
-from modelswarm_operator.reconcile.status.problems import ORDER
+from modelswarm_operator.reconcile.state.observed import ContainerView, RecordEvent, WriteStatus
+from modelswarm_operator.reconcile.status.condition_rules import condition_updates
+from modelswarm_operator.reconcile.status.problems import PRIORITY
 
 
 def settled(spans: int = 2, replicas: int = 2, **more: Any) -> World:
@@ -131,8 +131,8 @@ def test_a_server_that_is_not_ready_for_long_without_a_reason_is_told() -> None:
     name = next(iter(world.pods))
     world.set_pod(name, container=ContainerView(waiting="ContainerCreating"))
     decision = world.decide()
-    assert decision.wake_at is not None
-    world.now = decision.wake_at
+    assert decision.requeue_at is not None
+    world.now = decision.requeue_at
     world.turn()
     told = world.condition("Degraded")
     assert told["reason"] == "NotStarting" and f"kubectl describe pod {name}" in told["message"]
@@ -192,7 +192,7 @@ def test_a_spec_that_this_operator_can_not_read_holds_everything() -> None:
     unread = replace(seen.swarm, spec=None, spec_problem="spec.model.source: 'x' is not allowed")
     decision = reconcile(replace(seen, swarm=unread), world.policy, world.now)
     writes = [action.status for action in decision.actions if isinstance(action, WriteStatus)]
-    assert [type(a) for a in decision.actions if not isinstance(a, WriteStatus | Tell)] == []
+    assert [type(a) for a in decision.actions if not isinstance(a, WriteStatus | RecordEvent)] == []
     assert "spec.model.source: 'x' is not allowed" in json.dumps(writes[0]["conditions"])
     assert writes[0]["coverageText"] == "2/2"
 
@@ -296,10 +296,10 @@ def test_a_mass_failure_is_told_in_few_events() -> None:
 def test_every_reason_is_explained_in_the_documentation() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
-    verdicts = Path(inspect.getfile(verdicts_of)).read_text(encoding="utf-8")
+    verdicts = Path(inspect.getfile(condition_updates)).read_text(encoding="utf-8")
     told = set(re.findall(r'Verdict\(\w+, \w+, "(\w+)"', verdicts))
     assert len(told) > 10
-    assert not [reason for reason in (*ORDER, *sorted(told)) if f"`{reason}`" not in page]
+    assert not [reason for reason in (*PRIORITY, *sorted(told)) if f"`{reason}`" not in page]
 
 
 def test_everything_that_is_written_is_in_the_schema_of_the_status() -> None:
@@ -360,12 +360,12 @@ def test_the_documentation_names_the_numbers_that_are_used() -> None:
     policy = World().policy
     for said in (
         f"after {policy.not_ready_grace:.0f} s its slots",
-        f"{policy.mass_count} or more, and more than half",
-        f"nothing is replaced for {policy.mass_patience / 60:.0f} minutes",
+        f"{policy.mass_outage_count} or more, and more than half",
+        f"nothing is replaced for {policy.mass_outage_timeout / 60:.0f} minutes",
         f"wait {policy.backoff_base:.0f}, 4, 8 … {policy.backoff_limit:.0f} s",
         f"run for {policy.stable_after / 60:.0f} minutes",
-        f"after {policy.restarts_before_replacing} restarts",
-        f"(at least {policy.budget_least})",
+        f"after {policy.max_restarts} restarts",
+        f"(at least {policy.min_budget})",
     ):
         assert said in page, said
-    assert (policy.mass_fraction, policy.budget_per_slot, policy.stuck_after) == (0.5, 3, 60.0)
+    assert (policy.mass_outage_fraction, policy.budget_per_slot, policy.stuck_after) == (0.5, 3, 60.0)

@@ -9,7 +9,7 @@ from modelswarm_operator.reconcile.state.observed import (
     CreatePod,
     DeletePod,
     SetFinalizer,
-    Tell,
+    RecordEvent,
     WriteStatus,
 )
 
@@ -29,7 +29,7 @@ def test_the_finalizer_is_set_before_the_first_pod() -> None:
 def test_a_finalizer_that_a_hand_removed_is_set_again() -> None:
     world = settled()
     world.finalizers.clear()
-    assert [action for action in world.turn().actions if not isinstance(action, Tell)] == [
+    assert [action for action in world.turn().actions if not isinstance(action, RecordEvent)] == [
         SetFinalizer(True)
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelswarm_operator.controller.executor import _steps
-from modelswarm_operator.informer.parsing import moment, node_view, pod_view
+from modelswarm_operator.informer.parsing import parse_time, node_view, pod_view
 from modelswarm_operator.kube.errors import (
     ConflictError,
     NotFoundError,
@@ -17,10 +17,10 @@ from modelswarm_operator.kube.errors import (
     UnavailableError,
     error_of,
 )
-from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, Limit
-from modelswarm_operator.kube.leader_election import Patience
+from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, EventLimiter
+from modelswarm_operator.kube.leader_election import LeaseExpiry
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
-from modelswarm_operator.reconcile.state.observed import CreatePod, DeletePod, Tell, WriteStatus
+from modelswarm_operator.reconcile.state.observed import CreatePod, DeletePod, RecordEvent, WriteStatus
 
 Json = dict[str, Any]
 
@@ -40,35 +40,35 @@ def lease(version: int, holder: str | None = "other", duration: int = 8) -> Json
 
 def test_a_lease_that_changes_is_never_taken() -> None:
     clock = Clock()
-    patience = Patience(clock)
+    patience = LeaseExpiry(clock)
     for version in range(100):
-        assert not patience.may_take(lease(version), "me")
+        assert not patience.has_expired(lease(version), "me")
         clock.now += 7.9
 
 
 def test_a_lease_that_stands_still_for_its_duration_is_free() -> None:
     clock = Clock()
-    patience = Patience(clock)
-    assert not patience.may_take(lease(1), "me")
+    patience = LeaseExpiry(clock)
+    assert not patience.has_expired(lease(1), "me")
     clock.now += 7.9
-    assert not patience.may_take(lease(1), "me")
+    assert not patience.has_expired(lease(1), "me")
     clock.now += 0.1
-    assert patience.may_take(lease(1), "me")
+    assert patience.has_expired(lease(1), "me")
 
 
 def test_the_holders_own_duration_counts() -> None:
     clock = Clock()
-    patience = Patience(clock)
-    patience.may_take(lease(1, duration=30), "me")
+    patience = LeaseExpiry(clock)
+    patience.has_expired(lease(1, duration=30), "me")
     clock.now += 29
-    assert not patience.may_take(lease(1, duration=30), "me")
+    assert not patience.has_expired(lease(1, duration=30), "me")
     clock.now += 1
-    assert patience.may_take(lease(1, duration=30), "me")
+    assert patience.has_expired(lease(1, duration=30), "me")
 
 
 @pytest.mark.parametrize("holder", ["", None, "me"])
 def test_a_released_lease_and_our_own_are_taken_at_once(holder: str | None) -> None:
-    assert Patience(Clock()).may_take(lease(1, holder), "me")
+    assert LeaseExpiry(Clock()).has_expired(lease(1, holder), "me")
 
 
 @pytest.mark.parametrize(
@@ -115,29 +115,29 @@ def test_how_long_to_wait_is_read_from_either_place(
 
 def test_a_sentence_is_told_once_in_ten_minutes() -> None:
     clock = Clock()
-    limit = Limit(clock)
-    assert limit.allows("uid", "Reason", "sentence")
-    assert not limit.allows("uid", "Reason", "sentence")
-    assert limit.allows("uid", "Reason", "another")
-    assert limit.allows("other", "Reason", "sentence")
+    limit = EventLimiter(clock)
+    assert limit.try_acquire("uid", "Reason", "sentence")
+    assert not limit.try_acquire("uid", "Reason", "sentence")
+    assert limit.try_acquire("uid", "Reason", "another")
+    assert limit.try_acquire("other", "Reason", "sentence")
     clock.now += REPEAT_SECONDS
-    assert limit.allows("uid", "Reason", "sentence")
+    assert limit.try_acquire("uid", "Reason", "sentence")
 
 
 def test_a_swarm_that_tells_too_much_is_slowed_down_and_no_other() -> None:
     clock = Clock()
-    limit = Limit(clock)
-    told = [limit.allows("loud", "Reason", str(number)) for number in range(100)]
+    limit = EventLimiter(clock)
+    told = [limit.try_acquire("loud", "Reason", str(number)) for number in range(100)]
     assert sum(told) == BURST
-    assert limit.allows("quiet", "Reason", "1")
+    assert limit.try_acquire("quiet", "Reason", "1")
     clock.now += REFILL_SECONDS
-    assert limit.allows("loud", "Reason", "later")
-    assert not limit.allows("loud", "Reason", "later still")
+    assert limit.try_acquire("loud", "Reason", "later")
+    assert not limit.try_acquire("loud", "Reason", "later still")
 
 
 def test_only_neighbours_of_one_kind_overlap() -> None:
     status, first, second = WriteStatus({}), CreatePod("0-0", {}), CreatePod("0-1", {})
-    told, gone = Tell("Normal", "A", "b"), DeletePod("p", "u", "why")
+    told, gone = RecordEvent("Normal", "A", "b"), DeletePod("p", "u", "why")
     steps = list(_steps([status, first, second, gone, told, told]))
     assert steps == [[status], [first, second], [gone], [told], [told]]
 
@@ -192,7 +192,7 @@ def test_a_pod_is_read_whole() -> None:
     )
     assert view.ready
     assert view.node == "n"
-    assert view.deleting_since == moment("2026-11-21T10:05:00Z")
+    assert view.deleting_since == parse_time("2026-11-21T10:05:00Z")
     assert view.disruption == "EvictionByEvictionAPI"
     assert (view.container.restarts, view.container.exit_code) == (2, 137)
     assert view.container.exit_message == "too much"

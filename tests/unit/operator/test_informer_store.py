@@ -49,63 +49,63 @@ def pods(cache: Cache) -> set[str]:
 
 
 def test_an_event_wakes_the_swarm_of_the_pod(cache: Cache) -> None:
-    assert cache.feed(POD, False, pod("a", 2)) == {"s1"}
+    assert cache.apply_event(POD, False, pod("a", 2)) == {"s1"}
     assert pods(cache) == {"a"}
 
 
 def test_an_event_that_says_nothing_new_wakes_nobody(cache: Cache) -> None:
-    cache.feed(POD, False, pod("a", 2))
-    assert cache.feed(POD, False, pod("a", 2)) == set()
-    assert cache.feed(POD, False, pod("a", 3)) == set()  # a newer version, the same to us
+    cache.apply_event(POD, False, pod("a", 2))
+    assert cache.apply_event(POD, False, pod("a", 2)) == set()
+    assert cache.apply_event(POD, False, pod("a", 3)) == set()  # a newer version, the same to us
 
 
 def test_an_older_version_changes_nothing(cache: Cache) -> None:
-    cache.feed(POD, False, pod("a", 5, phase="Failed"))
-    assert cache.feed(POD, False, pod("a", 4)) == set()
+    cache.apply_event(POD, False, pod("a", 5, phase="Failed"))
+    assert cache.apply_event(POD, False, pod("a", 4)) == set()
     found = cache.observed("s1")
     assert found is not None
     assert found.pods[0].phase == "Failed"
 
 
 def test_a_list_brings_what_was_missed_and_takes_ghosts_away(cache: Cache) -> None:
-    cache.feed(POD, False, pod("ghost", 2))
+    cache.apply_event(POD, False, pod("ghost", 2))
     assert cache.replace(POD, [pod("missed", 3)], 4) == {"s1"}
     assert pods(cache) == {"missed"}
 
 
 def test_what_came_after_the_list_was_made_stays(cache: Cache) -> None:
-    cache.feed(POD, False, pod("new", 9))
+    cache.apply_event(POD, False, pod("new", 9))
     cache.replace(POD, [], 5)
     assert pods(cache) == {"new"}
 
 
 def test_a_list_older_than_a_deletion_brings_nothing_back(cache: Cache) -> None:
-    cache.feed(POD, False, pod("a", 2))
-    cache.feed(POD, True, pod("a", 6))
+    cache.apply_event(POD, False, pod("a", 2))
+    cache.apply_event(POD, True, pod("a", 6))
     cache.replace(POD, [pod("a", 2)], 5)
     assert pods(cache) == set()
-    cache.feed(POD, False, pod("a", 4))
+    cache.apply_event(POD, False, pod("a", 4))
     assert pods(cache) == set()
 
 
 def test_a_pod_that_gets_its_label_back_is_known_again(cache: Cache) -> None:
     """For a watch with a selector, losing the label is a deletion."""
-    cache.feed(POD, False, pod("a", 2))
-    cache.feed(POD, True, pod("a", 3))
-    cache.feed(POD, False, pod("a", 4))
+    cache.apply_event(POD, False, pod("a", 2))
+    cache.apply_event(POD, True, pod("a", 3))
+    cache.apply_event(POD, False, pod("a", 4))
     assert pods(cache) == {"a"}
 
 
 def test_a_pod_without_our_owner_reference_is_not_ours(cache: Cache) -> None:
-    cache.feed(POD, False, pod("a", 2))
-    assert cache.feed(POD, False, pod("a", 3, owner="")) == {"s1"}
+    cache.apply_event(POD, False, pod("a", 2))
+    assert cache.apply_event(POD, False, pod("a", 3, owner="")) == {"s1"}
     assert pods(cache) == set()
-    assert cache.feed(POD, False, pod("b", 4, owner="")) == set()
+    assert cache.apply_event(POD, False, pod("b", 4, owner="")) == set()
 
 
 def test_a_pod_that_changes_hands_is_the_other_swarms(cache: Cache) -> None:
-    cache.feed(POD, False, pod("a", 2))
-    cache.feed(POD, False, pod("a", 3, owner="s2"))
+    cache.apply_event(POD, False, pod("a", 2))
+    cache.apply_event(POD, False, pod("a", 3, owner="s2"))
     assert pods(cache) == set()
 
 
@@ -119,9 +119,9 @@ def test_a_restored_store_is_believed(cache: Cache) -> None:
 
 
 def test_the_list_of_one_swarm_leaves_the_others_alone(cache: Cache) -> None:
-    cache.feed(SWARM, False, swarm("s2", 2, "other"))
-    cache.feed(POD, False, pod("mine", 3))
-    cache.feed(POD, False, pod("theirs", 4, owner="s2"))
+    cache.apply_event(SWARM, False, swarm("s2", 2, "other"))
+    cache.apply_event(POD, False, pod("mine", 3))
+    cache.apply_event(POD, False, pod("theirs", 4, owner="s2"))
     cache.replace(POD, [], 9, owner="s1")
     assert pods(cache) == set()
     other = cache.observed("s2")
@@ -132,7 +132,7 @@ def test_the_list_of_one_swarm_leaves_the_others_alone(cache: Cache) -> None:
 def test_children_are_known_by_kind_and_name_without_their_status(cache: Cache) -> None:
     service = pod("svc", 2) | {"spec": {"clusterIP": "None"}}
     service["metadata"] |= {"managedFields": [{}], "labels": {"a": "b"}}
-    assert cache.feed(SERVICE, False, service) == {"s1"}
+    assert cache.apply_event(SERVICE, False, service) == {"s1"}
     found = cache.observed("s1")
     assert found is not None
     stored = found.children["Service", "pod-svc"]
@@ -147,16 +147,16 @@ def test_a_node_that_changes_concerns_every_swarm_a_heartbeat_none(cache: Cache)
         meta = {"uid": "n", "name": "n", "resourceVersion": str(version)}
         return {"metadata": meta, "status": {"conditions": [condition]}}
 
-    assert cache.feed(NODE, False, node(2, "True", "1")) == {"s1"}
-    assert cache.feed(NODE, False, node(3, "True", "2")) == set()
-    assert cache.feed(NODE, False, node(4, "Unknown", "3")) == {"s1"}
+    assert cache.apply_event(NODE, False, node(2, "True", "1")) == {"s1"}
+    assert cache.apply_event(NODE, False, node(3, "True", "2")) == set()
+    assert cache.apply_event(NODE, False, node(4, "Unknown", "3")) == {"s1"}
 
 
 def test_nodes_that_may_not_be_read_are_none(cache: Cache) -> None:
     first = cache.observed("s1")
     assert first is not None
     assert first.nodes is None
-    cache.sees_nodes = True
+    cache.can_read_nodes = True
     second = cache.observed("s1")
     assert second is not None
     assert second.nodes == {}
@@ -168,12 +168,12 @@ def test_the_elder_swarm_keeps_a_served_name_and_the_younger_learns_when_it_is_f
     younger = swarm(
         "s2", 2, "other", model={"servedName": "counting"}, created="2026-11-21T11:00:00Z"
     )
-    assert cache.feed(SWARM, False, younger) == {"s1", "s2"}
+    assert cache.apply_event(SWARM, False, younger) == {"s1", "s2"}
     second, first = cache.observed("s2"), cache.observed("s1")
     assert first is not None
     assert second is not None
     assert (first.served_name_taken_by, second.served_name_taken_by) == ("", "here/counting")
-    assert cache.feed(SWARM, True, swarm("s1", 9)) == {"s1", "s2"}
+    assert cache.apply_event(SWARM, True, swarm("s1", 9)) == {"s1", "s2"}
     alone = cache.observed("s2")
     assert alone is not None
     assert alone.served_name_taken_by == ""
@@ -185,9 +185,9 @@ def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_
     """A suspended swarm may be renamed: what serves must not be held for that."""
     later = "2026-11-21T11:00:00Z"
     younger = swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
-    cache.feed(SWARM, False, younger | {"status": {"servedName": "shared"}})
+    cache.apply_event(SWARM, False, younger | {"status": {"servedName": "shared"}})
     renamed = swarm("s1", 3, model={"servedName": "shared"})
-    assert cache.feed(SWARM, False, renamed | {"status": {"servedName": "counting"}}) == {
+    assert cache.apply_event(SWARM, False, renamed | {"status": {"servedName": "counting"}}) == {
         "s1",
         "s2",
     }
@@ -200,7 +200,7 @@ def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_
 def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
     bad = swarm("s1", 2)
     bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}
-    cache.feed(SWARM, False, bad)
+    cache.apply_event(SWARM, False, bad)
     found = cache.observed("s1")
     assert found is not None
     assert found.swarm.spec is None
@@ -210,7 +210,7 @@ def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
 def test_fields_of_a_newer_version_are_left_alone(cache: Cache) -> None:
     newer = swarm("s1", 2)
     newer["spec"]["warpDrive"] = True
-    cache.feed(SWARM, False, newer)
+    cache.apply_event(SWARM, False, newer)
     found = cache.observed("s1")
     assert found is not None
     assert found.swarm.spec is not None
@@ -239,12 +239,12 @@ def test_whatever_the_order_the_end_is_the_store(seed: int) -> None:
         history.append((False, store[uid]))
         if chance.random() < 0.5:
             was, each = chance.choice(history)
-            cache.feed(POD, was, each)
+            cache.apply_event(POD, was, each)
         if chance.random() < 0.1:
             cache.replace(POD, list(store.values()), version)
     for was, each in chance.sample(history, len(history)):
         if chance.random() < 0.7:
-            cache.feed(POD, was, each)
+            cache.apply_event(POD, was, each)
     cache.replace(POD, list(store.values()), version + 1)
     found = cache.observed("s1")
     assert found is not None

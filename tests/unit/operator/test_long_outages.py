@@ -57,7 +57,7 @@ def _anonymous(manifest: dict[str, Any]) -> str:
     number = pod["metadata"]["labels"].pop(names.INCARNATION)
     assert container["args"][container["args"].index("--incarnation") + 1] == number
     container["args"].remove(number)
-    for key in (names.PLAN, names.POOL):
+    for key in (names.TEMPLATE_HASH, names.POOL):
         pod["metadata"]["annotations"].pop(key)
     pod["metadata"]["labels"].pop("team", None)
     container.pop("resources")
@@ -154,5 +154,5 @@ def test_a_quiet_day_writes_nothing() -> None:
     for _ in range(24 * 60):
         world.now += 60.0
         decision = world.turn()
-        assert not decision.actions and decision.wake_at is None
+        assert not decision.actions and decision.requeue_at is None
     assert world.writes == writes

@@ -117,7 +117,7 @@ def test_the_pools_patch_goes_over_the_administrators() -> None:
 def test_what_is_the_operators_stays(template: Json) -> None:
     plain, patched = patched_pod({}), patched_pod(template)
     for pod in (plain, patched):
-        pod["metadata"]["annotations"].pop(names.PLAN)
+        pod["metadata"]["annotations"].pop(names.TEMPLATE_HASH)
     plain_container, container = plain["spec"]["containers"][0], patched["spec"]["containers"][0]
     key = {"env": "name", "ports": "containerPort"}
     for part, by in key.items():

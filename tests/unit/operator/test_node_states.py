@@ -107,7 +107,7 @@ def test_many_nodes_not_ready_for_very_long_are_no_blip() -> None:
         world.node_down(name)
     world.turn()
     assert world.wake_at is not None
-    world.pass_time(POLICY.mass_patience)
+    world.pass_time(POLICY.mass_outage_timeout)
     run(world, 10)
     assert world.coverage() >= 1
 

@@ -11,17 +11,17 @@ from support.operator.model_cluster import World, demo_facts, document
 
 from modelswarm.errors import UserError
 from modelswarm.resources.spec import Model
-from modelswarm_operator.controller.executor import Apply
-from modelswarm_operator.controller.worker import Sleeper, Turns
+from modelswarm_operator.controller.executor import Executor
+from modelswarm_operator.controller.worker import WorkItem, Workers
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import pod_view
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.kube.errors import RejectedError
-from modelswarm_operator.kube.events import Events
+from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import SWARM
 from modelswarm_operator.observability.metrics import Metrics
-from modelswarm_operator.reconcile.manifests.pod_template import patched
-from modelswarm_operator.reconcile.model.facts import told_model
+from modelswarm_operator.reconcile.manifests.pod_template import apply_patches
+from modelswarm_operator.reconcile.model.facts import parse_inspection
 from modelswarm_operator.reconcile.pods.inventory import NodeState, NodeHealth
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
@@ -29,7 +29,7 @@ from modelswarm_operator.reconcile.state.observed import (
     DeletePod,
     LabelPod,
     NodeView,
-    Tell,
+    RecordEvent,
 )
 
 Json = dict[str, Any]
@@ -85,7 +85,7 @@ HOSTILE = [
 @pytest.mark.parametrize("words", HOSTILE, ids=lambda words: words[:20] + str(len(words)))
 def test_whatever_an_inspection_says_is_facts_or_a_sentence(words: str) -> None:
     with pytest.raises(UserError):
-        told_model(Model.model_validate({"source": "pvc://claim/model"}), words)
+        parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), words)
 
 
 POD: Json = {
@@ -129,7 +129,7 @@ PATCHES: list[Json] = [
 def test_a_hostile_patch_is_a_pod_or_a_sentence(patch: Json) -> None:
     """Anything else would fail every turn of the swarm without a condition that tells why."""
     try:
-        pod, _ = patched(POD, [("spec.pools[0].podTemplate", patch)])
+        pod, _ = apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
     except UserError:
         return
     assert pod["kind"] == "Pod" and pod["metadata"]["name"] == "a"
@@ -217,7 +217,7 @@ def test_a_pool_without_room_is_given_up_for_one_that_has_some() -> None:
     [name] = world.pods
     full = world.pods[name].view.annotations[names.POOL]
     world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
-    world.now += world.policy.pool_patience - 1.0
+    world.now += world.policy.pool_timeout - 1.0
     assert not [todo for todo in world.todo() if "create" in todo]
     world.turn()
     world.now += 1.0
@@ -240,9 +240,9 @@ def test_a_replacement_comes_before_what_a_webhook_may_hold_up() -> None:
 
 
 def test_a_turn_that_always_has_something_to_do_is_spaced_out_without_end() -> None:
-    turns, sleeper = object.__new__(Turns), Sleeper(busy=5000)
-    turns._plan_next(sleeper, Decision([Tell("Normal", "Any", "thing")], None))
-    assert sleeper.busy == 5001
+    turns, sleeper = object.__new__(Workers), WorkItem(active_turns=5000)
+    turns._schedule_next(sleeper, Decision([RecordEvent("Normal", "Any", "thing")], None))
+    assert sleeper.active_turns == 5001
 
 
 class Answers:
@@ -278,17 +278,17 @@ async def test_a_node_is_looked_for_before_its_pods_are_ended_by_force() -> None
     """A watch of nodes that hangs while the one of pods does not: else every new node's pods would go."""
     api: Any = Answers()
     cache = Cache()
-    cache.sees_nodes = True
-    cache.feed(SWARM, False, api.swarm)
+    cache.can_read_nodes = True
+    cache.apply_event(SWARM, False, api.swarm)
     seen = cache.observed("S")
     assert seen is not None
     resync = Resync(api, cache, Metrics(), ())
-    await resync.one(seen.swarm)
+    await resync.resync_swarm(seen.swarm)
     assert api.listed == ["pods", "nodes"]
     seen = cache.observed("S")
     assert seen is not None and seen.nodes is not None
     assert [pod.node for pod in seen.pods] == ["fresh"] and "fresh" in seen.nodes
-    await resync.one(seen.swarm)
+    await resync.resync_swarm(seen.swarm)
     assert api.listed == ["pods", "nodes", "pods"]
 
 
@@ -302,6 +302,6 @@ class Refuses:
 async def test_a_label_that_is_refused_fails_no_turn() -> None:
     """A failing turn is repeated after up to a minute, and deaf to events until then."""
     api: Any = Refuses()
-    apply = Apply(api, Cache(), Events(api, "me"), Metrics(), lambda uids: None)
+    apply = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
     label = LabelPod("p-1", "P", {names.SPAN: "0"})
-    await apply.carry_out(World().observe().swarm, [label])
+    await apply.execute(World().observe().swarm, [label])

@@ -183,7 +183,7 @@ def test_another_model_name_is_served_whole_before_the_first_server_of_the_old_o
         generations: dict[str, set[str]] = {}
         for pod in world.servers():
             if pod.view.ready and pod.view.deleting_since is None:
-                generation = pod.view.annotations[names.GENERATION]
+                generation = pod.view.annotations[names.MODEL_HASH]
                 generations.setdefault(generation, set()).add(pod.view.annotations[names.BLOCKS])
         assert {"0:4", "4:8"} in generations.values()
 

@@ -7,7 +7,7 @@ from support.operator.model_cluster import POLICY, World, document
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
-    TAKEN,
+    NAME_TAKEN,
     ContainerView,
     CreatePod,
     DeletePod,
@@ -95,7 +95,7 @@ def test_failures_are_forgotten_when_a_server_has_been_stable() -> None:
     world.now = world.wake_at
     world.turn()
     assert "slots" not in world.status
-    assert world.decide().wake_at is None
+    assert world.decide().requeue_at is None
 
 
 def test_a_crashing_container_is_left_to_the_kubelet_until_it_has_crashed_often() -> None:
@@ -104,7 +104,7 @@ def test_a_crashing_container_is_left_to_the_kubelet_until_it_has_crashed_often(
     world.turn()
     first = next(iter(world.pods))
     while (view := world.pods[first].view).deleting_since is None:
-        assert view.container.restarts < POLICY.restarts_before_replacing
+        assert view.container.restarts < POLICY.max_restarts
         world.pass_time()
         world.turn()
     assert world.status["slots"][0]["failures"] == 1
@@ -125,7 +125,7 @@ def test_a_broken_image_makes_no_pod_storm() -> None:
 def test_when_the_budget_is_used_up_every_failure_waits_the_longest_pause() -> None:
     world = World(spec=document(1, 1))
     world.settle()
-    for _ in range(POLICY.budget_least):
+    for _ in range(POLICY.min_budget):
         world.fail(next(iter(world.pods)))
         seconds_until_created(world)
     world.fail(next(iter(world.pods)))
@@ -194,7 +194,7 @@ def test_a_promised_name_that_a_foreign_pod_has_is_given_up_for_the_next_one() -
     world = World(spec=document(1, 1))
     world.turn()
     world.pods.clear()  # it was never made: a pod of somebody else's has the name
-    world.rejected["0-0"] = f"a pod counting-s0-1 {TAKEN}"
+    world.rejected["0-0"] = f"a pod counting-s0-1 {NAME_TAKEN}"
     (again,) = [one for one in world.decide().actions if isinstance(one, CreatePod)]
     assert again.manifest["metadata"]["labels"]["modelswarm.io/incarnation"] == "2"
     world.rejected.clear()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelswarm.errors import UserError
-from modelswarm_operator.reconcile.manifests.strategic_merge import merge
+from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
 
 POD: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}, "annotations": {"n": "1"}},
@@ -31,7 +31,7 @@ POD: dict[str, Any] = {
 
 
 def patched(spec: dict[str, Any]) -> Any:
-    return merge(POD, {"spec": spec}, "patch")["spec"]
+    return merge_pod(POD, {"spec": spec}, "patch")["spec"]
 
 
 def container(changes: dict[str, Any]) -> Any:
@@ -39,7 +39,7 @@ def container(changes: dict[str, Any]) -> Any:
 
 
 def test_maps_are_merged_and_null_deletes() -> None:
-    merged = merge(POD, {"metadata": {"labels": {"b": "2", "a": None}}}, "patch")
+    merged = merge_pod(POD, {"metadata": {"labels": {"b": "2", "a": None}}}, "patch")
     assert merged["metadata"] == {"labels": {"b": "2"}, "annotations": {"n": "1"}}
 
 
@@ -97,7 +97,7 @@ def test_only_retained_keys_stay() -> None:
 
 def test_values_are_deleted_from_a_list_of_plain_values() -> None:
     pod = {"metadata": {"finalizers": ["a", "b"]}}
-    merged = merge(
+    merged = merge_pod(
         pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"], "finalizers": ["c"]}}, "p"
     )
     assert merged["metadata"]["finalizers"] == ["b", "c"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import Metric
-from support.kubernetes.prometheus import binary, filled
+from support.kubernetes.prometheus import binary, fill_variables
 
 from tools.dashboard.rows import ROWS
 from tools.make_dashboard import TARGET, text
@@ -109,7 +109,7 @@ async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
         and not asked & {family.name + part for part in PARTS[family.type]}
     }
     assert unseen == {
-        "modelswarm_gateway_answers",
+        "modelswarm_gateway_responses",
         "modelswarm_gateway_build_info",
         "modelswarm_gateway_decode_seconds",
         "modelswarm_gateway_log_tokens",
@@ -124,7 +124,7 @@ async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
 
 def test_promtool_reads_every_query(tmp_path: Path) -> None:
     rules = [
-        {"record": f"panel:query:{index}", "expr": filled(query, "5m")}
+        {"record": f"panel:query:{index}", "expr": fill_variables(query, "5m")}
         for index, query in enumerate(queries())
     ]
     written = tmp_path / "rules.json"

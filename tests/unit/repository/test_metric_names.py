@@ -8,7 +8,7 @@ from support.kubernetes.prometheus import lint
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.errors import Code
-from modelswarm_gateway.metrics.counters import CAUSES, Metrics, Outcome
+from modelswarm_gateway.metrics.counters import CAUSES, Metrics, TurnOutcome
 from tools.make_metrics_page import PAGE, page
 from tools.metric_registries import (
     BLOCKS,
@@ -59,7 +59,7 @@ async def test_names_begin_with_the_process_and_no_time_of_creation_is_shown(pro
 
 async def test_a_model_begins_with_zeros_for_all_that_can_happen_to_it() -> None:
     registry = await gateway_registry()
-    for outcome in Outcome:
+    for outcome in TurnOutcome:
         name = "modelswarm_gateway_streams_total"
         assert value(registry, name, model=MODEL, outcome=outcome.value) == 0
     for cause in CAUSES:
@@ -98,10 +98,10 @@ async def test_clients_cannot_add_series() -> None:
     node = new_node()
     metrics = Metrics(node)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
-    metrics.request("not-here-0", Code.MODEL_NOT_FOUND)
+    metrics.count_request("not-here-0", Code.MODEL_NOT_FOUND)
     before = len(generate_latest(metrics.registry).splitlines())
     for number in range(100):
-        metrics.request(f"not-here-{number}", Code.MODEL_NOT_FOUND)
+        metrics.count_request(f"not-here-{number}", Code.MODEL_NOT_FOUND)
     assert len(generate_latest(metrics.registry).splitlines()) == before
     name = "modelswarm_gateway_requests_total"
     assert value(metrics.registry, name, model="other", code="404") == 101
@@ -113,13 +113,13 @@ async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> No
     metrics = Metrics(node, vllm_names=True)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Heartbeat(free_pages=2, total_pages=10)])
-    turn = metrics.turn(MODEL, 5, 0.0)
-    turn.began(0.5)
-    turn.tokens(1, 2.0)
-    turn.tokens(3, 5.0)
-    turn.ended(Outcome.COMPLETED, None, 6.0)
-    metrics.stream(MODEL, Outcome.COMPLETED, "stop")
-    metrics.stream(MODEL, Outcome.CANCELLED, None)
+    turn = metrics.meter_turn(MODEL, 5, 0.0)
+    turn.on_started(0.5)
+    turn.on_tokens(1, 2.0)
+    turn.on_tokens(3, 5.0)
+    turn.on_ended(TurnOutcome.COMPLETED, None, 6.0)
+    metrics.count_turn(MODEL, TurnOutcome.COMPLETED, "stop")
+    metrics.count_turn(MODEL, TurnOutcome.CANCELLED, None)
 
     def shown(name: str, **labels: str) -> float | None:
         return value(metrics.registry, f"vllm:{name}", model_name=MODEL, **labels)

@@ -10,7 +10,7 @@ import pytest
 from modelswarm.resources.loading import parse_document
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.status.problems import ORDER
+from modelswarm_operator.reconcile.status.problems import PRIORITY
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
@@ -35,7 +35,7 @@ def test_every_example_is_a_good_document(path: Path) -> None:
 
 
 def test_every_reason_that_the_operator_can_give_is_explained() -> None:
-    told = set(ORDER)
+    told = set(PRIORITY)
     for part in ("status/condition_rules", "deletion"):
         source = (ROOT / "operator/modelswarm_operator/reconcile" / f"{part}.py").read_text()
         told |= set(re.findall(r'(?:READY|PROGRESSING|DEGRADED),\s*\w+,\s*"([A-Z]\w+)"', source))

@@ -67,7 +67,7 @@ def test_paged_steps_equal_the_reference() -> None:
 def test_any_chunks_give_the_same_tokens() -> None:
     for cut in range(1, len(PROMPT)):
         model = HashModel(SHAPE)
-        model.step([replace(work(0, PROMPT[:cut]), pick=None)])
+        model.step([replace(work(0, PROMPT[:cut]), sample=None)])
         assert token(model.step([work(cut, PROMPT)])[0]) == expected(1)[0]
 
 
@@ -97,7 +97,7 @@ def test_a_repeated_or_missing_or_moved_row_counts() -> None:
 
 def test_a_stale_log_copy_counts() -> None:
     stale = [*PROMPT[:2], 3, *PROMPT[3:]]
-    spoilt = replace(work(0, PROMPT), pick=SampleRequest(Sampling(), len(PROMPT), stale))
+    spoilt = replace(work(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale))
     assert token(HashModel(SHAPE).step([spoilt])[0]) != expected(1)[0]
 
 
@@ -120,9 +120,9 @@ BAD_WORK: list[dict[str, object]] = [
     {"blocks": (0, 4)},
     {"blocks": (1, 3)},
     {"rows": bytes(80)},
-    {"emit": 11},
+    {"emit_from": 11},
     {"tokens": None},
-    {"pick": SampleRequest(Sampling(), 9, PROMPT[:9])},
+    {"sample": SampleRequest(Sampling(), 9, PROMPT[:9])},
 ]
 
 

@@ -106,7 +106,7 @@ def test_the_shortcut_over_the_best_scores_changes_nothing(
     picks = [SampleRequest(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
     expected = sample(rows, picks)
     monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
-    monkeypatch.setattr(sampler, "_MOST_CANDIDATES", candidates)
+    monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
     assert sample(rows, picks) == expected
 
 

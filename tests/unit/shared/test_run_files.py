@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from modelswarm.process.run_files import announce, withdraw
+from modelswarm.process.run_files import write_run_file, remove_run_file
 
 
 def test_an_announcement_appears_whole_with_the_writers_pid_and_goes_again(tmp_path: Path) -> None:
     path = tmp_path / "made" / "too" / "s0.json"
-    announce(path, {"target": "127.0.0.1:1", "first": 0})
+    write_run_file(path, {"target": "127.0.0.1:1", "first": 0})
     assert json.loads(path.read_text()) == {"target": "127.0.0.1:1", "first": 0, "pid": os.getpid()}
     assert [found.name for found in path.parent.iterdir()] == ["s0.json"], "nothing half written"
-    withdraw(path)
+    remove_run_file(path)
     assert list(path.parent.iterdir()) == []
 
 
@@ -24,9 +24,9 @@ def test_an_announcement_appears_whole_with_the_writers_pid_and_goes_again(tmp_p
 def test_what_somebody_else_wrote_is_not_withdrawn(tmp_path: Path, content: str) -> None:
     path = tmp_path / "s0.json"
     path.write_text(content)
-    withdraw(path)
+    remove_run_file(path)
     assert path.read_text() == content
 
 
 def test_withdrawing_what_is_gone_is_no_error(tmp_path: Path) -> None:
-    withdraw(tmp_path / "s0.json")
+    remove_run_file(tmp_path / "s0.json")

@@ -1,8 +1,8 @@
 """Images for the test cluster: the pause image, a small Debian with Python to build on, and the project's Dockerfiles.
 
 All are made here, none is pulled: from Debian packages (debootstrap) and by buildah with a store of its own in the
-cache folder. Used by `RealCluster`, by `make images` and by tests. The result is an OCI archive per image, kept in the
-cache by what it was made of.
+cache folder. Used by `RealCluster` and by tests. The result is one OCI archive per image, kept in the cache by the
+content of its sources.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.devcluster.build.build import cache_folder, folder_of, locked, part, program
+from tools.devcluster.build.build import (
+    cache_folder,
+    file_lock,
+    find_part,
+    part_folder,
+    program_path,
+)
 from tools.devcluster.build.oci import write_program_image
 from tools.devcluster.nodes.containerd import PAUSE_IMAGE
-from tools.devcluster.reporting import say
+from tools.devcluster.reporting import progress
 
 BASE_IMAGE = "localhost/modelswarm-base:1"
 BASE_SUITE = "bookworm"
@@ -33,7 +39,7 @@ UNNEEDED = (
     "var/log",
 )
 BUILD_SECONDS = 1800.0
-STORE_IMAGES = 400  # every layer of every build is kept as one: some gigabytes
+STORE_IMAGES = 400  # layers in the store before it is emptied: some gigabytes
 STORAGE = """\
 [storage]
 driver = "overlay"
@@ -43,9 +49,9 @@ runroot = "{store}/run"
 
 
 def pause_archive() -> Path:
-    archive = folder_of(part("pause")).parent / "pause.tar"
-    built = program("pause")
-    with locked(archive):
+    archive = part_folder(find_part("pause")).parent / "pause.tar"
+    built = program_path("pause")
+    with file_lock(archive):
         if not archive.exists():
             half = archive.with_suffix(".half")
             write_program_image(built, PAUSE_IMAGE, half)
@@ -54,15 +60,19 @@ def pause_archive() -> Path:
 
 
 def base_archive() -> Path:
-    """Debian with Python 3.11 (`python3`, and `python3 -m venv`), without documents; about 130 MB."""
-    recipe = f"{BASE_IMAGE} {BASE_SUITE} {BASE_PACKAGES} {UNNEEDED}"
-    key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-    archive = cache_folder() / f"base-{key}.tar"
-    with locked(archive):
+    """Return an archive of Debian with Python 3.11 (`python3 -m venv` too), without documents; about 130 MB."""
+    archive = base_file()
+    with file_lock(archive):
         if not archive.exists():
-            with say("base image: debootstrap (about a minute)"):
+            with progress("base image by debootstrap"):
                 _make_base(archive)
     return archive
+
+
+def base_file() -> Path:
+    """Return the archive's place, whether it is there or not."""
+    recipe = f"{BASE_IMAGE} {BASE_SUITE} {BASE_PACKAGES} {UNNEEDED}"
+    return cache_folder() / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
 
 
 def build_image(
@@ -73,10 +83,10 @@ def build_image(
     *,
     more: Sequence[str] = (),
 ) -> Path:
-    """`buildah bud` of a Dockerfile; the image as an OCI archive. `BASE` is the base image unless given."""
+    """Build a Dockerfile by `buildah bud`, and return an OCI archive. `BASE` is the base image unless given."""
     arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
     words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    with say(f"image {tag}"):
+    with progress(f"image {tag}"):
         build_with_base(
             (
                 *(
@@ -109,8 +119,8 @@ def _pushed(tag: str) -> Path:
     return archive
 
 
-def _have_base() -> None:
-    """In buildah's store, from the archive."""
+def _pull_base() -> None:
+    """Put the base image into buildah's store, if it is not there."""
     archive = base_archive()
     found = _buildah("images", "--quiet", "--filter", f"reference={BASE_IMAGE}").split()
     if not found:
@@ -143,17 +153,17 @@ def _buildah(*words: str) -> str:
 
 
 def build_with_base(command: Sequence[str]) -> None:
-    """A build that may start from the base image; one at a time, and the store is emptied when it grew old."""
-    with locked(cache_folder() / "builds"):
+    """Run a build that may start from the base image: one at a time, and the store is emptied when it has grown."""
+    with file_lock(cache_folder() / "builds"):
         if len(_buildah("images", "--all", "--quiet").split()) > STORE_IMAGES:
-            with say("the image store is emptied"):
+            with progress("empty the image store"):
                 _buildah("rmi", "--all", "--force")
-        _have_base()
+        _pull_base()
         run_builder(command)
 
 
 def run_builder(command: Sequence[str]) -> str:
-    """With the store in the cache folder, and mounts that nobody else sees."""
+    """Run a builder with its store in the cache folder, and in a mount namespace of its own."""
     store = cache_folder() / "buildah"
     config = store / "storage.conf"
     store.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""An image of one file as an OCI archive, made by hand: what the pause image needs and no more.
+"""An image of one file as an OCI archive, written without a builder: enough for the pause image.
 
-Used by `images`. Knows nothing of who reads the archive.
+Used by `images`. Knows nothing of the archive's readers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def write_program_image(program: Path, name: str, archive: Path) -> None:
-    """An image with one static program, which it runs as user 65535."""
+    """Write an image with one static program, which it runs as user 65535."""
     layer = _tar({program.name: program.read_bytes()}, mode=0o755)
     config = {
         "architecture": "amd64",

@@ -1,88 +1,126 @@
-"""What real nodes need beside the programs that are built here: root, Debian packages and kernel features.
+"""The machine's own part of a cluster: root, Go, Debian packages and kernel features.
 
-Used by `make cluster-packages`, by `up` (which falls back to the API level and says why) and by the fixture `cluster`.
+Used by `make cluster-packages`, by the verbs that start or prepare a cluster, and by the tests' fixtures. Installs
+packages, builds nothing.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
-NEEDED = {  # Debian package: a file of it
+from tools.devcluster.reporting import tell
+
+API_PACKAGES = {"openssl": "/usr/bin/openssl"}  # Debian package: a file of it
+NODE_PACKAGES = {
     "runc": "/usr/sbin/runc",
     "containernetworking-plugins": "/usr/lib/cni/bridge",
     "iptables": "/usr/sbin/iptables",
     "nftables": "/usr/sbin/nft",
     "conntrack": "/usr/sbin/conntrack",
     "iproute2": "/usr/sbin/ip",
-    "openssl": "/usr/bin/openssl",
     "debootstrap": "/usr/sbin/debootstrap",
     "buildah": "/usr/bin/buildah",
-    "skopeo": "/usr/bin/skopeo",
-    "prometheus": "/usr/bin/prometheus",
 }
-KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # the answer of policy-rc.d that says: start no services
+TEST_PACKAGES = {"prometheus": "/usr/bin/prometheus"}
+KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # this answer of policy-rc.d starts no services
+OLDEST_GO = (1, 21)  # from here on, Go fetches the version that a go.mod asks for
 
 
-NO_GO = "Go is not installed: the cluster's programs are built from source"
+class InstallError(RuntimeError):
+    """The packages can't be installed here; the message has the reason and the command."""
 
 
-class CannotInstall(RuntimeError):
-    """The packages can't be had here; the message says why."""
+def missing_packages(wanted: dict[str, str]) -> list[str]:
+    return [package for package, file in wanted.items() if not Path(file).exists()]
 
 
-def can_build() -> bool:
-    return shutil.which("go") is not None
-
-
-def can_install() -> bool:
-    return os.geteuid() == 0 and shutil.which("apt-get") is not None
-
-
-def missing_packages() -> list[str]:
-    return [package for package, file in NEEDED.items() if not Path(file).exists()]
+def api_obstacles() -> list[str]:
+    """Return why not even an API server can run here, one sentence each."""
+    return [*go_obstacles(), *_package_obstacles(API_PACKAGES)]
 
 
 def obstacles() -> list[str]:
-    """Why real nodes can't run here, one sentence each; nothing when they can."""
+    """Return why real nodes can't run here, one sentence each."""
+    return [*machine_obstacles(), *_package_obstacles({**API_PACKAGES, **NODE_PACKAGES})]
+
+
+def machine_obstacles() -> list[str]:
+    """Return the obstacles to real nodes that no package removes."""
     found = []
     if os.geteuid() != 0:
         found.append("not root: namespaces, mounts and control groups can't be made")
-    packages = missing_packages()
-    if packages:
-        found.append(f"missing Debian packages: {', '.join(packages)} (make cluster-packages)")
-    if not can_build():
-        found.append(NO_GO)
-    kernel = Path("/proc/filesystems").read_text()
-    if "overlay" not in kernel:
+    found += go_obstacles()
+    if "overlay" not in Path("/proc/filesystems").read_text():
         found.append("the kernel has no overlayfs: containers have no root file system")
     if not Path("/sys/fs/cgroup").is_dir() or not any(Path("/sys/fs/cgroup").iterdir()):
         found.append("no control groups are mounted at /sys/fs/cgroup")
     return found
 
 
-def install() -> None:
-    """The missing packages, without starting any of their services."""
-    packages = missing_packages()
+def go_obstacles() -> list[str]:
+    """Return why nothing can be built here, if so."""
+    if shutil.which("go") is None:
+        return ["Go is not installed, and the cluster's programs are built from source (go.dev/dl)"]
+    said = subprocess.run(("go", "version"), capture_output=True, text=True, check=False).stdout
+    found = re.search(r"go(\d+)\.(\d+)", said)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST_GO:
+        return [f"{found[0]} is too old: Go 1.21 or newer is needed (go.dev/dl)"]
+    return []
+
+
+def _package_obstacles(wanted: dict[str, str]) -> list[str]:
+    packages = missing_packages(wanted)
+    listed = ", ".join(packages)
+    return [f"missing Debian packages: {listed} (make cluster-packages)"] if packages else []
+
+
+def install_command(packages: list[str]) -> str:
+    return f"apt-get install --yes --no-install-recommends {' '.join(packages)}"
+
+
+def check_installable(packages: list[str]) -> None:
+    """Raise InstallError if there are packages to install and no way to do so."""
+    if packages and (os.geteuid() != 0 or shutil.which("apt-get") is None):
+        raise InstallError(
+            f"Debian packages are missing. Install them as root: {install_command(packages)}"
+        )
+
+
+def install(packages: list[str]) -> None:
+    """Install Debian packages without starting any of their services."""
+    check_installable(packages)
     if not packages:
-        print("cluster packages: all there")
+        tell("Debian packages: all are installed")
         return
-    words = ("apt-get", "install", "--yes", "--no-install-recommends", *packages)
-    if not can_install():
-        raise CannotInstall(f"missing: {', '.join(packages)}. As root on Debian: {' '.join(words)}")
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
         policy.write_text(KEEP_STOPPED)
         policy.chmod(0o755)
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    wait = ("-o", "DPkg::Lock::Timeout=300")
     try:
-        subprocess.run(("apt-get", *wait, "--quiet", "update"), env=environment, check=False)
-        if subprocess.run((*words, *wait, "--quiet"), env=environment, check=False).returncode != 0:
-            raise CannotInstall(f"{' '.join(words)} failed; its words are above")
+        _apt_get("update")
+        _apt_get("install", "--yes", "--no-install-recommends", *packages)
     finally:
         if ours:
             policy.unlink()
+
+
+def _apt_get(verb: str, *words: str) -> None:
+    """An `update` that fails is no reason to stop: the packages may be known already."""
+    command = ("apt-get", "-o", "DPkg::Lock::Timeout=300", "--quiet", verb, *words)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and verb != "update":
+        end = "\n".join(done.stdout.splitlines()[-20:])
+        raise InstallError(f"{' '.join(command)} failed ({done.returncode}):\n{end}")

@@ -11,9 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools.devcluster.build.build import cache_folder, locked
+from tools.devcluster.build.build import cache_folder, file_lock
 from tools.devcluster.build.images import BASE_IMAGE, build_with_base
-from tools.devcluster.reporting import say
+from tools.devcluster.reporting import progress
 
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = ("operator", "gateway", "server-slim")
@@ -23,23 +23,33 @@ KEPT = 3  # versions in the cache
 
 
 def project_archives() -> tuple[Path, ...]:
-    """OCI archives of the images, named localhost/modelswarm/TARGET:VERSION."""
-    folder = cache_folder() / f"project-{_key()}"
-    with locked(folder):
-        if not folder.is_dir():
-            with say(f"images {', '.join(TARGETS)}"):
-                _build(folder)
+    """Return OCI archives of the images, named localhost/modelswarm/TARGET:VERSION; they are built if need be."""
+    made = folder()
+    with file_lock(made):
+        if not made.is_dir():
+            with progress(f"build images {', '.join(TARGETS)}"):
+                _build(made)
             _forget_old()
-        folder.touch()
-    return tuple(folder / f"{target}.tar" for target in TARGETS)
+        made.touch()
+    return tuple(made / f"{target}.tar" for target in TARGETS)
 
 
-def _build(folder: Path) -> None:
-    half = folder.with_name(f".{folder.name}.half")
+def folder() -> Path:
+    """Return the place of the archives for the tree as it is now, whether they are there or not."""
+    return cache_folder() / f"project-{_key()}"
+
+
+def was_built_before() -> bool:
+    """Say whether the builder has the layers below the project's own code."""
+    return any(each.is_dir() for each in cache_folder().glob("project-*"))
+
+
+def _build(final: Path) -> None:
+    half = final.with_name(f".{final.name}.half")
     shutil.rmtree(half, ignore_errors=True)
     tool = (sys.executable, str(ROOT / "tools" / "make_images.py"), *TARGETS)
     build_with_base((*tool, "--builder=buildah", f"--base={BASE_IMAGE}", f"--archives={half}"))
-    half.rename(folder)
+    half.rename(final)
 
 
 def _key() -> str:
@@ -54,6 +64,6 @@ def _key() -> str:
 
 
 def _forget_old() -> None:
-    found = [folder for folder in cache_folder().glob("project-*") if folder.is_dir()]
-    for folder in sorted(found, key=lambda each: each.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(folder)
+    found = [each for each in cache_folder().glob("project-*") if each.is_dir()]
+    for old in sorted(found, key=lambda each: each.stat().st_mtime)[:-KEPT]:
+        shutil.rmtree(old)

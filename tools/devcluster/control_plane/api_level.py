@@ -21,7 +21,7 @@ from tools.devcluster.layout import Layout
 from tools.devcluster.network.namespaces import own_namespace
 from tools.devcluster.network.ports import free_ports
 from tools.devcluster.processes import Processes
-from tools.devcluster.reporting import Report, say
+from tools.devcluster.reporting import Report, progress
 
 APISERVER = "kube-apiserver"
 STOP_SECONDS = 30.0  # an API server drains its watches when it is asked to stop
@@ -29,7 +29,7 @@ STOP_SECONDS = 30.0  # an API server drains its watches when it is asked to stop
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What is started, and for whom it listens."""
+    """The processes to start, and the addresses they listen on."""
 
     controller_manager: bool = False
     scheduler: bool = False
@@ -40,9 +40,9 @@ class ApiSettings:
     first_service_ip: str = "10.96.0.1"
     pods_reach_it: bool = False
     toleration_seconds: int = 10
-    node_grace_seconds: int = 15  # a silent node is NotReady then; Kubernetes' own default is 50
+    node_grace_seconds: int = 15  # until a silent node is NotReady; Kubernetes' own default is 50
     apiserver_flags: tuple[str, ...] = ()
-    tied: bool = True  # dies with the process that starts it
+    ends_with_owner: bool = True  # the process that starts it
 
 
 class ApiLevel:
@@ -53,12 +53,12 @@ class ApiLevel:
         layout: Layout,
         settings: ApiSettings,
         *,
-        processes: Processes | None = None,  # those of a larger cluster
-        report: Report = say,
+        processes: Processes | None = None,  # of a larger cluster
+        report: Report = progress,
     ) -> None:
         self.layout = layout.make()
         self.settings = settings
-        self.processes = processes or Processes(layout, tied=settings.tied)
+        self.processes = processes or Processes(layout, ends_with_owner=settings.ends_with_owner)
         self.pki = Pki(layout.pki)
         self._report = report
         self._servers: dict[str, apiserver.ApiServerSettings] = {}
@@ -105,7 +105,7 @@ class ApiLevel:
         return self.layout.logs / f"audit-{APISERVER}.jsonl"
 
     def add_apiserver(self, name: str) -> str:
-        """Another API server on the same etcd; its url. Stop and start it by its name."""
+        """Start another API server on the same etcd, and return its url. Stop and start it by its name."""
         if self._etcd is None:
             raise RuntimeError("etcd was not started")
         audit = self.layout.logs / f"audit-{name}.jsonl" if self.settings.audit else None
@@ -132,7 +132,7 @@ class ApiLevel:
             self.processes.stop(name, STOP_SECONDS)
 
     def start_apiserver(self, name: str = APISERVER, *, extra: tuple[str, ...] = ()) -> None:
-        """After `stop_apiserver`, on the same port. `extra`: flags for this start only."""
+        """Start it again after `stop_apiserver`, on the same port. `extra`: flags for this start only."""
         settings = dataclasses.replace(
             self._servers[name], extra=(*self.settings.apiserver_flags, *extra)
         )
@@ -143,7 +143,7 @@ class ApiLevel:
         self.start_apiserver(name)
 
     def pause_apiserver(self, name: str = APISERVER) -> None:
-        """Its connections stay open and nothing answers."""
+        """Stop it by SIGSTOP: connections stay open, and no request is answered."""
         self.processes.pause(name)
 
     def resume_apiserver(self, name: str = APISERVER) -> None:
@@ -154,7 +154,7 @@ class ApiLevel:
         self.processes.kill(etcd.NAME)
 
     def start_etcd(self) -> None:
-        """After `stop_etcd`, on the same data and ports."""
+        """Start it again after `stop_etcd`, on the same data and ports."""
         self._etcd = etcd.start_etcd(self.layout, self.processes, self._etcd)
 
     def pause_etcd(self) -> None:
@@ -164,7 +164,7 @@ class ApiLevel:
         self.processes.resume(etcd.NAME)
 
     def user_kubeconfig(self, user: str, group: str = "", server: str = "") -> Path:
-        """For a user by client certificate; rights come from RBAC alone."""
+        """Write a kubeconfig for a user with a client certificate. Rights come from RBAC alone."""
         file = (
             self.layout.config / f"user-{user.replace(':', '-')}-{uuid.uuid4().hex[:5]}.kubeconfig"
         )
@@ -174,22 +174,22 @@ class ApiLevel:
     def service_account_kubeconfig(
         self, namespace: str, name: str, *, server: str = "", hours: int = 24
     ) -> Path:
-        """With a token from the TokenRequest API, as a pod of that ServiceAccount has."""
-        kubectl = self.kubectl.within(namespace)
+        """Write a kubeconfig with a token from the TokenRequest API, as a pod of that ServiceAccount has."""
+        kubectl = self.kubectl.in_namespace(namespace)
         token = kubectl("create", "token", name, f"--duration={hours}h").strip()
         file = self.layout.config / f"account-{namespace}-{name}-{uuid.uuid4().hex[:5]}.kubeconfig"
         return write_kubeconfig(file, server or self.url, self.pki.ca.certificate, token)
 
     def namespace(self, prefix: str = "test") -> AbstractContextManager[str]:
-        """A namespace of its own that enforces Pod Security `restricted`; deleted without waiting."""
+        """Make a namespace that enforces Pod Security `restricted`; at the end it is deleted without waiting."""
         return own_namespace(self.kubectl, prefix)
 
     def audit_events(self) -> list[dict[str, object]]:
-        """Of all requests so far."""
+        """Return the audit events of all requests so far."""
         lines = self.audit_log.read_text().splitlines() if self.audit_log.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def down(self) -> None:
-        """Kill all of it; the folder stays."""
+        """Kill all processes; the folder stays."""
         for name in reversed(self.processes.names()):
             self.processes.kill(name)

@@ -1,6 +1,6 @@
 """kube-apiserver: one process, or several on the same etcd.
 
-Used by `ApiLevel`. Knows nothing of nodes; `address` decides who can reach it (loopback, or the cluster's own network).
+Used by `ApiLevel`. Knows nothing of nodes; `address` is loopback, or an address of the cluster's own network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
 from tools.devcluster.processes import Processes
@@ -31,15 +31,15 @@ AUDIT_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class ApiServerSettings:
-    """What one API server is started with."""
+    """The flags of one API server."""
 
     name: str  # of the process
-    address: str  # it listens there and nowhere else
+    address: str  # the only one that it listens on
     port: int
     etcd_url: str
     service_cidr: str
     first_service_ip: str
-    toleration_seconds: int  # of pods for nodes that are not ready or unreachable
+    toleration_seconds: int  # of pods, for nodes that are not ready or unreachable
     pods_reach_it: bool  # else the `kubernetes` Service gets no endpoint
     audit_log: Path | None = None
     extra: tuple[str, ...] = ()
@@ -52,8 +52,8 @@ class ApiServerSettings:
 def start_apiserver(
     settings: ApiServerSettings, layout: Layout, processes: Processes, pki: Pki
 ) -> None:
-    """Returns when /readyz says ok."""
-    command = [program("kube-apiserver"), *_serving(settings, pki), *_trust(pki)]
+    """Start it, and return when /readyz says ok."""
+    command = [program_path("kube-apiserver"), *_serving(settings, pki), *_trust(pki)]
     command += _behaviour(settings, layout)
     processes.start(settings.name, command)
     wait_ready(settings, processes, pki)
@@ -65,7 +65,7 @@ def wait_ready(
     context = _admin_tls(pki)
 
     def ready() -> bool:
-        processes.must_live(settings.name)
+        processes.check_running(settings.name)
         try:
             with urllib.request.urlopen(
                 f"{settings.url}/readyz", timeout=5, context=context

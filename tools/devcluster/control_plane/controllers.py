@@ -1,4 +1,4 @@
-"""kube-controller-manager and kube-scheduler: what makes an API server a cluster.
+"""kube-controller-manager and kube-scheduler, which make an API server a cluster.
 
 Used by `ApiLevel` when asked for. Node failures are noticed after 15 s, not 40, so that tests need not wait long.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.kubeconfig import write_kubeconfig
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
@@ -26,7 +26,7 @@ def start_controller_manager(
     processes.start(
         MANAGER,
         (
-            program(MANAGER),
+            program_path(MANAGER),
             f"--kubeconfig={config}",
             f"--authentication-kubeconfig={config}",
             f"--authorization-kubeconfig={config}",
@@ -57,7 +57,7 @@ def start_scheduler(layout: Layout, processes: Processes, pki: Pki, server: str)
     processes.start(
         SCHEDULER,
         (
-            program(SCHEDULER),
+            program_path(SCHEDULER),
             f"--config={config}",
             f"--authentication-kubeconfig={kubeconfig}",
             f"--authorization-kubeconfig={kubeconfig}",

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.layout import Layout
 from tools.devcluster.network.ports import free_ports
 from tools.devcluster.processes import Processes
@@ -21,7 +21,7 @@ READY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """Where it listens."""
+    """The ports it listens on."""
 
     client_port: int
     peer_port: int
@@ -32,13 +32,13 @@ class Etcd:
 
 
 def start_etcd(layout: Layout, processes: Processes, again: Etcd | None = None) -> Etcd:
-    """`again`: start it where it was."""
+    """Start etcd, on the ports of `again` if given."""
     etcd = again or Etcd(*free_ports(2))
     peers = f"http://127.0.0.1:{etcd.peer_port}"
     processes.start(
         NAME,
         (
-            program("etcd"),
+            program_path("etcd"),
             f"--data-dir={layout.root / 'etcd'}",
             f"--listen-client-urls={etcd.url}",
             f"--advertise-client-urls={etcd.url}",
@@ -51,7 +51,7 @@ def start_etcd(layout: Layout, processes: Processes, again: Etcd | None = None) 
     )
 
     def healthy() -> bool:
-        processes.must_live(NAME)
+        processes.check_running(NAME)
         try:
             with urllib.request.urlopen(f"{etcd.url}/health", timeout=2) as answer:
                 return bool(answer.status == 200)

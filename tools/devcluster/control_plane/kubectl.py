@@ -1,6 +1,6 @@
 """kubectl and helm as tests run them: against one kubeconfig, with the command and its output in every failure.
 
-Used by tests and by the cluster's own parts. Knows nothing of how the cluster came to be.
+Used by tests and by the cluster's own parts. Knows nothing of the cluster behind the kubeconfig.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.devcluster.build.build import program
-from tools.devcluster.chosen import existing_kubeconfig
-from tools.devcluster.waiting import NoAnswer, wait_for
+from tools.devcluster.build.build import program_path
+from tools.devcluster.control_plane.kubeconfig import existing_kubeconfig
+from tools.devcluster.waiting import NoResponse, wait_for
 
 COMMAND_SECONDS = 120.0
-QUESTIONS = {"get", "describe", "logs", "events", "api-resources"}  # they change nothing
-# What the server says no with. All else (it is away, starts, is overloaded, lost etcd) may pass.
+READS = {"get", "describe", "logs", "events", "api-resources"}  # verbs that change nothing
+# Reasons of a refusal. Any other error may pass: the server starts, is overloaded or has lost etcd.
 REFUSALS = ("NotFound", "Forbidden", "Unauthorized", "BadRequest", "Invalid", "MethodNotAllowed")
 
 
 class CommandFailed(AssertionError):
-    """A command exited with an error. `stderr` has its words."""
+    """A command has exited with an error. `stderr` has its output."""
 
     def __init__(self, command: Sequence[str], code: int, stdout: str, stderr: str) -> None:
         super().__init__(f"{' '.join(command)} exited with {code}\n{stdout}{stderr}")
@@ -33,8 +33,8 @@ class CommandFailed(AssertionError):
         self.stderr = stderr
 
 
-class Unanswered(CommandFailed, NoAnswer):
-    """A question to which the server said neither yes nor no."""
+class Unanswered(CommandFailed, NoResponse):
+    """A reading command to which the server said neither yes nor no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +44,29 @@ class Kubectl:
     kubeconfig: Path
     namespace: str = "default"
 
-    def within(self, namespace: str) -> Kubectl:
+    def in_namespace(self, namespace: str) -> Kubectl:
         return Kubectl(self.kubeconfig, namespace)
 
     def __call__(self, *words: str, stdin: str = "", seconds: float = COMMAND_SECONDS) -> str:
-        """The output of `kubectl WORDS`."""
-        command = (str(program("kubectl")), *words)
+        """Run `kubectl WORDS` and return its output."""
+        command = (str(program_path("kubectl")), *words)
         return self._run(command, stdin, seconds)
 
     def helm(self, *words: str, seconds: float = 300.0) -> str:
-        return self._run((str(program("helm")), *words), "", seconds)
+        return self._run((str(program_path("helm")), *words), "", seconds)
 
     def apply(self, *objects: dict[str, Any] | str) -> str:
-        """Objects as dicts, or YAML text, on the server's side of apply."""
+        """Apply objects, as dicts or as YAML text, by server-side apply."""
         texts = [thing if isinstance(thing, str) else json.dumps(thing) for thing in objects]
         text = "\n---\n".join(texts)
         return self("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
 
     def get(self, *words: str) -> Any:
-        """One object or a List, parsed."""
+        """Return one object or a List, parsed."""
         return json.loads(self("get", *words, "-o", "json"))
 
     def find(self, kind: str, name: str) -> Any | None:
-        """An object, or nothing when there is none."""
+        """Return an object, or None."""
         text = self("get", kind, name, "--ignore-not-found", "-o", "json")
         return json.loads(text) if text.strip() else None
 
@@ -75,7 +75,7 @@ class Kubectl:
         return list(self.get(kind, *chosen)["items"])
 
     def condition(self, kind: str, name: str, condition: str) -> str:
-        """`True`, `False`, `Unknown`, or nothing."""
+        """Return `True`, `False`, `Unknown`, or an empty text when there is no such condition."""
         found = self.find(kind, name) or {}
         for each in (found.get("status") or {}).get("conditions") or ():
             if each["type"] == condition:
@@ -103,7 +103,7 @@ class Kubectl:
         )
 
     def caches(self) -> dict[str, str]:
-        """Of discovery and charts: with our own clusters' files, which go with the cluster."""
+        """Return variables that put caches of discovery and charts below the cluster's folder, which goes with it."""
         if existing_kubeconfig() is not None or not self.kubeconfig.is_file():
             return {}
         folder = self.kubeconfig.parent / "caches"
@@ -120,7 +120,7 @@ class Kubectl:
             **self.caches(),
         }
         if Path(command[0]).name == "kubectl" and self.namespace != "default":
-            # Said aloud, it also forbids objects of other namespaces; so it is not said for the default.
+            # The flag also forbids objects of other namespaces; so the default namespace gets none.
             command = (command[0], f"--namespace={self.namespace}", *command[1:])
         done = subprocess.run(
             command,
@@ -132,8 +132,8 @@ class Kubectl:
             check=False,
         )
         if done.returncode != 0:
-            asked = not QUESTIONS.isdisjoint(command[1:3])  # behind the namespace, if there is one
+            is_read = not READS.isdisjoint(command[1:3])  # behind the namespace, if there is one
             refused = any(f"({reason})" in done.stderr for reason in REFUSALS)
-            failed = Unanswered if asked and not refused else CommandFailed
+            failed = Unanswered if is_read and not refused else CommandFailed
             raise failed(command, done.returncode, done.stdout, done.stderr)
         return done.stdout

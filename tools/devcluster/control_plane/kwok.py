@@ -1,14 +1,14 @@
-"""kwok: nodes that are only objects, whose pods become Running without a kubelet.
+"""kwok: fake nodes, which are only objects, and whose pods become Running without a kubelet.
 
-Used by `ApiLevel` when asked for, and by tests that want many nodes or many pods. Only nodes made by `fake_node` are
-managed; real nodes beside them are left alone.
+Used by `ApiLevel` when asked for, and by tests with many nodes or many pods. Only nodes of `fake_node` are managed;
+real nodes beside them are not touched.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.kubeconfig import write_kubeconfig
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
@@ -26,7 +26,7 @@ def start_kwok(layout: Layout, processes: Processes, pki: Pki, server: str) -> N
     processes.start(
         NAME,
         (
-            program("kwok"),
+            program_path("kwok"),
             f"--kubeconfig={config}",
             "--manage-all-nodes=false",
             f"--manage-nodes-with-annotation-selector={'='.join(MARK)}",
@@ -44,7 +44,7 @@ def fake_node(
     memory: str = "512Gi",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The Node object; apply it and kwok keeps it Ready."""
+    """Return a Node object; apply it, and kwok keeps it Ready."""
     capacity = {"cpu": cpu, "memory": memory, "pods": "250"} | ({GPU: str(gpus)} if gpus else {})
     return {
         "apiVersion": "v1",

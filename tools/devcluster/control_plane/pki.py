@@ -34,7 +34,7 @@ class Pair:
 
 
 class Pki:
-    """Makes certificates in a folder; what is there already is kept."""
+    """Makes certificates in a folder, and keeps those that are there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Pki:
         return self._authority("front-proxy-ca")
 
     def client(self, user: str, group: str = "", *, by: Pair | None = None) -> Pair:
-        """A client certificate: Kubernetes reads the user from CN and the group from O."""
+        """Return a client certificate: Kubernetes reads the user from CN and the group from O."""
         name = f"CN = {user}" + (f"\nO = {group}" if group else "")
         return self._make(
             user.replace(":", "-"), name, "extendedKeyUsage = clientAuth", by or self.ca
@@ -57,13 +57,13 @@ class Pki:
     def server(
         self, file: str, names: Sequence[str], addresses: Sequence[str], user: str = ""
     ) -> Pair:
-        """A server's certificate for DNS names and IP addresses."""
+        """Return a server's certificate for DNS names and IP addresses."""
         listed = [f"DNS:{name}" for name in names] + [f"IP:{address}" for address in addresses]
         more = f"extendedKeyUsage = serverAuth,clientAuth\nsubjectAltName = {','.join(listed)}"
         return self._make(file, f"CN = {user or file}", more, self.ca)
 
     def signing_pair(self, file: str) -> Pair:
-        """A bare key pair: `certificate` is the public key."""
+        """Return a key pair without a certificate: `certificate` is the public key."""
         pair = self._pair(file)
         if not pair.key.exists():
             curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")

@@ -1,11 +1,11 @@
-"""Cluster DNS: coredns as a process in the cluster's network namespace, at an address that no node's death takes away.
+"""Cluster DNS: coredns as a process in the cluster's network namespace, at an address that outlives every node.
 
-Used by `RealCluster`. Names outside the cluster do not exist: tests reach nothing out there by accident.
+Used by `RealCluster`. Names outside the cluster do not exist, so tests reach nothing there by accident.
 """
 
 from __future__ import annotations
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.kubeconfig import write_kubeconfig
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
@@ -42,4 +42,4 @@ def start_dns(
     )
     corefile = layout.config / "Corefile"
     corefile.write_text(COREFILE.format(address=network.inner_ip, kubeconfig=kubeconfig))
-    processes.start(NAME, (program(NAME), "-conf", corefile), inside=network.holder)
+    processes.start(NAME, (program_path(NAME), "-conf", corefile), inside=network.holder)

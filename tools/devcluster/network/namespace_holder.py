@@ -1,6 +1,6 @@
-"""A process that does nothing but keep namespaces of its own alive; others enter them by its pid.
+"""A process that only keeps namespaces in existence; other processes enter them by its pid.
 
-Used by `network` and `machine`. When nobody is left inside, the kernel takes the namespaces away with all that is in
+Used by `network` and `machine`. When no process is left inside, the kernel removes the namespaces with all that is in
 them: links, routes, nft tables, mounts.
 """
 
@@ -16,7 +16,7 @@ START_SECONDS = 10.0
 
 
 def hold_namespaces(processes: Processes, name: str, *kinds: str, inside: int | None = None) -> int:
-    """The pid, when it is inside: always a mount namespace of its own, and those of `kinds`."""
+    """Start a process with its own mount namespace and those of `kinds`. Return its pid when it is inside."""
     flags = [f"--{kind}" for kind in kinds]
     command = ("unshare", "--mount", "--propagation", "private", *flags, "sleep", "infinity")
     ours = os.readlink("/proc/self/ns/mnt")
@@ -32,6 +32,6 @@ def hold_namespaces(processes: Processes, name: str, *kinds: str, inside: int | 
 
 
 def _entered(pid: int, ours: str) -> bool:
-    """`unshare` became `sleep`: propagation is set as well."""
+    """Say whether `unshare` has become `sleep`: then propagation is set as well."""
     namespace = os.readlink(f"/proc/{pid}/ns/mnt")
     return namespace != ours and Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"

@@ -1,7 +1,6 @@
-"""Namespaces for tests: a new name each, restricted pods only, and a default ServiceAccount even where no controller
-makes one.
+"""Namespaces for tests: new names, restricted pods only, and a default ServiceAccount also without controllers.
 
-Used by the fixtures and by tests that need several. Works against any cluster.
+Used by the fixtures and by tests that need several. Works with any cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tools.devcluster.control_plane.kubectl import Kubectl
 
 
 def make_namespace(kubectl: Kubectl, prefix: str = "test", *, enforce: str = "restricted") -> str:
-    """`enforce`: the Pod Security level: privileged, baseline or restricted."""
+    """Make a namespace with that Pod Security level (privileged, baseline or restricted), and return its name."""
     name = f"{prefix}-{uuid.uuid4().hex[:8]}"
     levels = {f"pod-security.kubernetes.io/{mode}": enforce for mode in ("enforce", "warn")}
     kubectl.apply(
@@ -30,7 +29,7 @@ def make_namespace(kubectl: Kubectl, prefix: str = "test", *, enforce: str = "re
 
 @contextmanager
 def own_namespace(kubectl: Kubectl, prefix: str = "test") -> Iterator[str]:
-    """Deleted at the end, without waiting."""
+    """Make a namespace, and delete it at the end without waiting."""
     name = make_namespace(kubectl, prefix)
     try:
         yield name

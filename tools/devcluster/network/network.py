@@ -1,8 +1,9 @@
 """The network of one cluster: a network namespace of its own with one bridge per node, and a cable to the host.
 
-Everything that nodes and kube-proxy do to links, routes and nft tables happens in that namespace, so two clusters never
-meet, and nothing of it outlives the namespace. The host reaches pods, Services and kubelets by one route; pods reach
-the API server at the host's end of the cable. Used by `RealCluster` and its nodes. Knows nothing of Kubernetes.
+All changes that nodes and kube-proxy make to links, routes and nft tables happen in that namespace, so two clusters do
+not affect each other, and nothing of it outlives the namespace. The host reaches pods, Services and kubelets by
+one route; pods reach the API server at the host's end of the cable. Used by `RealCluster` and its nodes. Knows nothing
+of Kubernetes.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from tools.devcluster.network.namespace_holder import hold_namespaces
 from tools.devcluster.nodes.limits import raise_limits
 from tools.devcluster.processes import Processes
 
-HOLDER = "network"  # the process that keeps the namespace alive, and a mount namespace for the nodes' disks
+HOLDER = (
+    "network"  # the process that keeps this namespace, and a mount namespace for the nodes' disks
+)
 OCTETS = range(200, 250)  # 10.OCTET.0.0/16 belongs to one cluster
 LINK = "msw"  # with the octet: the host's end of a cluster's cable
 UPLINK = "uplink"
-TABLE = "modelswarm"  # our own nft table in there
+TABLE = "modelswarm"  # the nft table in there
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Addresses of one cluster."""
+    """The addresses of one cluster."""
 
     octet: int
     holder: int  # pid of a process inside the namespace
 
     @property
     def host_link(self) -> str:
-        """The host's end of the cable; its name is the claim to the octet."""
+        """The host's end of the cable. A cluster owns an octet by having a link of that name."""
         return f"{LINK}{self.octet}"
 
     @property
@@ -58,12 +61,12 @@ class Network:
 
     @property
     def host_ip(self) -> str:
-        """Of the host as pods see it: the API server listens there."""
+        """The address of the host as pods see it: the API server listens there."""
         return f"10.{self.octet}.127.1"
 
     @property
     def inner_ip(self) -> str:
-        """Of the namespace itself: cluster DNS listens there."""
+        """The address of the namespace itself: cluster DNS listens there."""
         return f"10.{self.octet}.127.2"
 
     def node_cidr(self, index: int) -> str:
@@ -76,19 +79,19 @@ class Network:
         return f"node{index}"
 
     def run(self, *words: str, stdin: str = "") -> str:
-        """A command inside the namespace."""
-        return run("nsenter", f"--net=/proc/{self.holder}/ns/net", *words, stdin=stdin)
+        """Run a command inside the namespace."""
+        return run_command("nsenter", f"--net=/proc/{self.holder}/ns/net", *words, stdin=stdin)
 
 
 def open_network(processes: Processes) -> Network:
-    """A namespace, a free octet, the cable and the route."""
+    """Make a namespace, choose a free octet, and add the cable and the route."""
     holder = hold_namespaces(processes, HOLDER, "net")
-    with claiming():
+    with lock_claims():
         raise_limits()
         network = _claim(holder)
-    run("ip", "address", "add", f"{network.host_ip}/30", "dev", network.host_link)
-    run("ip", "link", "set", network.host_link, "up")
-    run("ip", "route", "add", network.cidr, "via", network.inner_ip)
+    run_command("ip", "address", "add", f"{network.host_ip}/30", "dev", network.host_link)
+    run_command("ip", "link", "set", network.host_link, "up")
+    run_command("ip", "route", "add", network.cidr, "via", network.inner_ip)
     network.run("ip", "link", "set", "lo", "up")
     network.run("ip", "address", "add", f"{network.inner_ip}/30", "dev", UPLINK)
     network.run("ip", "link", "set", UPLINK, "up")
@@ -101,7 +104,7 @@ def open_network(processes: Processes) -> Network:
 
 
 def add_bridge(network: Network, index: int) -> None:
-    """A node's bridge with its address: the kubelet wants to find its own."""
+    """Add a node's bridge with its address, which the kubelet looks for."""
     bridge = network.bridge(index)
     network.run("ip", "link", "add", bridge, "type", "bridge")
     network.run("ip", "address", "add", f"{network.node_ip(index)}/24", "dev", bridge)
@@ -115,17 +118,17 @@ def add_bridge(network: Network, index: int) -> None:
     )
 
 
-def silence(network: Network, index: int) -> None:
-    """Swallow all that comes from a node's pods or goes there: nobody hears a connection being closed."""
+def cut_off_node(network: Network, index: int) -> None:
+    """Drop all packets from and to a node's pods, so that no peer sees a connection close."""
     network.run("nft", "add", "element", "inet", TABLE, "dead", f"{{ {network.bridge(index)} }}")
 
 
-def unsilence(network: Network, index: int) -> None:
+def reconnect_node(network: Network, index: int) -> None:
     network.run("nft", "delete", "element", "inet", TABLE, "dead", f"{{ {network.bridge(index)} }}")
 
 
 def close_network(octet: int) -> None:
-    """The cable goes with the namespace, in the kernel's own time; this does it at once."""
+    """Delete the cable. The kernel does so with the namespace too, but later."""
     link = f"{LINK}{octet}"
     done = subprocess.run(
         ("ip", "link", "delete", link), capture_output=True, text=True, check=False
@@ -135,8 +138,8 @@ def close_network(octet: int) -> None:
 
 
 @contextmanager
-def claiming() -> Iterator[None]:
-    """Nobody begins to live on this machine meanwhile."""
+def lock_claims() -> Iterator[None]:
+    """Let no other process start or remove a cluster of this machine meanwhile."""
     lock = cache_folder() / "claims.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as held:
@@ -145,11 +148,11 @@ def claiming() -> Iterator[None]:
 
 
 def claimed_links() -> list[str]:
-    """Of all clusters on this machine."""
+    """Return the links of all clusters on this machine."""
     return sorted(link.name for link in Path("/sys/class/net").glob(f"{LINK}[0-9]*"))
 
 
-def run(*words: str, stdin: str = "") -> str:
+def run_command(*words: str, stdin: str = "") -> str:
     done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
@@ -157,7 +160,7 @@ def run(*words: str, stdin: str = "") -> str:
 
 
 def _claim(holder: int) -> Network:
-    """The link's name is unique on the host: whoever makes it has the octet."""
+    """Choose an octet. A link's name is unique on the host: the cluster that makes the link owns the octet."""
     routed = _routed()
     for octet in OCTETS:
         network = Network(octet, holder)
@@ -180,12 +183,12 @@ def _claim(holder: int) -> Network:
 
 
 def _routed() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
-    routes = json.loads(run("ip", "-json", "-4", "route"))
+    routes = json.loads(run_command("ip", "-json", "-4", "route"))
     return [ipaddress.ip_network(r["dst"]) for r in routes if r["dst"] != "default"]
 
 
 def _tables() -> str:
-    """What the nodes' deaths and kube-proxy need beside what Kubernetes itself writes."""
+    """Return the nft tables for failing nodes and for kube-proxy, beside those that Kubernetes itself writes."""
     silent = [
         "chain in { type filter hook prerouting priority -300; iifname @dead drop; }",
         "chain out { type filter hook forward priority -300; oifname @dead drop; }",

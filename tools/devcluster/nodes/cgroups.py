@@ -1,6 +1,6 @@
-"""Control groups of one node: the folder below which its kubelet puts pods, in every hierarchy that is mounted.
+"""Control groups of one node: the folder below which its kubelet puts pods, in every mounted hierarchy.
 
-Used by `Node`. Everything that a node's containers run is below it, so it also tells which processes these are.
+Used by `Node`. All processes of a node's containers are below it, so it also lists them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GONE_SECONDS = 20.0
 
 
 def hierarchies() -> list[Path]:
-    """One folder per controller in version 1, the mount itself in version 2."""
+    """Return one folder per controller in version 1, the mount itself in version 2."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     return [folder for folder in MOUNT.iterdir() if folder.is_dir() and not folder.is_symlink()]
@@ -35,7 +35,7 @@ def make_group(name: str) -> None:
                 (group / file).write_text((hierarchy / file).read_text())
 
 
-def pids_below(name: str) -> set[int]:
+def group_pids(name: str) -> set[int]:
     found: set[int] = set()
     for hierarchy in hierarchies():
         for folder, _, files in os.walk(hierarchy / name):
@@ -44,12 +44,12 @@ def pids_below(name: str) -> set[int]:
     return found
 
 
-def kill_below(name: str) -> int:
-    """Kill everything below a group, also what is started meanwhile; how many there were."""
+def kill_group(name: str) -> int:
+    """Kill all processes below a group, also those started meanwhile. Return how many there were."""
     killed: set[int] = set()
 
     def none_left() -> bool:
-        alive = pids_below(name)
+        alive = group_pids(name)
         for pid in alive:
             _kill(pid)
         killed.update(alive)
@@ -69,11 +69,11 @@ def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return  # it was quicker
+        return  # it has just ended
 
 
 def _read_pids(file: Path) -> set[int]:
     try:
         return {int(line) for line in file.read_text().split()}
     except (FileNotFoundError, OSError):
-        return set()  # the group went while it was read
+        return set()  # the group was removed while it was read

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.network.network import Network
 from tools.devcluster.processes import Processes, command_lines
 from tools.devcluster.waiting import wait_for
@@ -71,13 +71,13 @@ class Containerd:
 
     @property
     def disk(self) -> Path:
-        """Where images and containers lie."""
+        """The folder of images and containers."""
         return self._folder / "root"
 
     def start(self, network: Network, index: int, inside: int) -> None:
-        """`inside`: the process whose namespaces are the node's."""
+        """Start it in the namespaces of the process `inside`, which are the node's."""
         self._write_config(network, index)
-        programs = program("containerd").parent  # with the shim beside it
+        programs = program_path("containerd").parent  # with the shim beside it
         self._processes.start(
             self.process,
             (programs / "containerd", "--config", self._folder / "config.toml"),
@@ -86,7 +86,7 @@ class Containerd:
         )
 
         def answers() -> bool:
-            self._processes.must_live(self.process)
+            self._processes.check_running(self.process)
             return self._ctr("version", check=False).returncode == 0
 
         log_end = self._processes.log_end
@@ -98,7 +98,7 @@ class Containerd:
         )
 
     def import_image(self, archive: Path) -> list[str]:
-        """An OCI or docker archive; the names that it brought."""
+        """Import an OCI or docker archive, and return the names of its images."""
         before = set(self.images())
         self._ctr("images", "import", str(archive))
         return sorted(set(self.images()) - before)
@@ -107,24 +107,24 @@ class Containerd:
         return self._ctr("images", "list", "-q").stdout.split()
 
     def pids(self, identities: Sequence[str]) -> list[int]:
-        """The first process of each of these containers that runs."""
+        """Return the first process of each of these containers that runs."""
         lines = [line.split() for line in self._ctr("tasks", "list").stdout.splitlines()[1:]]
         running = {words[0]: int(words[1]) for words in lines if words[2] == "RUNNING"}
         return [running[identity] for identity in identities if identity in running]
 
     def kill(self) -> None:
-        """The daemon and the shims; what these watch over runs on."""
+        """Kill the daemon and the shims; the containers run on."""
         self._processes.kill(self.process)
         for pid in self._shims():
             os.kill(pid, signal.SIGKILL)
 
-    def forget_running(self) -> None:
-        """What lies in memory on a real machine, and is gone after a boot."""
+    def remove_state(self) -> None:
+        """Remove what a real machine keeps in memory and loses at a reboot."""
         shutil.rmtree(self._folder / "state", ignore_errors=True)
         self.socket.unlink(missing_ok=True)
 
     def _shims(self) -> list[int]:
-        """Every shim names this node's socket on its command line."""
+        """Return the shims of this node: each names its socket on the command line."""
         mark = str(self.socket)
         return [
             pid
@@ -133,7 +133,7 @@ class Containerd:
         ]
 
     def _ctr(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = (str(program("ctr")), "-a", str(self.socket), "-n", "k8s.io", *words)
+        command = (str(program_path("ctr")), "-a", str(self.socket), "-n", "k8s.io", *words)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         if check and done.returncode != 0:
             raise RuntimeError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
@@ -156,7 +156,7 @@ class Containerd:
 
 
 def shim_sockets(octet: int, index: int) -> Path:
-    """Not below the node's folder: containerd wants a path of at most 42 letters."""
+    """Return a folder outside of the node's: containerd accepts a path of at most 42 letters."""
     return Path(f"/tmp/msw{octet}-node{index}-shims")
 
 
@@ -166,7 +166,7 @@ def _conflist(network: Network, index: int, addresses: Path) -> dict[str, object
         "type": "bridge",
         "bridge": network.bridge(index),
         "isGateway": True,
-        "ipMasq": False,  # the host has a route to every pod: nobody's address need be hidden
+        "ipMasq": False,  # the host has a route to every pod: no address need be hidden
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",

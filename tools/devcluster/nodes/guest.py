@@ -1,16 +1,16 @@
-"""What a person needs beside the KUBECONFIG to install the project's chart on a cluster of ours: kubectl and helm of
-its version, and the chart's values for images that hold no torch.
+"""Files for a person who installs the project's chart: kubectl and helm of the cluster's version, and chart values.
 
-Called once by `RealCluster` and by tests that follow the documented quickstart. Torch is the virtual environment's own,
-on a volume that the chart makes and every server pod mounts read-only.
+Called once by `RealCluster` and by tests that follow the documented quickstart. The values are for images without
+torch: every server pod mounts the virtual environment's own, read-only, from a volume that the chart makes.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.layout import Layout
 from tools.devcluster.nodes.volumes import site_packages, torch_mounted
 
@@ -42,19 +42,19 @@ spec:
 """
 
 
-def write_tools(layout: Layout) -> Path:
-    """A folder for the PATH."""
+def write_tools(layout: Layout, tools: Sequence[str] = TOOLS) -> Path:
+    """Make a folder for the PATH, and return it."""
     folder = layout.root / "bin"
     folder.mkdir(exist_ok=True)
-    for tool in TOOLS:
+    for tool in tools:
         link = folder / tool
         link.unlink(missing_ok=True)
-        link.symlink_to(program(tool))
+        link.symlink_to(program_path(tool))
     return folder
 
 
 def write_values(layout: Layout) -> Path:
-    """For `helm install --values`. JSON is YAML too."""
+    """Write the file for `helm install --values`. JSON is YAML too."""
     values = {
         "server": {"image": {"repository": "modelswarm/server-slim"}},
         "serverPodTemplate": torch_mounted("torch"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.kubeconfig import write_kubeconfig
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.network.network import Network
@@ -18,7 +18,7 @@ FIRST_PORT = 10250  # of node 1; the nodes share one network namespace
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
-    """What differs between the kubelets of a cluster."""
+    """The settings that differ between the kubelets of a cluster."""
 
     node: str
     index: int
@@ -32,7 +32,7 @@ class KubeletSettings:
 def start_kubelet(
     settings: KubeletSettings, network: Network, processes: Processes, pki: Pki, inside: int
 ) -> None:
-    """`inside`: the process whose namespaces are the node's."""
+    """Start it in the namespaces of the process `inside`, which are the node's."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     user = pki.client(f"system:node:{settings.node}", "system:nodes")
     kubeconfig = write_kubeconfig(
@@ -44,7 +44,7 @@ def start_kubelet(
     processes.start(
         process_name(settings.node),
         (
-            program("kubelet"),
+            program_path("kubelet"),
             f"--config={config}",
             f"--kubeconfig={kubeconfig}",
             f"--hostname-override={settings.node}",

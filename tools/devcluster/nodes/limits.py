@@ -1,7 +1,7 @@
-"""A limit of the host that nodes run into: inotify instances, of which each kubelet and containerd takes several.
+"""The host's limit of inotify instances, of which each kubelet and containerd takes several.
 
-Raised while any cluster is there, put back when the last one goes. Used by `open_network` and `down`, both under
-`claiming()`. Nothing else of the host's settings is touched.
+Raised while there is any cluster, and put back when the last one goes. Used by `open_network` and `down`, both under
+`lock_claims()`. Nothing else of the host's settings is changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What stands for a node's machine: a process whose mount namespace is the node's own.
+"""The machine of a node: a process whose mount namespace is the node's own.
 
-Used by `Node`. Everything that containerd and the kubelet mount is seen in there only and goes with it, as at a reboot.
-Folders whose place in the host no flag of theirs can move are replaced by the node's own, so that a container runtime
-or a kubelet of the host's is never touched.
+Used by `Node`. The mounts of containerd and the kubelet exist only in there and go with it, as at a reboot. Folders
+that no flag can move are replaced by the node's own, so that a container runtime or a kubelet of the host is never
+touched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tools.devcluster.network.namespace_holder import hold_namespaces
-from tools.devcluster.network.network import claimed_links, claiming, run
+from tools.devcluster.network.network import claimed_links, lock_claims, run_command
 from tools.devcluster.nodes.limits import restore_limits
 from tools.devcluster.processes import Processes
 
@@ -21,11 +21,11 @@ FIXED = (
     Path("/var/log/containers"),  # links to logs
     Path("/run/containerd"),
 )
-SPARE_BYTES = 8 << 30  # of memory, for disks to be held there
+SPARE_BYTES = 8 << 30  # free memory from which on disks are kept in memory
 
 
 class Machine:
-    """Booted and switched off; `pid` is what others enter."""
+    """A machine that is booted and switched off."""
 
     def __init__(self, name: str, folder: Path, processes: Processes) -> None:
         self._process = f"machine-{name}"
@@ -33,23 +33,25 @@ class Machine:
         self._processes = processes
 
     def add_disk(self, network: int, place: Path) -> None:
-        """Images and containers lie in memory when there is enough: unpacking and deleting gigabytes is slow on a disk.
+        """Keep images and containers in memory when there is enough: to unpack and delete gigabytes is slow on a disk.
 
-        It outlives a reboot, not the cluster. `network`: the pid whose mount namespace every boot copies.
+        The disk outlives a reboot, not the cluster. Every boot copies the mount namespace of the pid `network`.
         """
         place.mkdir(parents=True, exist_ok=True)
         if _free_memory() > SPARE_BYTES:
             mount = ("mount", "-t", "tmpfs", "-o", "mode=0700", "modelswarm-disk", str(place))
-            run("nsenter", f"--target={network}", "--mount", *mount)
+            run_command("nsenter", f"--target={network}", "--mount", *mount)
 
     def boot(self, network: int) -> int:
-        """The pid whose namespaces are the node's. `network`: the pid whose network it is on."""
+        """Start the machine on the network of the pid `network`. Return the pid whose namespaces are the node's."""
         pid = hold_namespaces(self._processes, self._process, inside=network)
         for place in FIXED:
             own = self._folder / "fixed" / place.relative_to("/")
             own.mkdir(parents=True, exist_ok=True)
             place.mkdir(parents=True, exist_ok=True)
-            run("nsenter", f"--target={pid}", "--mount", "mount", "--bind", str(own), str(place))
+            run_command(
+                "nsenter", f"--target={pid}", "--mount", "mount", "--bind", str(own), str(place)
+            )
         return pid
 
     def switch_off(self) -> None:
@@ -57,13 +59,13 @@ class Machine:
         shutil.rmtree(self._folder / "fixed", ignore_errors=True)
 
 
-def leave_host() -> None:
-    """When the last cluster goes: the empty places that `boot` made, and the limits that were raised.
+def clean_host() -> None:
+    """Remove the empty folders that `boot` made and restore the raised limits, if this was the last cluster.
 
-    What somebody uses is not empty. Not while another cluster is there: a folder that is removed takes the mounts on
-    it away in every namespace.
+    A folder that is in use is not empty. While another cluster runs nothing is removed: a removed folder takes the
+    mounts on it away in every namespace.
     """
-    with claiming():
+    with lock_claims():
         if claimed_links():
             return
         restore_limits()

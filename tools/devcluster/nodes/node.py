@@ -1,6 +1,6 @@
 """One real node: a bridge, a containerd and a kubelet, with all their files and control groups below names of its own.
 
-Used by `RealCluster`. A node can die as machines die (nobody hears from it again) and come back.
+Used by `RealCluster`. A node can fail as machines fail, without a packet that says so, and come back.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
-from tools.devcluster.network.network import Network, add_bridge, silence, unsilence
-from tools.devcluster.nodes.cgroups import kill_below, make_group, remove_group
+from tools.devcluster.network.network import Network, add_bridge, cut_off_node, reconnect_node
+from tools.devcluster.nodes.cgroups import kill_group, make_group, remove_group
 from tools.devcluster.nodes.containerd import Containerd, shim_sockets
 from tools.devcluster.nodes.kubelet import KubeletSettings, process_name, start_kubelet
 from tools.devcluster.nodes.machine import Machine
@@ -19,7 +19,7 @@ from tools.devcluster.processes import Processes
 
 
 class Node:
-    """Its name, its address and its life. `index` counts from 1."""
+    """One node of a cluster. `index` counts from 1."""
 
     def __init__(self, layout: Layout, octet: int, index: int, processes: Processes) -> None:
         self.index = index
@@ -36,7 +36,7 @@ class Node:
         return f"modelswarm-{self._octet}-{self.name}"
 
     def prepare(self, network: Network) -> None:
-        """The bridge, the groups and the runtime: images can be imported."""
+        """Make the bridge and the groups and start the runtime, so that images can be imported."""
         self.folder.mkdir(parents=True, exist_ok=True)
         make_group(self.group)
         add_bridge(network, self.index)
@@ -56,37 +56,37 @@ class Node:
         start_kubelet(settings, network, self._processes, pki, self._inside)
 
     def kill(self, network: Network) -> int:
-        """As by a power cut: silence first, so that no peer sees a connection close.
+        """Simulate a power cut: cut off the network first, so that no peer sees a connection close.
 
-        Returns how many processes its pods had.
+        Return how many processes its pods had.
         """
-        silence(network, self.index)
+        cut_off_node(network, self.index)
         return self.kill_processes()
 
     def revive(self, network: Network, pki: Pki, server: str, labels: Mapping[str, str]) -> None:
-        """The same machine, booted again: its images are there, its containers are not."""
+        """Boot the same machine again: its images are there, its containers are not."""
         self._boot(network)
-        unsilence(network, self.index)
+        reconnect_node(network, self.index)
         self.join(network, pki, server, labels)
 
     def stop_kubelet(self) -> None:
-        """Only the kubelet: pods run on, the node turns NotReady."""
+        """Kill only the kubelet: pods run on, and the node becomes NotReady."""
         self._processes.kill(process_name(self.name))
 
     def kill_processes(self) -> int:
         self._processes.kill(process_name(self.name))
         self.runtime.kill()
-        killed = kill_below(self.group)
+        killed = kill_group(self.group)
         self._machine.switch_off()
         return killed
 
     def remove(self) -> None:
-        """After `kill_processes`: groups and files. The mounts went with the machine."""
+        """Remove groups and files, after `kill_processes`. The mounts went with the machine."""
         remove_group(self.group)
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(shim_sockets(self._octet, self.index), ignore_errors=True)
 
     def _boot(self, network: Network) -> None:
         self._inside = self._machine.boot(network.holder)
-        self.runtime.forget_running()
+        self.runtime.remove_state()
         self.runtime.start(network, self.index, self._inside)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from tools.devcluster.build.build import program
+from tools.devcluster.build.build import program_path
 from tools.devcluster.control_plane.kubeconfig import write_kubeconfig
 from tools.devcluster.control_plane.pki import Pki
 from tools.devcluster.layout import Layout
@@ -20,7 +20,7 @@ NAME = "kube-proxy"
 def start_proxy(
     layout: Layout, network: Network, processes: Processes, pki: Pki, *, server: str, node: str
 ) -> None:
-    """`node`: whose address it takes for its own."""
+    """Start it; it takes the address of `node` for its own."""
     user = pki.client(f"system:{NAME}")
     kubeconfig = write_kubeconfig(
         layout.config / f"{NAME}.kubeconfig", server, pki.ca.certificate, user
@@ -44,4 +44,4 @@ def start_proxy(
         "conntrack": untouched,
     }
     config.write_text(json.dumps(document))
-    processes.start(NAME, (program(NAME), f"--config={config}"), inside=network.holder)
+    processes.start(NAME, (program_path(NAME), f"--config={config}"), inside=network.holder)

@@ -1,7 +1,7 @@
 """A folder of the host for pods of the test cluster: a PersistentVolume of type hostPath, bound to a claim.
 
-Pod Security `restricted` forbids hostPath in a pod and allows a claim. That is how test pods get what is too large for
-an image: torch (the virtual environment's packages) and models. Used by tests; the volume is mounted read-only.
+Pod Security `restricted` forbids hostPath in a pod and allows a claim. So test pods get what is too large for an image:
+torch (the virtual environment's packages) and models. Used by tests; the volume is mounted read-only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tools.devcluster.control_plane.kubectl import Kubectl
 
 
 def host_volume(kubectl: Kubectl, name: str, path: Path, namespace: str) -> str:
-    """Make the volume and the claim `name`; mount that claim with `readOnly: true`."""
+    """Make the volume and the claim `name`, and return the claim's name. Mount it with `readOnly: true`."""
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is no folder: pods could not mount it")
     volume = f"{namespace}-{name}"
@@ -23,7 +23,7 @@ def host_volume(kubectl: Kubectl, name: str, path: Path, namespace: str) -> str:
 
 
 def torch_mounted(claim: str) -> dict[str, Any]:
-    """A patch over server pods: torch from that claim, where the image without it looks for it."""
+    """Return a patch over server pods that mounts torch from that claim, where the image without torch looks for it."""
     mount = {"name": "torch", "mountPath": "/opt/torch", "readOnly": True}
     volume = {"name": "torch", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
     containers = [{"name": "server", "volumeMounts": [mount]}]
@@ -31,7 +31,7 @@ def torch_mounted(claim: str) -> dict[str, Any]:
 
 
 def site_packages() -> Path:
-    """Of the virtual environment that runs the tests."""
+    """Return the packages of the virtual environment that runs the tests."""
     return Path(sysconfig.get_path("purelib"))
 
 

@@ -11,59 +11,59 @@ from collections.abc import AsyncIterator, Callable
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.errors import gateway_stopping
-from modelswarm_gateway.runtime.drains import Drains, uncovered, undone
+from modelswarm_gateway.runtime.drains import Drains, blocks_uncovered, drain_cancelled
 
-LOOK_SECONDS = 0.1
-SETTLED_LOOKS = 3  # that find it empty too: what others sent before they heard of it may come
+POLL_SECONDS = 0.1
+EMPTY_POLLS = 3  # that find it empty too: what others sent before they heard of it may come
 
 
-async def drain(
+async def run_drain(
     drains: Drains, request: api_pb2.DrainRequest, accepting: Callable[[], bool]
 ) -> AsyncIterator[api_pb2.DrainState]:
     """Raises ApiError: no such server, blocks that nobody else holds and nobody took over in time, or taken back."""
-    peer = drains.find(request.server)
+    peer = drains.find_server(request.server)
     if request.undo:
-        drains.undo(peer)
-        yield _state(drains, peer)
+        drains.undrain_server(peer)
+        yield _drain_state(drains, peer)
         return
-    async for state in _until_covered(drains, peer, request.wait_seconds):
+    async for state in _await_coverage(drains, peer, request.wait_seconds):
         yield state
-    drains.begin(peer)
+    drains.drain_server(peer)
     last: api_pb2.DrainState | None = None
     empty = 0
     while last is None or not last.done:
         if not accepting():
             raise gateway_stopping()
-        now = _state(drains, peer)
+        now = _drain_state(drains, peer)
         empty = empty + 1 if now.done else 0
-        now.done = now.gone or empty > SETTLED_LOOKS
-        if not now.gone and drains.taken_back(peer):
-            raise undone(peer)
+        now.done = now.gone or empty > EMPTY_POLLS
+        if not now.gone and drains.is_cancelled(peer):
+            raise drain_cancelled(peer)
         if now != last:
             yield now
             last = now
         if not now.done:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
 
-async def _until_covered(
+async def _await_coverage(
     drains: Drains, peer: PeerId, seconds: float
 ) -> AsyncIterator[api_pb2.DrainState]:
     """Until other servers hold all its blocks, or it has no link."""
     deadline = asyncio.get_running_loop().time() + seconds
     last: api_pb2.DrainState | None = None
-    while (view := drains.look(peer)) is not None and view.sole_blocks:
+    while (view := drains.view_server(peer)) is not None and view.sole_blocks:
         if asyncio.get_running_loop().time() >= deadline:
-            raise uncovered(peer, view.sole_blocks)
-        now = _state(drains, peer)
+            raise blocks_uncovered(peer, view.sole_blocks)
+        now = _drain_state(drains, peer)
         if now != last:
             yield now
             last = now
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
-    view = drains.look(peer)
+def _drain_state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
+    view = drains.view_server(peer)
     if view is None:
         gone = drains.is_gone(peer)
         return api_pb2.DrainState(peer=peer, done=gone, gone=gone)

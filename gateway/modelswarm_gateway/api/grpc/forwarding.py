@@ -12,54 +12,64 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.api.failover import MOVED
-from modelswarm_gateway.api.forwarding import CONNECT_SECONDS, MARK, Gone, Lives, watched
+from modelswarm_gateway.api.failover import MOVED_CODES
+from modelswarm_gateway.api.forwarding import (
+    CONNECT_SECONDS,
+    FORWARDED_HEADER,
+    AliveCheck,
+    PeerGone,
+    await_while_alive,
+)
 from modelswarm_gateway.errors import ApiError, Code, parse_code
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
 
-async def passed_on(
-    target: str, request: api_pb2.GenerateRequest, lives: Lives
+async def forward_stream(
+    target: str, request: api_pb2.GenerateRequest, lives: AliveCheck
 ) -> AsyncIterator[api_pb2.GenerateResponse]:
     """What the gateway says that has the session. Raises Gone when it is so no more, or ApiError."""
     said = finished = False
     async with aio.insecure_channel(target) as channel:
-        call = api_pb2_grpc.InferenceStub(channel).GenerateStream(request, metadata=((MARK, "1"),))
+        call = api_pb2_grpc.InferenceStub(channel).GenerateStream(
+            request, metadata=((FORWARDED_HEADER, "1"),)
+        )
         parts = aiter(call)
         try:
-            while (part := await watched(anext(parts, None), lives)) is not None:
+            while (part := await await_while_alive(anext(parts, None), lives)) is not None:
                 yield part
                 said, finished = True, bool(part.finish_reason)
-        except (aio.AioRpcError, Gone) as error:
+        except (aio.AioRpcError, PeerGone) as error:
             if not finished:
-                raise await _meaning(error, said, lives) from error
+                raise await _translate_error(error, said, lives) from error
         finally:
             call.cancel()
     if not finished:
-        raise Gone
+        raise PeerGone
 
 
-async def _meaning(error: aio.AioRpcError | Gone, said: bool, lives: Lives) -> Exception:
+async def _translate_error(
+    error: aio.AioRpcError | PeerGone, said: bool, lives: AliveCheck
+) -> Exception:
     """Its own words are an ApiError; what its library or the network says is not."""
-    if isinstance(error, Gone):
+    if isinstance(error, PeerGone):
         return error
     trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
     words = {name: str(value) for name, value in trailing or ()}
     if "error-code" in words:
         code = parse_code(words["error-code"])
-        if said and code in MOVED:
-            return Gone()
+        if said and code in MOVED_CODES:
+            return PeerGone()
         wait = float(words["retry-after"]) if "retry-after" in words else None
         detail = error.details() or ""
         return ApiError(code, detail, param=words.get("error-param"), retry_after=wait)
     if said or not await lives():
-        return Gone()
+        return PeerGone()
     detail = f"the gateway that holds this session cannot be reached: {error.details()}"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
-async def lives_at(service: GenerationService, asked: GenerationRequest, target: str) -> bool:
+async def is_alive_at(service: GenerationService, asked: GenerationRequest, target: str) -> bool:
     """Whether servers hear the gateway there as the session's, or, where they know none, it answers us."""
     lives = await service.is_owned_by(asked, target)
     if lives is not None:

@@ -8,27 +8,31 @@ from modelswarm_gateway.generation.request import (
     MAX_SESSION_ID_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
-    GenerationRequest,
     ChatPrompt,
+    GenerationRequest,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
-from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
-def ask(request: api_pb2.GenerateRequest) -> GenerationRequest:
+def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
     """Raises ApiError. The ranges are those of the HTTP door."""
     if not request.model:
         raise invalid_request("model", "model: this field is required")
     field, prompt = _prompt(request)
     stops = tuple(request.stop)
     if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise invalid_request("stop", f"stop: up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
+        raise invalid_request(
+            "stop", f"stop: up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
+        )
     if len(request.session_id) > MAX_SESSION_ID_LENGTH:
-        raise invalid_request("session_id", f"session_id: at most {MAX_SESSION_ID_LENGTH} characters")
+        raise invalid_request(
+            "session_id", f"session_id: at most {MAX_SESSION_ID_LENGTH} characters"
+        )
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
         raise invalid_request("resume_after", "resume_after: only a named session can be resumed")
@@ -65,7 +69,7 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
     return made
 
 
-def _options(request: api_pb2.GenerateRequest) -> Options:
+def _options(request: api_pb2.GenerateRequest) -> SamplingOptions:
     given = request.sampling
     set_fields = {name.name: value for name, value in given.ListFields()}
     ranges: dict[str, tuple[float, float]] = {
@@ -81,4 +85,4 @@ def _options(request: api_pb2.GenerateRequest) -> Options:
                 f"sampling.{name}", f"sampling.{name}: {set_fields[name]} is out of range"
             )
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
-    return Options(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)
+    return SamplingOptions(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.backend.protocol import Engine
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.explain import HopReason, RouteReason, ServerCost
 from modelswarm_gateway.errors import ApiError, Code
 
 
-def routes(engine: Engine, model: str) -> api_pb2.RoutesReply:
+def explain_routes(engine: SessionBackend, model: str) -> api_pb2.RoutesReply:
     """About `model`; empty: about all. Raises ApiError for one that is not known here."""
-    known = sorted({card.name for card in engine.cards()} | {v.model for v in engine.servers()})
+    known = sorted(
+        {card.name for card in engine.model_cards()} | {v.model for v in engine.servers()}
+    )
     if model and model not in known:
         there = f"known are: {', '.join(known)}" if known else "no server has answered yet"
         raise ApiError(
             Code.MODEL_NOT_FOUND, f"{model!r} is not served here; {there}", param="model"
         )
-    found = engine.reasons(model)
+    found = engine.explain_routes(model)
     return api_pb2.RoutesReply(
         servers=[_server(server) for server in found.servers],
         sessions=[_session(session) for session in found.sessions],

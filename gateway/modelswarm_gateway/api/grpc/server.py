@@ -20,14 +20,14 @@ from grpc_reflection.v1alpha import reflection
 
 from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.api.asgi_server import bind
-from modelswarm_gateway.api.failover import Course
-from modelswarm_gateway.api.forwarding import MARK, Gone
-from modelswarm_gateway.api.grpc.drain import drain
-from modelswarm_gateway.api.grpc.forwarding import lives_at, passed_on
-from modelswarm_gateway.api.grpc.requests import ask
-from modelswarm_gateway.api.grpc.route_explanation import routes
-from modelswarm_gateway.api.grpc.swarm_state import snapshot
+from modelswarm_gateway.api.asgi_server import bind_socket
+from modelswarm_gateway.api.failover import StreamFailover
+from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, PeerGone
+from modelswarm_gateway.api.grpc.drain import run_drain
+from modelswarm_gateway.api.grpc.forwarding import forward_stream, is_alive_at
+from modelswarm_gateway.api.grpc.requests import parse_generate_request
+from modelswarm_gateway.api.grpc.route_explanation import explain_routes
+from modelswarm_gateway.api.grpc.swarm_state import build_snapshot
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.request import GenerationRequest
@@ -38,16 +38,16 @@ from modelswarm_gateway.runtime.drains import Drains
 log = logging.getLogger(__name__)
 
 PING_INTERVAL = 1.0  # seconds: clients may ping so often, also while nothing is said
-PING_ANSWER = 20.0  # seconds that a client has to answer ours
-LEAST_INTERVAL = 0.5  # seconds between snapshots
-MOST_WATCHERS = 64
-LARGEST_MESSAGE = 16 << 20
+PING_TIMEOUT = 20.0  # seconds that a client has to answer ours
+MIN_SNAPSHOT_SECONDS = 0.5  # seconds between snapshots
+MAX_WATCHERS = 64
+MAX_MESSAGE_BYTES = 16 << 20
 GRACE_SECONDS = 1.0
 Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")
 
 
-class GrpcDoor:
+class GrpcServer:
     def __init__(self, service: GenerationService, drains: Drains) -> None:
         self._service, self._drains = service, drains
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ class GrpcDoor:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
-        bind(field, target).close()  # says what is wrong with it; gRPC itself prints pages
+        bind_socket(field, target).close()  # says what is wrong with it; gRPC itself prints pages
         try:
             port = self._server.add_insecure_port(target)
         except RuntimeError as error:
@@ -69,10 +69,10 @@ class GrpcDoor:
                 field, f"cannot listen on {target}: allowed: a free port, or 0"
             ) from error
         await self._server.start()
-        self._watcher = asyncio.create_task(self._show_health())
+        self._watcher = asyncio.create_task(self._update_health())
         return f"{target.rpartition(':')[0]}:{port}"
 
-    async def leave(self) -> None:
+    async def stop_advertising(self) -> None:
         """Says that clients should go elsewhere; those that still come are served."""
         if self._watcher is not None:
             self._watcher.cancel()
@@ -80,27 +80,29 @@ class GrpcDoor:
 
     async def stop(self, grace: float = GRACE_SECONDS) -> None:
         """Takes nothing new (GOAWAY), and ends what still runs after `grace` seconds."""
-        await self.leave()
+        await self.stop_advertising()
         await self._server.stop(grace)
 
-    async def _show_health(self) -> None:
+    async def _update_health(self) -> None:
         """The whole process is healthy while it runs; the services are when a model can answer."""
         status = health_pb2.HealthCheckResponse
         await self._health.set("", status.SERVING)
         while True:
-            good = self._service.accepting and any(c.ready for c in self._service.backend.cards())
+            good = self._service.accepting and any(
+                c.ready for c in self._service.backend.model_cards()
+            )
             for name in SERVICES:
                 await self._health.set(name, status.SERVING if good else status.NOT_SERVING)
-            await asyncio.sleep(LEAST_INTERVAL)
+            await asyncio.sleep(MIN_SNAPSHOT_SECONDS)
 
 
 def _options(keepalive: float) -> list[tuple[str, int]]:
     """A session that is held says nothing for minutes: pings both ways keep its connection."""
     return [
         ("grpc.so_reuseport", 0),  # a port in use must be an error
-        ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", round(1000 * keepalive)),
-        ("grpc.keepalive_timeout_ms", round(1000 * PING_ANSWER)),
+        ("grpc.keepalive_timeout_ms", round(1000 * PING_TIMEOUT)),
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_INTERVAL)),
         ("grpc.http2.max_ping_strikes", 0),  # a client that pings more often is not sent away
     ]
@@ -138,48 +140,52 @@ class Inference(api_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         failure: ApiError | None = None
         try:
-            async for part in self._parts(request, context):
+            async for part in self._answer_with_failover(request, context):
                 yield part
         except ApiError as error:
             failure = error
         except (asyncio.CancelledError, GeneratorExit):
-            self._service.metrics.request(request.model, Code.CANCELLED)
+            self._service.metrics.count_request(request.model, Code.CANCELLED)
             raise
         except Exception:
             log.exception("a request failed by a fault of ours")
             failure = ApiError(Code.INTERNAL, "internal error")
-        self._service.metrics.request(request.model, failure.code if failure else None)
+        self._service.metrics.count_request(request.model, failure.code if failure else None)
         if failure is not None:
-            await abort(context, failure)
+            await abort_call(context, failure)
 
-    async def _parts(
+    async def _answer_with_failover(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         """Here or elsewhere: when whoever answers is gone, the answer goes on behind what the client has of it."""
-        forwarded = any(name == MARK for name, _ in context.invocation_metadata() or ())
-        course = Course(self._service.clock)
+        forwarded = any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
+        course = StreamFailover(self._service.clock)
         last: api_pb2.GenerateResponse | None = None
         while True:
-            asked = replace(ask(request), forwarded=forwarded)
+            asked = replace(parse_generate_request(request), forwarded=forwarded)
             try:
-                async for part in self._once(request, asked, course, context):
+                async for part in self._answer_once(request, asked, course, context):
                     yield part
                     last = part if part.token_ids else last
-                    course.told()
+                    course.on_delivered()
                 return
-            except (Gone, ApiError) as error:
-                await course.again(error)
+            except (PeerGone, ApiError) as error:
+                await course.before_retry(error)
             if last is not None:
-                request = _behind(last, request)
+                request = _resume_request(last, request)
 
-    async def _once(
-        self, request: api_pb2.GenerateRequest, asked: GenerationRequest, course: Course, context: Context
+    async def _answer_once(
+        self,
+        request: api_pb2.GenerateRequest,
+        asked: GenerationRequest,
+        course: StreamFailover,
+        context: Context,
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         try:
             generation = await self._service.start_generation(asked)
         except OwnedElsewhere as elsewhere:
-            lives = partial(lives_at, self._service, asked, elsewhere.grpc)
-            async for part in passed_on(elsewhere.grpc, request, lives):
+            lives = partial(is_alive_at, self._service, asked, elsewhere.grpc)
+            async for part in forward_stream(elsewhere.grpc, request, lives):
                 yield part
             return
         try:
@@ -187,22 +193,22 @@ class Inference(api_pb2_grpc.InferenceServicer):
             finish = None
             while finish is None:
                 piece = await generation.next_chunk(self._service.keepalive_seconds(asked.model))
-                if piece is None and not course.begun:
-                    course.begun = True
+                if piece is None and not course.has_begun:
+                    course.has_begun = True
                     await context.send_initial_metadata(())  # it has been taken, and waits
                 if piece is not None:
                     finish = piece.finish
-                    yield _part(name, piece, generation)
+                    yield _response_part(name, piece, generation)
                     generation.acknowledge(piece)
         except ApiError as error:
             if error.code is Code.SESSION_ELSEWHERE and not asked.forwarded:
-                raise Gone from error  # another gateway has just taken it
+                raise PeerGone from error  # another gateway has just taken it
             raise
         finally:
             generation.close()
 
 
-def _behind(
+def _resume_request(
     last: api_pb2.GenerateResponse, request: api_pb2.GenerateRequest
 ) -> api_pb2.GenerateRequest:
     """The same request, for what follows that part."""
@@ -213,7 +219,9 @@ def _behind(
     return made
 
 
-def _part(name: str, piece: OutputChunk, generation: Generation) -> api_pb2.GenerateResponse:
+def _response_part(
+    name: str, piece: OutputChunk, generation: Generation
+) -> api_pb2.GenerateResponse:
     part = api_pb2.GenerateResponse(
         id=name,
         text=piece.text,
@@ -230,7 +238,7 @@ def _part(name: str, piece: OutputChunk, generation: Generation) -> api_pb2.Gene
     return part
 
 
-async def abort(context: Context, error: ApiError) -> None:
+async def abort_call(context: Context, error: ApiError) -> None:
     """Ends the call with the status, and the details in the trailing metadata."""
     trailing = [("error-code", error.code.value)]
     if error.param is not None:
@@ -246,42 +254,44 @@ class Swarm(api_pb2_grpc.SwarmServicer):
         self._watchers = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
-        return snapshot(self._service.backend, request.model)
+        return build_snapshot(self._service.backend, request.model)
 
     async def Watch(
         self, request: api_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[api_pb2.Snapshot]:
-        if self._watchers >= MOST_WATCHERS:
-            detail = f"{MOST_WATCHERS} calls of Watch run already"
-            await abort(context, ApiError(Code.NO_CAPACITY, detail, retry_after=LEAST_INTERVAL))
+        if self._watchers >= MAX_WATCHERS:
+            detail = f"{MAX_WATCHERS} calls of Watch run already"
+            await abort_call(
+                context, ApiError(Code.NO_CAPACITY, detail, retry_after=MIN_SNAPSHOT_SECONDS)
+            )
         self._watchers += 1
         try:
-            async for now in self._changes(request):
+            async for now in self._snapshots(request):
                 yield now
         finally:
             self._watchers -= 1
 
     async def Routes(self, request: api_pb2.RoutesRequest, context: Context) -> api_pb2.RoutesReply:
         try:
-            return routes(self._service.backend, request.model)
+            return explain_routes(self._service.backend, request.model)
         except ApiError as error:
-            await abort(context, error)
+            await abort_call(context, error)
             return api_pb2.RoutesReply()  # the call was aborted
 
     async def Drain(
         self, request: api_pb2.DrainRequest, context: Context
     ) -> AsyncIterator[api_pb2.DrainState]:
         try:
-            async for state in drain(self._drains, request, lambda: self._service.accepting):
+            async for state in run_drain(self._drains, request, lambda: self._service.accepting):
                 yield state
         except ApiError as error:
-            await abort(context, error)
+            await abort_call(context, error)
 
-    async def _changes(self, request: api_pb2.WatchRequest) -> AsyncIterator[api_pb2.Snapshot]:
-        interval = max(LEAST_INTERVAL, request.min_interval_seconds)
+    async def _snapshots(self, request: api_pb2.WatchRequest) -> AsyncIterator[api_pb2.Snapshot]:
+        interval = max(MIN_SNAPSHOT_SECONDS, request.min_interval_seconds)
         last: api_pb2.Snapshot | None = None
         while self._service.accepting:
-            now = snapshot(self._service.backend, request.model)
+            now = build_snapshot(self._service.backend, request.model)
             if now != last:
                 yield now
                 last = now

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.backend.protocol import Engine, ModelCard
+from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
 
-def snapshot(engine: Engine, model: str = "") -> api_pb2.Snapshot:
+def build_snapshot(engine: SessionBackend, model: str = "") -> api_pb2.Snapshot:
     """Everything about `model`; empty: about all."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
 
     return api_pb2.Snapshot(
-        models=[_model(card) for card in engine.cards() if wanted(card.name)],
+        models=[_model(card) for card in engine.model_cards() if wanted(card.name)],
         servers=[_server(view) for view in engine.servers() if wanted(view.model)],
         sessions=[_session(view) for view in engine.sessions() if wanted(view.model)],
     )
@@ -27,8 +27,8 @@ def _model(card: ModelCard) -> api_pb2.ModelState:
         revision=card.revision,
         n_blocks=card.n_blocks,
         ready=card.ready,
-        missing_blocks=card.missing,
-        tokenizer_loaded=card.text is not None,
+        missing_blocks=card.missing_blocks,
+        tokenizer_loaded=card.tokenizer is not None,
     )
 
 

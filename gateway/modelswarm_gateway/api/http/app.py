@@ -17,8 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from modelswarm_gateway.api.forwarding import MARK, Original, Passing
-from modelswarm_gateway.api.http.generation_response import Looks, Reply, Way, error_response
+from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
+from modelswarm_gateway.api.http.generation_response import (
+    ForwardContext,
+    GenerationResponse,
+    ResponseFormat,
+    error_response,
+)
 from modelswarm_gateway.api.http.json_body import read_json
 from modelswarm_gateway.api.http.openai_requests import (
     ChatRequest,
@@ -26,7 +31,11 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_chat,
     parse_completion,
 )
-from modelswarm_gateway.api.http.openai_responses import ChatShape, Shape, TextShape
+from modelswarm_gateway.api.http.openai_responses import (
+    ChatResponseBuilder,
+    CompletionResponseBuilder,
+    ResponseBuilder,
+)
 from modelswarm_gateway.backend.protocol import ModelCard
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
 from modelswarm_gateway.generation.request import GenerationRequest
@@ -37,90 +46,100 @@ from modelswarm_gateway.metrics.counters import OTHER
 log = logging.getLogger(__name__)
 
 
-def http_app(service: GenerationService, unready: Callable[[], str | None] | None = None) -> ASGIApp:
+def build_http_app(
+    service: GenerationService, unready: Callable[[], str | None] | None = None
+) -> ASGIApp:
     """`unready` says why clients should not come yet; without it, they may once a model can answer."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     _generation_routes(app, service)
     _model_routes(app, service)
-    _state_routes(app, service, unready or (lambda: _uncovered(service.backend.cards())))
+    _state_routes(app, service, unready or (lambda: _unready_reason(service.backend.model_cards())))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _our_fault)
-    return Marked(app, lambda: service.shutting_down)
+    app.add_exception_handler(Exception, _internal_error)
+    return RequestIdMiddleware(app, lambda: service.shutting_down)
 
 
 def _generation_routes(app: FastAPI, service: GenerationService) -> None:
-    passing = Passing()
+    passing = Forwarder()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _reply(request, service, passing, parse_chat, ChatShape)
+        return await _respond(request, service, passing, parse_chat, ChatResponseBuilder)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await _reply(request, service, passing, parse_completion, TextShape)
+        return await _respond(
+            request, service, passing, parse_completion, CompletionResponseBuilder
+        )
 
 
-async def _reply(
+async def _respond(
     request: Request,
     service: GenerationService,
-    passing: Passing,
+    passing: Forwarder,
     parse: Callable[[object], ChatRequest | CompletionRequest],
-    shape: type[Shape],
+    shape: type[ResponseBuilder],
 ) -> Response:
     try:
         body = await read_json(request)
         asked = parse(body)
-        ask = _marked(request, asked.ask(), bool(asked.stream))
+        ask = _apply_headers(request, asked.to_generation_request(), bool(asked.stream))
     except ApiError as error:
-        service.metrics.request(OTHER, error.code)
+        service.metrics.count_request(OTHER, error.code)
         raise
-    return Reply(
+    return GenerationResponse(
         service,
         ask,
         shape,
-        way=Way(passing, Original(request.url.path, request.headers, body)),
-        looks=Looks(bool(asked.stream), asked.usage_in_stream, bool(asked.return_token_ids)),
+        forward=ForwardContext(passing, OriginalRequest(request.url.path, request.headers, body)),
+        response_format=ResponseFormat(
+            bool(asked.stream), asked.usage_in_stream, bool(asked.return_token_ids)
+        ),
     )
 
 
-def _marked(request: Request, ask: GenerationRequest, stream: bool) -> GenerationRequest:
+def _apply_headers(request: Request, ask: GenerationRequest, stream: bool) -> GenerationRequest:
     """With what its headers say: where a stream goes on, and that another gateway has passed it on."""
     said = request.headers.get(LAST_EVENT_ID)
     if said is not None:
         if ask.session_id is None or not stream:
-            raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: only a stream with a session_id can be resumed")
+            raise invalid_request(
+                LAST_EVENT_ID, f"{LAST_EVENT_ID}: only a stream with a session_id can be resumed"
+            )
         after, mark = parse_event_id(said)
-        ask = replace(ask, after=after, mark=mark)
-    return replace(ask, forwarded=MARK in request.headers)
+        ask = replace(ask, resume_after=after, resume_mark=mark)
+    return replace(ask, forwarded=FORWARDED_HEADER in request.headers)
 
 
 def _model_routes(app: FastAPI, service: GenerationService) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
-        data = [_model(card) for card in service.backend.cards()]
+        data = [_model_entry(card) for card in service.backend.model_cards()]
         return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        card = service.backend.card(name)
+        card = service.backend.model_card(name)
         if card is None:
             raise model_not_found(name)
-        return JSONResponse(_model(card))
+        return JSONResponse(_model_entry(card))
 
 
-def _model(card: ModelCard) -> dict[str, Any]:
+def _model_entry(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.name,
         "object": "model",
-        "created": card.since,
+        "created": card.known_since,
         "owned_by": "modelswarm",
         "max_model_len": card.max_length or None,
         "ready": card.ready,
     }
 
 
-def _state_routes(app: FastAPI, service: GenerationService, unready: Callable[[], str | None]) -> None:
+def _state_routes(
+    app: FastAPI, service: GenerationService, unready: Callable[[], str | None]
+) -> None:
     @app.get("/health")
     @app.get("/live")
     async def health() -> Response:
@@ -133,30 +152,30 @@ def _state_routes(app: FastAPI, service: GenerationService, unready: Callable[[]
             {
                 "ready": reason is None,
                 "reason": reason,
-                "models": [_state(card) for card in service.backend.cards()],
+                "models": [_model_readiness(card) for card in service.backend.model_cards()],
             },
             status_code=200 if reason is None else 503,
         )
 
 
-def _state(card: ModelCard) -> dict[str, Any]:
+def _model_readiness(card: ModelCard) -> dict[str, Any]:
     return {
         "model": card.name,
         "ready": card.ready,
-        "missing_blocks": list(card.missing),
-        "tokenizer_loaded": card.text is not None,
+        "missing_blocks": list(card.missing_blocks),
+        "tokenizer_loaded": card.tokenizer is not None,
     }
 
 
-def _uncovered(cards: Iterable[ModelCard]) -> str | None:
+def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
     """Why no model can answer; None when one can."""
     said: list[str] = []
     for card in cards:
         if card.ready:
             return None
-        if card.missing:
-            said.append(f"{card.name}: no server for blocks {_ranges(card.missing)}")
-        if card.text is None:
+        if card.missing_blocks:
+            said.append(f"{card.name}: no server for blocks {_ranges(card.missing_blocks)}")
+        if card.tokenizer is None:
             said.append(f"{card.name}: its tokenizer has not come yet")
     return "; ".join(said) or "no server is linked"
 
@@ -189,11 +208,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _our_fault(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     return error_response(ApiError(Code.INTERNAL, "internal error"))
 
 
-class Marked:
+class RequestIdMiddleware:
     """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors.
 
     When the gateway leaves, every answer is the last one on its connection: clients that keep connections open come

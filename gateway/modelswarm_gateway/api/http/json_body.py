@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
-LARGEST_BODY = 16 << 20  # bytes
+MAX_BODY_BYTES = 16 << 20  # bytes
 BODY_SECONDS = 60.0
 
 
@@ -19,7 +19,9 @@ async def read_json(request: Request) -> object:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _read(request)
     except TimeoutError as error:
-        raise invalid_request(None, f"the body did not come within {BODY_SECONDS:.0f} seconds") from error
+        raise invalid_request(
+            None, f"the body did not come within {BODY_SECONDS:.0f} seconds"
+        ) from error
     except ClientDisconnect as error:
         raise ApiError(Code.CANCELLED, "the client left") from error
     return parse_json(raw)
@@ -27,18 +29,18 @@ async def read_json(request: Request) -> object:
 
 async def _read(request: Request) -> bytes:
     said = request.headers.get("content-length", "")
-    if said.isdigit() and int(said) > LARGEST_BODY:
+    if said.isdigit() and int(said) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LARGEST_BODY:
+        if len(body) > MAX_BODY_BYTES:
             raise _too_large()
     return bytes(body)
 
 
 def _too_large() -> ApiError:
-    return ApiError(Code.TOO_LARGE, f"the body may have {LARGEST_BODY >> 20} MiB at most")
+    return ApiError(Code.TOO_LARGE, f"the body may have {MAX_BODY_BYTES >> 20} MiB at most")
 
 
 def parse_json(raw: bytes) -> object:

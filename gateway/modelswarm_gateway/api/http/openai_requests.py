@@ -17,20 +17,20 @@ from modelswarm_gateway.generation.request import (
     MAX_SESSION_ID_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOPS,
-    GenerationRequest,
     ChatPrompt,
+    GenerationRequest,
     Prompt,
     TextPrompt,
     TokenPrompt,
 )
-from modelswarm_gateway.models.sampling_defaults import Options
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
-TEXT_TOKENS = 16  # OpenAI's default for text completions
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
-Harmless: TypeAlias = Callable[[Any], bool]
+IsNoOp: TypeAlias = Callable[[Any], bool]
 
 
-def _only(*values: object) -> Harmless:
+def _only(*values: object) -> IsNoOp:
     return lambda value: any(value == v and type(value) is type(v) for v in values)
 
 
@@ -47,7 +47,7 @@ def _plain_text(value: Any) -> bool:
 
 
 # field -> (what it may be because it asks for nothing, and that in words)
-REFUSED: dict[str, tuple[Harmless, str]] = {
+UNSUPPORTED_FIELDS: dict[str, tuple[IsNoOp, str]] = {
     "n": (_only(1), "1"),
     "best_of": (_only(1), "1"),
     "presence_penalty": (_zero, "0"),
@@ -92,9 +92,9 @@ class TextPart(_Strict):
     text: str = ""
 
 
-Entry = TypeVar("Entry")
+Item = TypeVar("Entry")
 # Of a million wrong entries the first is told; findings about all of them would fill the memory.
-ListOf = Annotated[list[Entry], Field(fail_fast=True)]
+ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Content: TypeAlias = str | ListOf[TextPart]
 
 
@@ -130,24 +130,24 @@ class _Request(_Strict):
     return_token_ids: bool | None = None
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
 
-    usual_tokens: ClassVar[int | None] = None
+    default_max_tokens: ClassVar[int | None] = None
 
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def limit(self) -> int | None:
+    def token_limit(self) -> int | None:
         return self.max_tokens
 
-    def prompt_given(self) -> tuple[str, Prompt]:
+    def given_prompt(self) -> tuple[str, Prompt]:
         """The field that carries the prompt, and the prompt."""
         raise NotImplementedError
 
-    def ask(self) -> GenerationRequest:
+    def to_generation_request(self) -> GenerationRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        field, prompt = self.prompt_given()
-        options = Options(
-            max_tokens=self.limit(),
+        field, prompt = self.given_prompt()
+        options = SamplingOptions(
+            max_tokens=self.token_limit(),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -156,7 +156,9 @@ class _Request(_Strict):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
         )
-        return GenerationRequest(self.model, prompt, field, options, stop, self.session_id, self.usual_tokens)
+        return GenerationRequest(
+            self.model, prompt, field, options, stop, self.session_id, self.default_max_tokens
+        )
 
 
 class ChatRequest(_Request):
@@ -165,7 +167,7 @@ class ChatRequest(_Request):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def limit(self) -> int | None:
+    def token_limit(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             raise invalid_request(
@@ -174,18 +176,18 @@ class ChatRequest(_Request):
             )
         return old if new is None else new
 
-    def prompt_given(self) -> tuple[str, Prompt]:
+    def given_prompt(self) -> tuple[str, Prompt]:
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
-        return "messages", ChatPrompt([_message(m) for m in self.messages], variables)
+        return "messages", ChatPrompt([_template_message(m) for m in self.messages], variables)
 
 
 class CompletionRequest(_Request):
     prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
-    usual_tokens = TEXT_TOKENS
+    default_max_tokens = COMPLETION_MAX_TOKENS
 
-    def prompt_given(self) -> tuple[str, Prompt]:
+    def given_prompt(self) -> tuple[str, Prompt]:
         prompt = self.prompt
         if isinstance(prompt, str):
             return "prompt", TextPrompt(prompt)
@@ -203,7 +205,7 @@ class CompletionRequest(_Request):
         return "prompt", TextPrompt(first) if isinstance(first, str) else TokenPrompt(tuple(first))
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
+def _template_message(message: ChatMessage) -> dict[str, Any]:
     """As templates know it: one text, and `system` for what OpenAI now calls developer."""
     content = message.content
     if isinstance(content, list):
@@ -222,7 +224,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
 def parse_chat(body: object) -> ChatRequest:
     """Raises ApiError."""
     try:
-        return ChatRequest.model_validate(_screened(body))
+        return ChatRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
         raise _first_problem(error) from error
 
@@ -230,18 +232,18 @@ def parse_chat(body: object) -> ChatRequest:
 def parse_completion(body: object) -> CompletionRequest:
     """Raises ApiError."""
     try:
-        return CompletionRequest.model_validate(_screened(body))
+        return CompletionRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
         raise _first_problem(error) from error
 
 
-def _screened(body: object) -> dict[str, Any]:
+def _reject_unsupported(body: object) -> dict[str, Any]:
     """The fields that are set, once none of them asks for what is not built."""
     if not isinstance(body, dict):
         raise invalid_request(None, "the body must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
-    for name in REFUSED.keys() & fields.keys():
-        harmless, allowed = REFUSED[name]
+    for name in UNSUPPORTED_FIELDS.keys() & fields.keys():
+        harmless, allowed = UNSUPPORTED_FIELDS[name]
         if not harmless(fields[name]):
             detail = f"{name}: not supported by this server yet; leave it out or send {allowed}"
             raise ApiError(Code.UNSUPPORTED, detail, param=name)
@@ -249,7 +251,7 @@ def _screened(body: object) -> dict[str, Any]:
 
 
 # Fields of several types: pydantic's finding would name only one of them.
-_SHAPES = {
+_TYPE_MESSAGES = {
     "content": "must be a string or a list of text parts",
     "stop": f"must be a string or a list of up to {MAX_STOPS} strings, none of them empty",
     "prompt": "must be a string, a list of one string, or a list of token ids",
@@ -266,14 +268,14 @@ def _first_problem(error: ValidationError) -> ApiError:
     for part in problem["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in _NAMES:
+        elif part in _FIELD_NAMES:
             path += f".{part}" if path else part
-            shape = _SHAPES.get(part, "")
+            shape = _TYPE_MESSAGES.get(part, "")
     message = "this field is required" if problem["type"] == "missing" else shape or problem["msg"]
     return invalid_request(path, f"{path}: {message}")
 
 
-_NAMES = frozenset(
+_FIELD_NAMES = frozenset(
     name
     for model in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
     for name in model.model_fields

@@ -17,7 +17,7 @@ Tokens = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ResponseHead:
     """What all events and the body of one answer share."""
 
     model: str
@@ -35,16 +35,16 @@ class Head:
         }
 
 
-class Shape(Protocol):
+class ResponseBuilder(Protocol):
     """One kind of answer."""
 
-    def __init__(self, head: Head) -> None: ...
+    def __init__(self, head: ResponseHead) -> None: ...
 
     def opening(self) -> bytes:
         """Goes before the first text."""
         ...
 
-    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
+    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
         """`event_id` names the last position of the log that the text covers (R17)."""
         ...
 
@@ -57,7 +57,7 @@ class Shape(Protocol):
         ...
 
 
-def waiting(reason: str) -> bytes:
+def keepalive_comment(reason: str) -> bytes:
     """A comment that clients skip; people and proxies see that the answer is not lost. `reason` may be empty."""
     said = f" for a route: {' '.join(reason.split())}" if reason else ""
     return f": waiting{said}\n".encode()  # no blank line: for some clients that ends an event
@@ -67,10 +67,10 @@ def error_event(envelope: object) -> bytes:
     return b"data: " + json.dumps(envelope).encode() + b"\n\n"
 
 
-class _Events:
+class _EventWriter:
     """`data: {` + what every event has + one choice + `}`."""
 
-    def __init__(self, head: Head, prefix: str, kind: str) -> None:
+    def __init__(self, head: ResponseHead, prefix: str, kind: str) -> None:
         self.head = head
         self.id = f"{prefix}-{secrets.token_hex(12)}"
         model = json.dumps(head.model)
@@ -95,15 +95,15 @@ class _Events:
         return f'data: {{{self._common},"choices":[],"usage":{usage}}}\n\n'.encode() + DONE
 
 
-class ChatShape:
-    def __init__(self, head: Head) -> None:
-        self._events = _Events(head, "chatcmpl", "chat.completion.chunk")
+class ChatResponseBuilder:
+    def __init__(self, head: ResponseHead) -> None:
+        self._events = _EventWriter(head, "chatcmpl", "chat.completion.chunk")
 
     def opening(self) -> bytes:
         said = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return self._events.choice(said)
 
-    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
+    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
         said = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
         return self._events.choice(said, tokens, event_id)
 
@@ -117,14 +117,14 @@ class ChatShape:
         return _body(self._events, "chat.completion", choice, tokens)
 
 
-class TextShape:
-    def __init__(self, head: Head) -> None:
-        self._events = _Events(head, "cmpl", "text_completion")
+class CompletionResponseBuilder:
+    def __init__(self, head: ResponseHead) -> None:
+        self._events = _EventWriter(head, "cmpl", "text_completion")
 
     def opening(self) -> bytes:
         return b""
 
-    def event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
+    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
         said = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
         return self._events.choice(said, tokens, event_id)
 
@@ -137,7 +137,7 @@ class TextShape:
         return _body(self._events, "text_completion", choice, tokens)
 
 
-def _body(events: _Events, kind: str, choice: dict[str, object], tokens: Tokens) -> bytes:
+def _body(events: _EventWriter, kind: str, choice: dict[str, object], tokens: Tokens) -> bytes:
     head = events.head
     made: dict[str, object] = {"id": events.id, "object": kind, "created": head.created}
     made |= {"model": head.model, "choices": [choice], "usage": head.usage(len(tokens))}

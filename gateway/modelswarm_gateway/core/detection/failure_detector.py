@@ -98,7 +98,7 @@ class FailureDetector:
             self._peers[peer].monitored_since = time
         self._monitored = wanted
 
-    def silence(self, peer: PeerId, time: float) -> float:
+    def silence_of(self, peer: PeerId, time: float) -> float:
         """Seconds without a sign of life; of a server on a live route, those that it should have beaten in."""
         vital = self._peers[peer]
         return time - max(vital.last_message, vital.monitored_since or 0.0)
@@ -113,7 +113,7 @@ class FailureDetector:
         found = [
             peer
             for peer in sorted(self._monitored - self.suspected)
-            if self.silence(peer, time) >= self.timeout(peer)
+            if self.silence_of(peer, time) >= self.timeout(peer)
         ]
         for peer in found:
             self._peers[peer].suspected = True

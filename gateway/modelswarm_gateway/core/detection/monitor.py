@@ -35,7 +35,7 @@ class HealthMonitor:
         registry: ServerRegistry,
         holds: Holds,
         recovery: Recovery,
-        moves: Migrations,
+        migrations: Migrations,
         absence: Absence,
     ) -> None:
         """`peer` is this gateway."""
@@ -44,19 +44,19 @@ class HealthMonitor:
         self._registry = registry
         self._holds = holds
         self._recovery = recovery
-        self._moves = moves
+        self._migrations = migrations
         self._absence = absence
         self._clock = StallClock()
         self._failure_detector = FailureDetector(settings.silent_seconds)
         self._progress: dict[str, Progress] = {}
         self._outlier_detector = OutlierDetector(registry)
-        self._probes = Probes(registry, moves)
+        self._probes = Probes(registry, migrations)
         self._compared_at = 0.0
         self._slow: set[PeerId] = set()  # servers whose sessions are moved away
         self.serving: set[PeerId] = set()  # servers that carry routes which run
 
-    def on_peer_connected(self, peer: PeerId, beat_seconds: float, now: float) -> None:
-        self._failure_detector.add_peer(peer, self._clock.elapsed(now), beat_seconds)
+    def on_peer_connected(self, peer: PeerId, heartbeat_seconds: float, now: float) -> None:
+        self._failure_detector.add_peer(peer, self._clock.elapsed(now), heartbeat_seconds)
         self._outlier_detector.add_server(peer)
 
     def on_peer_lost(self, peer: PeerId, now: float) -> None:
@@ -96,7 +96,7 @@ class HealthMonitor:
 
     def _idle_canary_hops(self, sessions: Collection[Session]) -> Counter[PeerId]:
         """By server on trial, the hops of sessions that owe no token: turns that are over, readers that are behind."""
-        trial = self._registry.on_trial
+        trial = self._registry.health.on_canary
         return Counter(
             hop.peer
             for session in (sessions if trial else ())
@@ -128,12 +128,12 @@ class HealthMonitor:
 
     def _detect_outliers(self, sessions: Collection[Session], now: float) -> None:
         """Slow servers are left for a while, and then have to show that they are no longer slow."""
-        over = {peer for peer in self._slow if self._registry.ejection_over(peer, now)}
+        over = {peer for peer in self._slow if now >= self._registry.health.ejected_until(peer)}
         self._undrain(over, now)
         for peer in self._outlier_detector.detect(now):
             self._registry.eject(peer, SLOW_CAUSE, now)
             self._slow.add(peer)
-            self._moves.drain(peer, SLOW_CAUSE, now)
+            self._migrations.drain(peer, SLOW_CAUSE, now)
         for peer in self._outlier_detector.undecided:
             if equal := self._probes.start_probe(peer, sessions, now):
                 self._outlier_detector.mark_probed(peer, equal)
@@ -147,7 +147,7 @@ class HealthMonitor:
     def _undrain(self, peers: Collection[PeerId], now: float) -> None:
         self._slow.difference_update(peers)
         for peer in peers:
-            self._moves.undrain(peer, SLOW_CAUSE, now)
+            self._migrations.undrain(peer, SLOW_CAUSE, now)
 
     # ---- answers to a Fence
 
@@ -165,9 +165,9 @@ class HealthMonitor:
 
     def _is_ack_overdue(self, hop: Hop, session: Session, now: float) -> bool:
         """Whether an answer should have come. Who says other things meanwhile has a step to finish first."""
-        patience = self._settings.answer_seconds + self._registry.pace(hop.peer).longest_step
+        patience = self._settings.answer_seconds + self._registry.health.step_times(hop.peer).longest_step
         asked = self._clock.elapsed(now) - (now - session.fenced_at)
-        if self._failure_detector.has_message_since(hop.peer, asked) and not self._registry.pace(hop.peer).is_hung:
+        if self._failure_detector.has_message_since(hop.peer, asked) and not self._registry.health.step_times(hop.peer).is_hung:
             patience = max(patience, ALIVE_ACK_SECONDS)
         return now - session.fenced_at >= patience
 
@@ -185,7 +185,7 @@ class HealthMonitor:
             if session.reading:
                 reading.update({hop.peer: session.reading for hop in session.hops})
         for session in sessions:
-            waited = time - self._progress[session.name].since
+            waited = time - self._progress[session.name].progress_at
             if waited < self._settings.overdue_seconds:
                 continue
             if waited >= token_timeout(self._expected_seconds(session, reading, now), session.overdues):
@@ -196,5 +196,5 @@ class HealthMonitor:
     def _expected_seconds(self, session: Session, reading: Counter[PeerId], now: float) -> float:
         gap = self._progress[session.name].seconds_per_token
         rows = max(reading[hop.peer] for hop in session.hops)
-        paces = [self._registry.pace(hop.peer) for hop in session.hops]
+        paces = [self._registry.health.step_times(hop.peer) for hop in session.hops]
         return expected_seconds(self._settings.overdue_seconds, gap, paces, rows, now)

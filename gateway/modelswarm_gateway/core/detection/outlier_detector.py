@@ -26,7 +26,7 @@ MAX_BACKLOG = 128  # news that may wait for a look; of more ...
 READS_PER_TICK = 128  # ... so many are read at a tick
 CONSECUTIVE = 3  # in a row that find a server slow, each by something new
 
-GroupKey: TypeAlias = tuple[str, ModelVariant, int, bool]
+PeerGroupKey: TypeAlias = tuple[str, ModelVariant, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class _Streak:
 class OutlierDetector:
     def __init__(self, registry: ServerRegistry) -> None:
         self._registry = registry
-        self._groups: dict[GroupKey, PeerGroup] = {}
-        self._group_of: dict[PeerId, GroupKey] = {}
+        self._groups: dict[PeerGroupKey, PeerGroup] = {}
+        self._group_of: dict[PeerId, PeerGroupKey] = {}
         self._slow: dict[PeerId, _Streak] = {}  # of those that are slow, ...
         self._undecided: dict[PeerId, _Streak] = {}  # ... and of those that may be
         self._probed: dict[PeerId, PeerId] = {}
@@ -73,7 +73,7 @@ class OutlierDetector:
         self._read_all(now)
         looks = {name: group.compare() for name, group in self._groups.items()}
         self._undecided = self._streaks(self._find_undecided(looks), self._undecided)
-        slow = [peer for name, look in looks.items() for peer in self._slow(name, look)]
+        slow = [peer for name, look in looks.items() for peer in self._report_slowness(name, look)]
         self._slow = self._streaks(slow, self._slow)
         found: list[PeerId] = []
         for peer, seen in self._slow.items():
@@ -101,33 +101,33 @@ class OutlierDetector:
     def _evidence_rows(self, peer: PeerId) -> int:
         """What grows with all that is new about it."""
         equal = self._probed.get(peer)
-        rows = self._registry.pace(equal).rows_run if equal is not None else 0
-        return self._registry.pace(peer).rows_run + rows
+        rows = self._registry.health.step_times(equal).rows_run if equal is not None else 0
+        return self._registry.health.step_times(peer).rows_run + rows
 
     def read_backlog(self, now: float) -> None:
         """At every tick: of very many news not all are left for the next look, which would take long."""
-        self._backlog |= self._registry.take_news()
+        self._backlog |= self._registry.health.take_changed()
         for _ in range(min(READS_PER_TICK, len(self._backlog) - MAX_BACKLOG)):
-            self._read(self._backlog.pop(), now)
+            self._read_server(self._backlog.pop(), now)
 
     def _read_all(self, now: float) -> None:
         """The times of those that have said something new, or nothing for too long."""
-        peers = self._backlog | self._registry.take_news()
+        peers = self._backlog | self._registry.health.take_changed()
         self._backlog = set()
         for group in self._groups.values():
             peers.update(group.peers[row] for row in np.flatnonzero(group.fresh_until <= now))
         for peer in peers:
-            self._read(peer, now)
+            self._read_server(peer, now)
 
-    def _read(self, peer: PeerId, now: float) -> None:
+    def _read_server(self, peer: PeerId, now: float) -> None:
         server = self._registry.get(peer)
         if server is None or peer not in self._group_of:
             return
-        pace = self._registry.pace(peer)
+        pace = self._registry.health.step_times(peer)
         times = pace.per_block(server.hello.last - server.hello.first, now)
         self._groups[self._group_of[peer]].set_times(peer, times, pace.fresh_until(now))
 
-    def _slow(self, name: GroupKey, look: Comparison) -> list[PeerId]:
+    def _report_slowness(self, name: PeerGroupKey, look: Comparison) -> list[PeerId]:
         """The slowest first. The registry hears of all to whom it makes a difference."""
         group = self._groups[name]
         ratios = np.where(np.isnan(look.ratios), 1.0, look.ratios)
@@ -139,11 +139,11 @@ class OutlierDetector:
         slow = np.flatnonzero(look.outliers(MIN_RATIO, MIN_DEVIATIONS))
         return [group.peers[row] for row in sorted(slow, key=lambda row: -look.ratios[row])]
 
-    def _find_undecided(self, looks: Mapping[GroupKey, Comparison]) -> list[PeerId]:
+    def _find_undecided(self, looks: Mapping[PeerGroupKey, Comparison]) -> list[PeerId]:
         """Who has work of ours and does it much slower than it did; or, if it was never found well beside its like,
         than servers do that have other work."""
         found: list[PeerId] = []
-        strange: list[GroupKey] = []
+        strange: list[PeerGroupKey] = []
         for name, look in looks.items():
             group = self._groups[name]
             found += group.peers_at(group.compare_with_baseline(look, look.outliers(MIN_RATIO, MIN_DEVIATIONS), MIN_RATIO))
@@ -158,6 +158,6 @@ class OutlierDetector:
         return [peer for peer in dict.fromkeys(found) if self._registry.hops[peer]]
 
 
-def group_key(hello: Hello) -> GroupKey:
+def group_key(hello: Hello) -> PeerGroupKey:
     """The same for servers whose steps can be compared."""
     return hello.model, variant_of(hello), hello.last - hello.first, hello.last == hello.n_blocks

@@ -20,9 +20,9 @@ PROBE_INTERVAL = 60.0  # between two of one server
 
 
 class Probes:
-    def __init__(self, registry: ServerRegistry, moves: Migrations) -> None:
+    def __init__(self, registry: ServerRegistry, migrations: Migrations) -> None:
         self._registry = registry
-        self._moves = moves
+        self._migrations = migrations
         self._probed_at: dict[PeerId, float] = {}
 
     def remove_server(self, peer: PeerId) -> None:
@@ -30,7 +30,7 @@ class Probes:
 
     def start_probe(self, peer: PeerId, sessions: Collection[Session], now: float) -> PeerId | None:
         """The equal that one of its sessions goes to; None: not now, or there is none."""
-        if now - self._probed_at.get(peer, -PROBE_INTERVAL) < PROBE_INTERVAL or not self._moves.is_idle:
+        if now - self._probed_at.get(peer, -PROBE_INTERVAL) < PROBE_INTERVAL or not self._migrations.is_idle:
             return None
         server = self._registry.get(peer)
         if server is None:
@@ -45,7 +45,7 @@ class Probes:
         for equal in sorted(equals, key=lambda equal: (equal.load, equal.hello.peer)):
             shift = Shift(peer, equal.hello.peer)
             for session, hop in sessions_to_shift(self._registry, sessions, shift, now):
-                if self._moves.migrate(session, hop, shift.target, now):
+                if self._migrations.migrate(session, hop, shift.target, now):
                     self._probed_at[peer] = now
                     return shift.target
         return None

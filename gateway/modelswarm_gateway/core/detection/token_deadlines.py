@@ -24,16 +24,16 @@ class Progress:
 
     epoch: Epoch
     length: int
-    since: float
+    progress_at: float
     seconds_per_token: float = 0.0  # seconds per token; of the last ones the longest
 
     def observe(self, session: Session, time: float) -> None:
         if (session.epoch, session.length) == (self.epoch, self.length):
             return
         if session.epoch == self.epoch and session.length > self.length:
-            gap = (time - self.since) / (session.length - self.length)
+            gap = (time - self.progress_at) / (session.length - self.length)
             self.seconds_per_token = max(gap, 0.95 * self.seconds_per_token)
-        self.epoch, self.length, self.since = session.epoch, session.length, time
+        self.epoch, self.length, self.progress_at = session.epoch, session.length, time
 
 
 def is_token_due(session: Session) -> bool:

@@ -23,9 +23,9 @@ def is_caught_up(migration: Migration) -> bool:
 
 def ready_batches(migrations: Collection[Migration], now: float) -> Iterator[list[Migration]]:
     """Sessions that are to come to rest: all copies of their server are near, or one has waited long for the others."""
-    near = [move for move in migrations if move.near_at is not None and move.rest_at is None]
+    near = [move for move in migrations if move.caught_up_at is not None and move.quiescing_since is None]
     for peer in dict.fromkeys(move.old_hop.peer for move in near):
-        times = [move.near_at for move in migrations if move.old_hop.peer == peer]
+        times = [move.caught_up_at for move in migrations if move.old_hop.peer == peer]
         since = [at for at in times if at is not None]
         if len(since) == len(times) or now - min(since) >= BATCH_WAIT:
             yield [move for move in near if move.old_hop.peer == peer and is_caught_up(move)]
@@ -33,17 +33,17 @@ def ready_batches(migrations: Collection[Migration], now: float) -> Iterator[lis
 
 def should_cut_over(migration: Migration, now: float) -> bool:
     """Whether one that is near goes over now."""
-    if migration.rest_at is None:
+    if migration.quiescing_since is None:
         return False
     rested = _quiescent_seconds(migration, now)
     if rested is None:
-        return now - migration.rest_at >= QUIESCE_WAIT
+        return now - migration.quiescing_since >= QUIESCE_WAIT
     return lag(migration) <= 0 or rested >= LAST_POSITIONS_WAIT
 
 
 def quiesce_expired(migration: Migration, now: float) -> bool:
     """Whether its session stands still for one that is not near any more: it had better go on, and rest later."""
-    if migration.rest_at is None:
+    if migration.quiescing_since is None:
         return False
     rested = _quiescent_seconds(migration, now)
     return rested is not None and rested >= MAX_QUIESCENT
@@ -51,6 +51,6 @@ def quiesce_expired(migration: Migration, now: float) -> bool:
 
 def _quiescent_seconds(migration: Migration, now: float) -> float | None:
     """Seconds for which its session, which is told to, has stood still; None: it does not yet."""
-    if migration.still_at is None and migration.session.is_quiescent:
-        migration.still_at = now
-    return None if migration.still_at is None else now - migration.still_at
+    if migration.quiescent_since is None and migration.session.is_quiescent:
+        migration.quiescent_since = now
+    return None if migration.quiescent_since is None else now - migration.quiescent_since

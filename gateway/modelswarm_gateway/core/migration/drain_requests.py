@@ -18,8 +18,8 @@ DRAIN_CAUSE = "drain"  # the cause
 
 
 class DrainRequests:
-    def __init__(self, moves: Migrations, emit: Callable[[Effect], None]) -> None:
-        self._migrations, self._emit = moves, emit
+    def __init__(self, migrations: Migrations, emit: Callable[[Effect], None]) -> None:
+        self._migrations, self._emit = migrations, emit
         self._pending: dict[PeerId, DrainState] = {}  # what servers have not repeated yet
         self._uncertain: set[PeerId] = set()  # of these, those that were told on another link
 

@@ -32,12 +32,12 @@ class Migration:
     with_copy: bool  # with a copy
     started_at: float
     new_hops: list[Hop] = field(default_factory=list)
-    copying: bool = False  # all new hops are open
+    is_copying: bool = False  # all new hops are open
     min_lag: int = 1 << 60  # positions; the least so far
-    since: float = 0.0  # when it last shrank
-    near_at: float | None = None  # when the new hops first had nearly all
-    rest_at: float | None = None  # when the session was told to come to rest
-    still_at: float | None = None  # when it did
+    progress_at: float = 0.0  # when it last shrank
+    caught_up_at: float | None = None  # when the new hops first had nearly all
+    quiescing_since: float | None = None  # when the session was told to come to rest
+    quiescent_since: float | None = None  # when it did
     kv_positions: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
     log_sent: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
 

@@ -75,7 +75,7 @@ class Migrations:
 
     def is_draining(self, peer: PeerId, cause: str) -> bool:
         """Whether a `leave` of that cause stands."""
-        return self._registry.is_left(peer, cause)
+        return self._registry.drains.has_cause(peer, cause)
 
     def drain_progress(self, peer: PeerId) -> DrainProgress | None:
         """How far it is with a server; None: it is not linked."""
@@ -83,7 +83,7 @@ class Migrations:
         if server is None:
             return None
         return DrainProgress(
-            draining=peer in self._registry.left,
+            draining=peer in self._registry.drains.peers,
             hops=self._registry.hops[peer],
             other_hops=server.other_sessions,
             is_empty=server.heartbeat is not None and server.heartbeat.sessions == 0,
@@ -97,9 +97,9 @@ class Migrations:
         for move in list(self._migrations.values()):
             self._check(move, now)
         self._quiesce_batches(now)
-        if self._registry.left or self._capped:
+        if self._registry.drains.peers or self._capped:
             self._cap_credit()
-        if any(self._registry.hops[peer] for peer in self._registry.left) and not recovery_in_progress(
+        if any(self._registry.hops[peer] for peer in self._registry.drains.peers) and not recovery_in_progress(
             self._sessions.values()
         ):
             self._start_some(now)
@@ -107,7 +107,7 @@ class Migrations:
 
     def _cap_credit(self) -> None:
         """A session that is to move has little credit out, so that it comes to rest soon; all others have theirs."""
-        left = self._registry.left
+        left = self._registry.drains.peers
         for session in self._sessions.values():
             leaves = session.name in self._migrations or any(hop.peer in left for hop in session.hops)
             if leaves and session.credit_cap is None:
@@ -122,9 +122,9 @@ class Migrations:
     def _check(self, move: Migration, now: float) -> None:
         if not self._is_current(move):
             self._stop(move, MigrationOutcome.SUPERSEDED, now)
-        elif move.copying and cutover.is_caught_up(move):
+        elif move.is_copying and cutover.is_caught_up(move):
             self._try_cutover(move, now)
-        elif now - move.since >= self._settings.copy_seconds:
+        elif now - move.progress_at >= self._settings.copy_seconds:
             self._abort(move, now)
         elif cutover.quiesce_expired(move, now):
             self._resume(move)
@@ -136,8 +136,8 @@ class Migrations:
             self._sessions.get(session.name) is session
             and session.epoch == move.epoch
             and session.state is State.RUNNING
-            and (move.cause == BALANCE or move.old_hop.peer in self._registry.left)
-            and not any(hop.peer in self._registry.left for hop in move.new_hops)
+            and (move.cause == BALANCE or move.old_hop.peer in self._registry.drains.peers)
+            and not any(hop.peer in self._registry.drains.peers for hop in move.new_hops)
             and all(self._registry.is_connected(hop.peer) for hop in move.new_hops)
             and not any(hop.peer in self._registry.suspected for hop in move.new_hops)
         )
@@ -145,7 +145,7 @@ class Migrations:
     def _start_some(self, now: float) -> None:
         looked_at = 0
         busy = self._copies_by_server()
-        closed = {move.old_hop.peer for move in self._migrations.values() if move.near_at is not None}
+        closed = {move.old_hop.peer for move in self._migrations.values() if move.caught_up_at is not None}
         for session in list(self._sessions.values()):
             hop = next((h for h in session.hops if self._may_start(session, h, busy, now)), None)
             if hop is None or hop.peer in closed:
@@ -160,7 +160,7 @@ class Migrations:
         return Counter(peer for move in self._migrations.values() for peer in involved_servers(move))
 
     def _may_start(self, session: Session, hop: Hop, busy: Counter[PeerId], now: float) -> bool:
-        if hop.peer not in self._registry.left or session.variant is None:
+        if hop.peer not in self._registry.drains.peers or session.variant is None:
             return False
         if self._no_target_until.get(hop.peer, 0.0) > now:
             return False
@@ -187,7 +187,7 @@ class Migrations:
         rest = self._backoffs.for_session(session)
         warm = rest.failures < self._settings.copy_tries
         move = Migration(
-            session, session.epoch, self._registry.why_left(old.peer), old, warm, now, since=now
+            session, session.epoch, self._registry.drains.first_cause(old.peer), old, warm, now, progress_at=now
         )
         self._open_hops(move, legs, busy)
 
@@ -215,14 +215,14 @@ class Migrations:
             return False
         if rest.failures:
             return False
-        move = Migration(session, session.epoch, BALANCE, old, True, now, since=now)
+        move = Migration(session, session.epoch, BALANCE, old, True, now, progress_at=now)
         self._open_hops(move, [RouteHop(to, *old.blocks)], self._copies_by_server())
         return True
 
     def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         """An answer that the loop has taken note of."""
         move = self._migration_of(answer.handle)
-        if move is None or answer.epoch != move.epoch or move.copying or not self._is_current(move):
+        if move is None or answer.epoch != move.epoch or move.is_copying or not self._is_current(move):
             return
         if answer.unknown or answer.refusal is not None:
             self._backoffs.for_session(move.session).refused_by.add(peer)
@@ -230,7 +230,7 @@ class Migrations:
         elif all(hop.answered for hop in move.new_hops):
             for hop in move.new_hops:
                 hop.turn = move.session.turn_number
-            move.copying, move.since = True, now
+            move.is_copying, move.progress_at = True, now
             if move.with_copy:
                 self._start_copy(move)
             else:
@@ -257,30 +257,30 @@ class Migrations:
     def on_token(self, session: Session, now: float) -> None:
         """A new token: perhaps the one that it comes to rest at."""
         move = self._migrations.get(session.name)
-        if move is not None and move.copying and self._is_current(move):
+        if move is not None and move.is_copying and self._is_current(move):
             self._send_log(move)
             self._try_cutover(move, now)
 
     def on_window(self, peer: PeerId, window: Window, now: float) -> None:
         """A new hop says how far it is."""
         move = self._migration_of(window.handle)
-        if move is None or not move.copying or window.epoch != move.epoch:
+        if move is None or not move.is_copying or window.epoch != move.epoch:
             return
         if peer != self._recovery.replies[window.handle][1].peer or not self._is_current(move):
             return
         move.kv_positions[window.handle] = max(move.kv_positions[window.handle], window.received)
         missing = lag(move)
         if missing < move.min_lag:
-            move.min_lag, move.since = missing, now
+            move.min_lag, move.progress_at = missing, now
         self._try_cutover(move, now)
 
     def _try_cutover(self, move: Migration, now: float) -> None:
         """Perhaps it is time to go over."""
         if not cutover.is_caught_up(move):
             return
-        move.since = now
-        if move.near_at is None:
-            move.near_at = now
+        move.progress_at = now
+        if move.caught_up_at is None:
+            move.caught_up_at = now
         if cutover.should_cut_over(move, now):
             self._cut_over(move, now)
 
@@ -290,12 +290,12 @@ class Migrations:
         for wave in cutover.ready_batches(list(self._migrations.values()), now):
             self._recovery.orders.quiesce([move.session for move in wave])
             for move in wave:
-                move.rest_at = now
+                move.quiescing_since = now
                 self._try_cutover(move, now)
 
     def _resume(self, move: Migration) -> None:
         """The session, for a while."""
-        move.rest_at = move.still_at = None
+        move.quiescing_since = move.quiescent_since = None
         self._grant_capped_credit(move.session)
 
     def _grant_capped_credit(self, session: Session) -> None:
@@ -338,7 +338,7 @@ class Migrations:
         if report.peer not in self._backoffs.for_session(session).copy_targets or hop not in session.hops:
             return False
         move = self._migrations.get(session.name)
-        copied = move is not None and move.copying and move.old_hop is hop
+        copied = move is not None and move.is_copying and move.old_hop is hop
         return report.peer not in beside(session, hop) or (
             copied and report.kind is FaultKind.FAILED
         )
@@ -358,7 +358,7 @@ class Migrations:
         del self._migrations[session.name]
         if self._sessions.get(session.name) is session:
             self._grant_capped_credit(session)
-        if move.with_copy and move.copying and session.epoch == move.epoch:
+        if move.with_copy and move.is_copying and session.epoch == move.epoch:
             self._recovery.orders.end_copies(session, move.old_hop)
         for hop in move.new_hops:
             if hop in session.spare:

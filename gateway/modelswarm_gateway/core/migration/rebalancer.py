@@ -22,13 +22,13 @@ CHECK_INTERVAL = 1.0
 
 class Rebalancer:
     def __init__(
-        self, seconds: float, registry: ServerRegistry, sessions: Mapping[str, Session], moves: Migrations
+        self, seconds: float, registry: ServerRegistry, sessions: Mapping[str, Session], migrations: Migrations
     ) -> None:
         """`seconds`: see `Rebalance`."""
         self._seconds = seconds
         self._registry = registry
         self._sessions = sessions
-        self._migrations = moves
+        self._migrations = migrations
         self._imbalance = ImbalanceDetector(seconds)
         self._checked_at = 0.0
 
@@ -70,7 +70,7 @@ def sessions_to_shift(
     registry: ServerRegistry, sessions: Iterable[Session], shift: Shift, now: float
 ) -> list[tuple[Session, Hop]]:
     """Sessions that could go where the shift says, with their hops there, the shortest first: they cost least."""
-    parted = registry.bad_pairs(now)
+    parted = registry.links.unreliable(now)
     there = [
         (session, session.hops[peers.index(shift.source)])
         for session in sessions

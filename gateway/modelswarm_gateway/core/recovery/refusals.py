@@ -8,6 +8,7 @@ from __future__ import annotations
 from modelswarm.protocol.messages import Refusal
 from modelswarm_gateway.core.interface.turn import Why
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.drain_causes import STOPPING
 from modelswarm_gateway.core.sessions.session import Session
 
 _MEANING = {
@@ -35,7 +36,7 @@ def detail(registry: ServerRegistry, session: Session, why: Why) -> str:
         return (
             f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {model}"
         )
-    if leaving := registry.uncovered_blocks(model, without=registry.stopping):
+    if leaving := registry.uncovered_blocks(model, without=registry.drains.peers_with(STOPPING)):
         return f"the servers of {model} for blocks {ranges(leaving)} are about to stop"
     return f"the servers of {model} do not answer"
 

@@ -52,7 +52,7 @@ class Planner:
         """
         best: Plan | None = None
         fewest = 0
-        bad_pairs = self._registry.bad_pairs(now)
+        bad_pairs = self._registry.links.unreliable(now)
         mine = {hop.peer for hop in session.hops}
         without = [frozenset[PeerId]()]
         for left_out in without:  # grows below
@@ -81,7 +81,7 @@ class Planner:
         for hop in [*kept, None]:
             end = kind.n_blocks if hop is None else hop.first
             if edge < end:
-                legs = self._registry.cover(
+                legs = self._registry.costs.choose_hops(
                     session.model,
                     kind,
                     (edge, end),
@@ -111,7 +111,7 @@ class Planner:
     ) -> Plan | None:
         """A route without those servers, if nobody in it is as bad."""
         route = self._fill(session, kind, without, now)
-        if route is None or failing([hop.peer for hop in route], self._registry.bad_pairs(now)):
+        if route is None or failing([hop.peer for hop in route], self._registry.links.unreliable(now)):
             return None
         new = [hop.peer for hop in route if isinstance(hop, RouteHop)]
         reserve = session.turn.reserved_positions
@@ -121,7 +121,7 @@ class Planner:
         server = self._registry.get(peer)
         if server is None:
             return False  # it is gone, and no matter of taste
-        price = self._registry.price(server, now)
+        price = self._registry.costs.hop_cost(server, now)
         wait = server.predicted_wait_ms(positions, for_recovery=False) + price.queue_ms
         return price.last_resort or wait > 1000 * self._settings.affinity_seconds
 
@@ -136,11 +136,11 @@ def places(
     at = session.hops.index(old)
     before, after = session.hops[:at], session.hops[at + 1 :]
     between = before[-1].peer if before else None, after[0].peer if after else None
-    left = frozenset(registry.left)
-    parted = bad_neighbours(beside(session, old), registry.bad_pairs(now))
+    left = frozenset(registry.drains.peers)
+    parted = bad_neighbours(beside(session, old), registry.links.unreliable(now))
     for without in (left | refused | parted, left | refused, left):
         needs = needs_of(session, without)
-        legs = registry.cover(
+        legs = registry.costs.choose_hops(
             session.model, session.variant, old.blocks, now, between=between, needs=needs
         )
         if legs is not None:

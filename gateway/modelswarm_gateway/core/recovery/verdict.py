@@ -20,7 +20,7 @@ def judge(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]
         return set()
     found = blame(
         [
-            Witness(hop.peer, hop.counters, not registry.pace(hop.peer).is_progressing(now))
+            Witness(hop.peer, hop.counters, not registry.health.step_times(hop.peer).is_progressing(now))
             for hop in session.hops
         ],
         epoch,

@@ -1,1 +1,1 @@
-"""Route choice: server registry, costs, path search, zones."""
+"""Route choice: server registry, cost model, path search, zone delays."""

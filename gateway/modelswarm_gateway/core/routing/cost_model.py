@@ -1,8 +1,9 @@
-"""What every server costs now, in the columns that routes are chosen from; kept up to date as beats and hops come.
+"""The cost model of route choice: the present cost of a hop on every server.
 
-Used by `server_registry.py`. A change marks a server; the next choice prices the marked ones again, and a few others in turn, so
-that what changes with time alone is seen too. Costs-to-go are kept between choices for a moment: their age matters
-little, since every hop is drawn at prices of now.
+A part of the server registry (`registry.costs`). Heartbeats, hops and faults mark a server as changed. The next choice
+computes the cost of the changed servers again, and of a few others in turn, because costs also change with time.
+Costs-to-go are cached for a moment. Their age matters little, since every hop is sampled at present costs. Knows no
+sessions beyond what one asks for (`Needs`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,186 +21,213 @@ from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Floats, Rou
 from modelswarm_gateway.core.routing.zones import ZoneDelays
 from modelswarm_gateway.core.servers.health import HealthStatus
 from modelswarm_gateway.core.servers.server import (
+    DEFAULT_BLOCK_MS,
     HOP_OVERHEAD_MS,
     RTT_NOISE_MS,
-    DEFAULT_BLOCK_MS,
     Server,
     kv_wait_ms,
 )
+from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of
 
-CACHE_SECONDS = 0.05  # costs-to-go may be so old, unless who is a last resort has changed
+# Greatest age in seconds of cached costs-to-go, unless a server has become or ceased to be a last resort.
+CACHE_SECONDS = 0.05
+# Number of cached costs-to-go in one table.
 MAX_CACHED = 64
-LOST_DOMAIN_MS = 50.0  # a repair goes so far out of its way for another failure domain
-MAX_COST_MS = 1e5  # of a block, a hop or its KV, whatever is said: less than a last resort
-TOO_SHORT_MS = 100 * LAST_RESORT  # a server that can never hold the session
+# Cost in ms of a recovery that stays in a failure domain it has lost a hop in.
+LOST_DOMAIN_MS = 50.0
+# Greatest cost in ms of a block, a hop or its KV, whatever is measured or declared; less than a last resort.
+MAX_COST_MS = 1e5
+# Cost in ms of a server that can never hold the session.
+TOO_SHORT_MS = 100 * LAST_RESORT
+
+Key: TypeAlias = tuple[str, ModelVariant]
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one session asks of the servers that are to carry some of its blocks."""
+    """The requirements of one session on the servers that are to carry some of its blocks."""
 
-    max_length: int = 0  # entries it may come to have
-    kv_positions: int = 0  # of KV to be reserved on a new hop
-    for_recovery: bool = False  # may use the pages kept for repairs (R12)
+    max_length: int = 0  # positions it may reach
+    kv_positions: int = 0  # positions of KV to be reserved on a new hop
+    for_recovery: bool = False  # may use the pages reserved for recovery (R12, admission)
     lost_domains: frozenset[str] = frozenset()  # failure domains of the hops it lost
     excluded: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class HopCost:
-    """One server's price and what it is made of; for those who want to know why."""
+    """The cost of one server, and the parts it is made of; the parts are for explanations."""
 
     block_ms: float  # of a block, health included
     hop_ms: float  # once per hop, health included; KV wait left out
     queue_ms: float
-    distance_ms: float  # how much farther it is than the nearest of its zone
+    distance_ms: float  # one-way delay beyond the nearest server of its zone
     load: float
     status: HealthStatus
-    score: float  # what the costs of its blocks, its hop and its KV are divided by
+    score: float  # divides the costs of its blocks, its hop and its KV
     last_resort: bool
 
 
 class CostModel:
-    """One book per kind of servers; the registry says which servers that are."""
+    """One cost table per model and variant."""
 
     def __init__(
-        self, status_of: Callable[[PeerId, float], HealthStatus], failing_seconds: float
+        self,
+        servers_of: Callable[[str, ModelVariant], Sequence[Server]],
+        status_of: Callable[[PeerId, float], HealthStatus],
+        draw: Callable[[], int],
+        failing_seconds: float,
     ) -> None:
+        """`draw`: 64 random bits. `failing_seconds`: time after a failed step in which a server is a last resort."""
+        self._servers_of = servers_of
         self._status_of = status_of
+        self._draw = draw
         self._failing_seconds = failing_seconds
         self.zones = ZoneDelays()
-        self._tables: dict[object, CostTable] = {}
+        self._tables: dict[Key, CostTable] = {}
         self._changed: set[PeerId] = set()
 
-    def add_server(self, key: object, server: Server) -> None:
-        """A server of the kind `key` came; one that went is told of first."""
-        if book := self._tables.get(key):
-            book.add_server(server)
+    def add_server(self, server: Server) -> None:
+        """A server has connected. If it replaces one of the same name, `remove_server` comes first."""
+        if table := self._tables.get(_key(server)):
+            table.add_server(server)
 
-    def remove_server(self, key: object, peer: PeerId) -> None:
-        self._changed.discard(peer)
-        if book := self._tables.get(key):
-            book.remove_server(peer)
+    def remove_server(self, server: Server) -> None:
+        self._changed.discard(server.hello.peer)
+        if table := self._tables.get(_key(server)):
+            table.remove_server(server.hello.peer)
 
     def mark_changed(self, peer: PeerId) -> None:
-        """Something about this server has changed."""
+        """Compute the cost of this server again at the next choice."""
         self._changed.add(peer)
 
-    def hop_cost(self, server: Server, median_ms: float, now: float) -> HopCost:
-        peer = server.hello.peer
-        standing = self._status_of(peer, now)
-        score, block_ms = standing.score, server.block_ms(median_ms, now)
-        if standing.canary:  # its last step may be the one that it was frozen in
+    def hop_cost(self, server: Server, now: float) -> HopCost:
+        """Return the cost of a hop on a connected server, with its parts."""
+        table = self._tables.get(_key(server))
+        median_ms = DEFAULT_BLOCK_MS if table is None else table.median_block_ms
+        return self._hop_cost(server, median_ms, now)
+
+    def _hop_cost(self, server: Server, median_ms: float, now: float) -> HopCost:
+        status = self._status_of(server.hello.peer, now)
+        score, block_ms = status.score, server.block_ms(median_ms, now)
+        if status.canary:  # its last step may be the one in which it was frozen
             score, block_ms = 1.0, min(block_ms, median_ms)
         failing = now - server.failed_at <= self._failing_seconds
-        near = self.zones.nearest_ms(server.hello.zone)
-        far = max(0.0, (server.rtt_ms or 0.0) - near - RTT_NOISE_MS) / 2
-        hop_ms = server.queue_ms + far + HOP_OVERHEAD_MS * server.slowdown
+        nearest = self.zones.nearest_ms(server.hello.zone)
+        distance = max(0.0, (server.rtt_ms or 0.0) - nearest - RTT_NOISE_MS) / 2
+        hop_ms = server.queue_ms + distance + HOP_OVERHEAD_MS * server.slowdown
         return HopCost(
             block_ms=min(MAX_COST_MS, block_ms / score),
             hop_ms=min(MAX_COST_MS, hop_ms / score),
             queue_ms=server.queue_ms,
-            distance_ms=far,
+            distance_ms=distance,
             load=server.load,
-            status=standing,
+            status=status,
             score=score,
-            last_resort=server.draining or standing.ejected or failing,
+            last_resort=server.draining or status.ejected or failing,
         )
 
     # ---- choosing
 
     def choose_hops(
         self,
-        key: object,
-        servers: Callable[[], Sequence[Server]],
+        model: str,
+        variant: ModelVariant,
         blocks: tuple[int, int],
+        now: float,
+        *,
         between: tuple[PeerId | None, PeerId | None],
         needs: Needs,
-        now: float,
-        draw: Callable[[], float] | None,
+        cheapest: bool = False,
     ) -> list[RouteHop] | None:
-        """Servers for `blocks` between two that stay; those that are a last resort only where nobody else is.
+        """Return hops for `blocks` between two neighbours that stay; None if a block has no server.
 
-        `servers` tells those of the kind `key`, when they are not known yet. Without `draw`: the cheapest.
+        Hops are sampled among the best servers, so that gateways do not herd; with `cheapest` the best ones are taken.
+        Servers that drain, fail or are ejected are taken only for blocks that no other server holds. Servers that are
+        too short for the session are taken only if there are no others at all.
         """
-        book = self._current_table(key, servers, now)
-        if book is None:
+        table = self._current_table((model, variant), now)
+        if table is None:
             return None
-        table = book.table
-        before, after = (self._zone(book, peer) for peer in between)
-        extra, asked = _extra_hop_ms(book, needs)
+        before, after = (self._zone(table, peer) for peer in between)
+        extra, question = _extra_hop_ms(table, needs)
         hop_ms = table.hop_ms if extra is None else table.hop_ms + extra
-        to_go = book.cached.get((blocks, after, asked))
+        to_go = table.cached.get((blocks, after, question))
         if to_go is None:
-            if len(book.cached) >= MAX_CACHED:
-                book.cached.clear()
+            if len(table.cached) >= MAX_CACHED:
+                table.cached.clear()
             to_go = table.cost_to_go(blocks, hop_ms, after)
-            book.cached[blocks, after, asked] = to_go
+            table.cached[blocks, after, question] = to_go
+        draw = None if cheapest else self._draw_fraction
         return table.sample_path(blocks, to_go, hop_ms, before, draw)
 
     def route_cost(
         self,
-        key: object,
-        servers: Callable[[], Sequence[Server]],
+        model: str,
+        variant: ModelVariant,
         route: Sequence[tuple[PeerId, int, int]],
         now: float,
     ) -> float:
-        """What a route of (peer, first, last) would cost somebody new."""
-        book = self._current_table(key, servers, now)
-        return math.inf if book is None else book.table.path_cost(route)
+        """Return the cost in ms of a route of (peer, first, last) for a new session."""
+        table = self._current_table((model, variant), now)
+        return math.inf if table is None else table.path_cost(route)
 
-    def median_block_ms(self, key: object) -> float:
-        book = self._tables.get(key)
-        return DEFAULT_BLOCK_MS if book is None else book.median_block_ms
+    def _draw_fraction(self) -> float:
+        return (self._draw() >> 11) / (1 << 53)
 
     @staticmethod
-    def _zone(book: CostTable, peer: PeerId | None) -> str | None:
-        """None also for a server that is not in the book: where it is does not matter then."""
-        row = None if peer is None else book.table.row_of.get(peer)
-        server = None if row is None else book.servers[row]
+    def _zone(table: CostTable, peer: PeerId | None) -> str | None:
+        """Return the zone of a server; None also for one that is not in the table: its place does not matter."""
+        row = None if peer is None else table.row_of.get(peer)
+        server = None if row is None else table.servers[row]
         return None if server is None else server.hello.zone
 
-    # ---- keeping the books
+    # ---- tables
 
-    def _current_table(
-        self, key: object, servers: Callable[[], Sequence[Server]], now: float
-    ) -> CostTable | None:
-        book = self._tables.get(key)
-        new = None if book is None else book.apply_membership()
-        if book is None or new is None:
+    def _current_table(self, key: Key, now: float) -> CostTable | None:
+        table = self._tables.get(key)
+        new = None if table is None else table.apply_membership()
+        if table is None or new is None:
             self._tables.pop(key, None)
-            found = servers()
-            if not found:
+            servers = self._servers_of(*key)
+            if not servers:
                 return None
-            book = self._tables[key] = CostTable(found, self.zones)
-            new = list(range(len(book.servers)))
-        marked = {peer for peer in self._changed if peer in book.table.row_of}
-        self._changed -= marked
-        for row, server in book.occupied(book.rows_to_update(marked).union(new)):
-            price = self.hop_cost(server, book.median_block_ms, now)
-            last = price.last_resort
-            book.set_cost(row, price.hop_ms, price.block_ms, price.score, last_resort=last)
-        if book.must_refresh or (book.is_outdated and abs(now - book.refreshed_at) >= CACHE_SECONDS):
-            book.refresh(now)
-        return book
+            table = self._tables[key] = CostTable(servers, self.zones)
+            new = list(range(len(table.servers)))
+        changed = {peer for peer in self._changed if peer in table.row_of}
+        self._changed -= changed
+        for row, server in table.occupied(table.rows_to_update(changed).union(new)):
+            cost = self._hop_cost(server, table.median_block_ms, now)
+            last = cost.last_resort
+            table.set_cost(row, cost.hop_ms, cost.block_ms, cost.score, last_resort=last)
+        expired = abs(now - table.refreshed_at) >= CACHE_SECONDS
+        if table.must_refresh or (table.is_outdated and expired):
+            table.refresh(now)
+        return table
 
 
-def _extra_hop_ms(book: CostTable, needs: Needs) -> tuple[Floats | None, object]:
-    """What this session makes a hop cost beyond the common price, and a name for it; None if nothing."""
+def _key(server: Server) -> Key:
+    return server.hello.model, variant_of(server.hello)
+
+
+def _extra_hop_ms(table: CostTable, needs: Needs) -> tuple[Floats | None, object]:
+    """Return the cost of a hop for this session beyond the common cost, and a key for it; None if there is none."""
     asked: list[object] = []
-    extra = np.zeros(len(book.servers))
-    wait = kv_wait_ms(needs.kv_positions, needs.for_recovery, book.free_pages, book.total_pages, book.page_size)
-    if wait.any():  # of a server that does badly longer than it says, as its steps are
-        extra += np.minimum(MAX_COST_MS, wait / book.score)
+    extra = np.zeros(len(table.servers))
+    wait = kv_wait_ms(
+        needs.kv_positions, needs.for_recovery, table.free_pages, table.total_pages, table.page_size
+    )
+    if wait.any():  # longer on a server in bad health, as its steps are
+        extra += np.minimum(MAX_COST_MS, wait / table.score)
         asked.append((needs.kv_positions, needs.for_recovery))
-    if needs.max_length > book.max_length.min():
-        extra[book.max_length < needs.max_length] += TOO_SHORT_MS
+    if needs.max_length > table.max_length.min():
+        extra[table.max_length < needs.max_length] += TOO_SHORT_MS
         asked.append(needs.max_length)
-    zones = [book.table.zones[zone] for zone in needs.lost_domains if zone in book.table.zones]
+    zones = [table.zones[zone] for zone in needs.lost_domains if zone in table.zones]
     if zones:
-        extra[np.isin(book.table.zone, zones)] += LOST_DOMAIN_MS
+        extra[np.isin(table.zone, zones)] += LOST_DOMAIN_MS
         asked.append(needs.lost_domains)
-    out = [book.table.row_of[peer] for peer in needs.excluded if peer in book.table.row_of]
+    out = [table.row_of[peer] for peer in needs.excluded if peer in table.row_of]
     if out:
         extra[out] = math.inf
         asked.append(frozenset(out))

@@ -1,16 +1,18 @@
-"""Which servers carry a session's blocks: cheapest paths over thousands of servers. Pure; `pricing.py` sets the prices.
+"""Cheapest paths over thousands of servers: choose the servers that carry a session's blocks.
 
-Backward dynamic programming over (block boundary, zone): `to_go[b][z]` is the least cost of what is left once the rows
-of boundary b are in zone z. A hop uses a server from where the route enters it to the server's end, so spans may
-overlap and routes may enter mid-span. What lies between two servers is the delay between their zones, so nothing is as
-large as the square of the servers. Going forward, each hop is drawn by a softmax over cost-to-go, so that several
+Pure. `cost_table.py` adds the columns that costs are computed from, and `cost_model.py` sets the costs. Knows no
+sessions, no health and no load.
+
+Backward dynamic programming over (block boundary, zone): `cost_to_go[b][z]` is the least cost of the rest of the route
+once the rows of boundary b are in zone z. A hop uses a server from where the route enters it to the server's end, so
+spans may overlap and routes may enter mid-span. The cost between two servers is the delay between their zones, so no
+array grows with the square of the number of servers. Going forward, each hop is sampled by a softmax over cost-to-go:
 gateways with the same knowledge do not all take the same server. All costs are milliseconds.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,17 +24,26 @@ from modelswarm.protocol.identity import PeerId
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
-LAST_RESORT = 1e9  # what a hop costs that is to be taken only where there is no other
-TEMPERATURE = 0.08  # temperature of the draw, as a share of the best cost-to-go
-SAMPLED_SERVERS = 4  # servers, and those that are as good as the last of them
-TIE_SHARE = 0.9  # ... which is so much of its weight
-MIN_WEIGHT = 1e-9  # a server with less, of the best one's weight, is never drawn
+# Cost in ms of a hop that may be taken only where no other server holds the block.
+LAST_RESORT = 1e9
+# Temperature of the softmax, as a share of the best cost-to-go.
+TEMPERATURE = 0.08
+# Number of best servers that a hop is sampled from; servers tied with the last of them are added.
+SAMPLED_SERVERS = 4
+# Share of the last sampled server's weight from which another server counts as tied with it.
+TIE_SHARE = 0.9
+# Weight, relative to the best server's, below which a server is never sampled.
+MIN_WEIGHT = 1e-9
+# Cost of a path that does not exist.
 UNREACHABLE = float("inf")
-ROWS_PER_SPARE = 16  # one row of so many is made beforehand, for servers that will come
+# A growing table gets one spare row per this many rows.
+ROWS_PER_SPARE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """A server that may become a hop: its span and its zone."""
+
     peer: PeerId
     first: int
     last: int
@@ -41,20 +52,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RouteHop:
-    """One hop that was chosen, and against what."""
+    """One chosen hop, and the alternatives it was chosen from."""
 
     peer: PeerId
     first: int
     last: int
     cost_to_go_ms: float = 0.0  # from here to the end of the gap, by this server
-    best_ms: float = 0.0  # ... by the best one
+    best_ms: float = 0.0  # the same by the best server
     best_peer: PeerId = ""
     options: int = 1  # servers that could have been taken here
 
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """The rows of the table that hold one block, and where in them each zone begins."""
+    """The rows of the servers that hold one block, ordered by zone; `starts` has the first index of each zone."""
 
     rows: Rows
     starts: Rows
@@ -62,107 +73,111 @@ class _Holders:
 
 
 class PathTable:
-    """Servers of one kind in columns: prices are changed in place, and servers go and come for what their blocks cost.
+    """Servers of one variant as a structure of arrays: one row per server, changed in place.
 
-    The rows that hold a block are in the order of their zones, and in each as the servers came; the numbers of rows
-    mean nothing, and those of servers that are gone are given to others.
+    Adding or removing a server costs time proportional to its blocks, not to the number of servers. The rows that hold
+    a block are ordered by zone, and within a zone by arrival. Row numbers have no meaning: the row of a removed server
+    is reused. A subclass that adds columns extends `_append_rows`.
     """
 
     def __init__(
-        self, candidates: Sequence[Candidate], n_blocks: int, delay: Callable[[str, str], float]
+        self, candidates: Sequence[Candidate], n_blocks: int, delay_ms: Callable[[str, str], float]
     ) -> None:
-        names = sorted({c.zone for c in candidates})
-        number = {name: index for index, name in enumerate(names)}
-        held = sorted(candidates, key=lambda c: number[c.zone])  # stable
         self.n_blocks = n_blocks
-        self.peers = [c.peer for c in held]
-        self.row_of = {peer: row for row, peer in enumerate(self.peers)}
-        self.first = np.array([c.first for c in held], dtype=np.intp)
-        self.last = np.array([c.last for c in held], dtype=np.intp)
-        self.zone = np.array([number[c.zone] for c in held], dtype=np.intp)
-        self.zones = number
-        self.set_delays(delay)
-        self.hop_ms = np.zeros(len(held))  # once for every hop there
-        self.block_ms = np.ones(len(held))  # for every block used
-        self._holders = [
-            self._zoned(np.flatnonzero((self.first <= block) & (self.last > block)))
-            for block in range(n_blocks)
-        ]
-        self._ending = [np.flatnonzero(self.last == edge) for edge in range(n_blocks + 1)]
-        self._free: list[int] = []  # rows of nobody
+        self.zones = {
+            name: index for index, name in enumerate(sorted({c.zone for c in candidates}))
+        }
+        self.peers: list[PeerId] = []  # by row; "": the row is free
+        self.row_of: dict[PeerId, int] = {}
+        self.first, self.last, self.zone = (np.zeros(0, dtype=np.intp) for _ in range(3))
+        self.hop_ms: Floats = np.zeros(0)  # once for every hop on the server
+        self.block_ms: Floats = np.zeros(0)  # for every block used
+        self._free: list[int] = []  # rows without a server
+        none = np.zeros(0, dtype=np.intp)
+        self._holders = [_Holders(none, none, none) for _ in range(n_blocks)]
+        self._ending = [none for _ in range(n_blocks + 1)]  # rows by the end of their span
+        self.set_delays(delay_ms)
+        self.add_candidates(candidates)
 
-    def set_delays(self, delay: Callable[[str, str], float]) -> None:
-        """Take the delays between zones again."""
+    def set_delays(self, delay_ms: Callable[[str, str], float]) -> None:
+        """Read the delays between the zones again."""
         self.delays = np.array(
-            [[delay(a, b) for b in self.zones] for a in self.zones], dtype=np.float64
+            [[delay_ms(a, b) for b in self.zones] for a in self.zones], dtype=np.float64
         )
 
-    # ---- who is in it
+    # ---- rows
 
-    def remove_servers(self, peers: Iterable[PeerId]) -> list[int]:
-        """These are gone; the rows that are nobody's now."""
+    def remove_peers(self, peers: Iterable[PeerId]) -> list[int]:
+        """Remove these servers. Returns the rows that are free now."""
         rows = [self.row_of.pop(peer) for peer in peers]
         gone = np.zeros(len(self.peers), dtype=np.bool_)
         gone[rows] = True
         for block in {block for row in rows for block in range(self.first[row], self.last[row])}:
             held = self._holders[block].rows
-            self._holders[block] = self._zoned(held[~gone[held]])
+            self._holders[block] = self._by_zone(held[~gone[held]])
         for edge in {int(self.last[row]) for row in rows}:
             ending = self._ending[edge]
             self._ending[edge] = ending[~gone[ending]]
         self.first[rows] = self.last[rows] = 0
+        for row in rows:
+            self.peers[row] = ""
         self._free += rows
         return rows
 
-    def add_servers(self, candidates: Sequence[Candidate]) -> list[int]:
-        """These have come, of zones that are known; their rows, which cost nothing yet."""
+    def add_candidates(self, candidates: Sequence[Candidate]) -> list[int]:
+        """Add these servers, whose zones must be known. Returns their rows, which have no costs yet."""
         self._grow(len(candidates) - len(self._free))
-        rows = [self._free.pop() for _ in candidates]
-        holding: defaultdict[int, list[int]] = defaultdict(list)
-        ending: defaultdict[int, list[int]] = defaultdict(list)
-        for row, each in zip(rows, candidates, strict=True):
+        taken = [self._free.pop() for _ in candidates]
+        for row, each in zip(taken, candidates, strict=True):
             self.peers[row], self.row_of[each.peer] = each.peer, row
-            self.first[row], self.last[row] = each.first, each.last
-            self.zone[row] = self.zones[each.zone]
-            self.hop_ms[row], self.block_ms[row] = 0.0, 1.0
-            ending[each.last].append(row)
-            for block in range(each.first, each.last):
-                holding[block].append(row)
-        for block, new in holding.items():
-            held = np.append(self._holders[block].rows, np.array(new, dtype=np.intp))
-            self._holders[block] = self._zoned(held[self.zone[held].argsort(kind="stable")])
-        for edge, new in ending.items():
-            self._ending[edge] = np.append(self._ending[edge], np.array(new, dtype=np.intp))
-        return rows
+        rows = np.array(taken, dtype=np.intp)
+        first = np.array([each.first for each in candidates], dtype=np.intp)
+        last = np.array([each.last for each in candidates], dtype=np.intp)
+        self.first[rows], self.last[rows] = first, last
+        self.zone[rows] = [self.zones[each.zone] for each in candidates]
+        self.hop_ms[rows], self.block_ms[rows] = 0.0, 1.0
+        for block in range(first.min(initial=self.n_blocks), last.max(initial=0)):
+            new = rows[(first <= block) & (block < last)]
+            if new.size:
+                held = np.append(self._holders[block].rows, new)
+                self._holders[block] = self._by_zone(held[self.zone[held].argsort(kind="stable")])
+        for edge in set(last.tolist()):
+            self._ending[edge] = np.append(self._ending[edge], rows[last == edge])
+        return taken
 
-    def _grow(self, short: int) -> None:
-        """By more rows than there are too few: it takes as long for many."""
-        if short <= 0:
+    def _grow(self, missing: int) -> None:
+        """Add at least the missing rows, and some spare ones: adding many takes as long as adding one."""
+        if missing <= 0:
             return
         count = len(self.peers)
-        more = max(short, count // ROWS_PER_SPARE)
+        more = max(missing, count // ROWS_PER_SPARE)
         self._free += reversed(range(count, count + more))
         self.peers += [""] * more
+        self._append_rows(more)
+
+    def _append_rows(self, count: int) -> None:
+        """Make every column longer by so many rows."""
         self.first, self.last, self.zone = (
-            np.append(column, np.zeros(more, dtype=np.intp))
+            np.append(column, np.zeros(count, dtype=np.intp))
             for column in (self.first, self.last, self.zone)
         )
-        self.hop_ms = np.append(self.hop_ms, np.zeros(more))
-        self.block_ms = np.append(self.block_ms, np.ones(more))
+        self.hop_ms = np.append(self.hop_ms, np.zeros(count))
+        self.block_ms = np.append(self.block_ms, np.ones(count))
 
-    def _zoned(self, rows: Rows) -> _Holders:
+    def _by_zone(self, rows: Rows) -> _Holders:
         zone = self.zone[rows]
         starts = np.flatnonzero(np.diff(zone, prepend=-1))
         return _Holders(rows, starts, zone[starts])
 
-    def holders(self, block: int) -> Rows:
-        return self._holders[block].rows
+    # ---- paths
 
-    # ---- routes
+    def cost_to_go(
+        self, blocks: tuple[int, int], hop_ms: Floats, after: str | None = None
+    ) -> Floats:
+        """Return the least cost from every boundary of `blocks` to their end, by the zone the rows come from.
 
-    def cost_to_go(self, blocks: tuple[int, int], hop_ms: Floats, after: str | None = None) -> Floats:
-        """Least cost from every boundary of `blocks` to their end, by the zone that the rows come from; infinite where
-        no server goes on. `after`: the zone of the hop that follows."""
+        Infinite where no server continues. `after`: the zone of the hop that follows.
+        """
         first, end = blocks
         to_go = np.full((end - first + 1, len(self.zones)), UNREACHABLE)
         to_go[-1] = 0.0 if after is None else self.delays[:, self.zones[after]]
@@ -170,7 +185,7 @@ class PathTable:
         for block in range(end - 1, first - 1, -1):
             edge = block + 1
             ending = self._ending[edge]
-            if edge == end:  # whatever goes on beyond it is left there
+            if edge == end:  # a server that holds more is left here
                 ending = np.flatnonzero((self.last >= end) & (self.first < end))
             then = to_go[edge - first]
             whole[ending] = hop_ms[ending] + self.block_ms[ending] * edge + then[self.zone[ending]]
@@ -189,12 +204,13 @@ class PathTable:
         before: str | None = None,
         draw: Callable[[], float] | None = None,
     ) -> list[RouteHop] | None:
-        """A chain of servers over `blocks`, drawn near the cheapest; without `draw` the cheapest. None: there is none.
+        """Return a chain of servers over `blocks`, sampled near the cheapest; without `draw` the cheapest.
 
-        `to_go` may be a little older than the prices. `before`: the zone of the hop in front; `draw`: in [0, 1).
+        None if there is no chain. `cost_to_go` may be a little older than the costs. `before`: the zone of the hop in
+        front. `draw` returns a number in [0, 1).
         """
         first, end = blocks
-        legs: list[RouteHop] = []
+        hops: list[RouteHop] = []
         block, zone = first, None if before is None else self.zones[before]
         while block < end:
             rows = self._holders[block].rows
@@ -208,13 +224,13 @@ class PathTable:
             pick, best = sample_softmax(costs, draw), int(costs.argmin())
             peer, edge = self.peers[rows[pick]], int(edges[pick])
             options = int(np.isfinite(costs).sum())
-            said = (float(costs[pick]), float(costs[best]), self.peers[rows[best]], options)
-            legs.append(RouteHop(peer, block, edge, *said))
+            choice = (float(costs[pick]), float(costs[best]), self.peers[rows[best]], options)
+            hops.append(RouteHop(peer, block, edge, *choice))
             block, zone = edge, int(self.zone[rows[pick]])
-        return legs
+        return hops
 
     def path_cost(self, route: Sequence[tuple[PeerId, int, int]]) -> float:
-        """What a whole route costs at these prices, whoever chose it; infinite if a server is not in the table."""
+        """Return the cost of a whole route of (peer, first, last); infinite if a server is not in the table."""
         if any(peer not in self.row_of for peer, _, _ in route):
             return UNREACHABLE
         rows = [self.row_of[peer] for peer, _, _ in route]
@@ -227,10 +243,11 @@ class PathTable:
 
 
 def sample_softmax(costs: Floats, draw: Callable[[], float] | None) -> int:
-    """The index of one of `costs`: softmax with a temperature of SPREAD of the best, or the best itself.
+    """Return the index of one of `costs`: sampled by a softmax, or the least one without `draw`.
 
-    Of many only the best few and their equals: thousands that are a little worse would outweigh them together. Last
-    resorts make all costs large alike: they do not count in the temperature.
+    The temperature is TEMPERATURE of the best cost. Only the best few servers and their ties are sampled: together,
+    thousands that are slightly worse would outweigh them. Last resorts raise all costs alike, so they do not count in
+    the temperature.
     """
     cheapest = int(costs.argmin())
     if draw is None:
@@ -239,7 +256,8 @@ def sample_softmax(costs: Floats, draw: Callable[[], float] | None) -> int:
     temperature = max(TEMPERATURE * (best % LAST_RESORT), 1e-9)
     weights = np.exp((best - costs) / temperature)
     if costs.size > SAMPLED_SERVERS:
-        weights[weights < TIE_SHARE * np.partition(weights, -SAMPLED_SERVERS)[-SAMPLED_SERVERS]] = 0.0
+        last = np.partition(weights, -SAMPLED_SERVERS)[-SAMPLED_SERVERS]
+        weights[weights < TIE_SHARE * last] = 0.0
     weights[weights < MIN_WEIGHT] = 0.0
     sums = weights.cumsum()
     pick = int(np.searchsorted(sums, draw() * sums[-1], side="right"))

@@ -1,113 +1,115 @@
-"""The servers this gateway is linked to: what they hold, how they do, and who is to be left or kept apart.
+"""The registry of servers this gateway is connected to, by model and variant.
 
-Used by the loop to cover blocks with servers of one kind (`kinds.py`), at prices that `pricing.py` keeps. Knows nothing
-of sessions beyond how many hops each server carries.
+Its parts have their own modules: `health` (scores and ejections), `drains` (causes), `links` (failures between
+servers) and `costs` (route choice). Callers ask the parts directly; what concerns several of them is a method here.
+Used by recovery, migration and detection. Knows nothing of sessions beyond the number of hops on each server.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat, Hello
 from modelswarm_gateway.core.interface.effects import Effect, Ejected, Unlink
-from modelswarm_gateway.core.routing.cost_model import Needs, HopCost, CostModel
-from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.cost_model import CostModel
 from modelswarm_gateway.core.servers.block_index import BlockIndex
 from modelswarm_gateway.core.servers.drain_causes import STOPPING, DrainCauses
-from modelswarm_gateway.core.servers.health import BASE_EJECTION_TIME, SLOW_EJECTION_TIME, HealthTable, HealthStatus
+from modelswarm_gateway.core.servers.health import (
+    BASE_EJECTION_TIME,
+    SLOW_EJECTION_TIME,
+    HealthStatus,
+    HealthTable,
+)
 from modelswarm_gateway.core.servers.link_failures import LinkFailures
 from modelswarm_gateway.core.servers.server import Server, sanitized
-from modelswarm_gateway.core.servers.step_times import StepTimes
-from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of, is_valid
+from modelswarm_gateway.core.servers.variant import ModelVariant, is_valid, variant_of
 
-SLOW_CAUSE = "slow"  # cause of an ejection that lasts longer, while sessions are moved away
+# Cause of an ejection that lasts longer, while sessions are migrated away.
+SLOW_CAUSE = "slow"
 
 
 class ServerRegistry:
     def __init__(
         self, pair_seconds: float, draw: Callable[[], int], emit: Callable[[Effect], None]
     ) -> None:
+        """`pair_seconds`: time after which a failed link or a failed step no longer counts. `draw`: 64 random bits."""
         self._emit = emit
-        self._draw = draw
         self._servers: dict[PeerId, Server] = {}
         self._indexes: dict[str, dict[ModelVariant, BlockIndex]] = {}  # of the same, by model
-        self._active: dict[str, ModelVariant] = {}  # model -> the kind that new sessions get
-        self._changed: set[str] = set()  # models whose servers have changed since that was seen
+        self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
+        self._changed: set[str] = set()  # models whose active variant may have changed
         self.links = LinkFailures(pair_seconds)
         self.health = HealthTable()
         self.drains = DrainCauses()
-        self.costs = CostModel(self.health_status, pair_seconds)
+        self.costs = CostModel(self.servers_of, self.health_status, draw, pair_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
-        self._idle_hops: Mapping[PeerId, int] = {}  # of those, from which no token is expected now
-        self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection.py`
+        self._idle_hops: Mapping[PeerId, int] = {}  # of those, the ones that no token is due on
+        self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection/monitor.py`
+
+    # ---- membership
 
     def register(self, hello: Hello, now: float = 0.0) -> bool:
-        """False: it cannot be planned with, and is as if it were not there."""
+        """Add a server that has connected. False: its Hello is not valid, so it is ignored."""
         if not is_valid(hello):
             return False
         self._remove(hello.peer)
-        server = Server(hello, draining=hello.peer in self.left)
+        server = Server(hello, draining=hello.peer in self.drains.peers)
         self._servers[hello.peer] = server
-        kind = variant_of(hello)
-        rosters = self._indexes.setdefault(hello.model, {})
-        rosters.setdefault(kind, BlockIndex(kind.n_blocks)).add(server)
-        self.costs.add_server((hello.model, kind), server)
+        variant = variant_of(hello)
+        indexes = self._indexes.setdefault(hello.model, {})
+        indexes.setdefault(variant, BlockIndex(variant.n_blocks)).add(server)
+        self.costs.add_server(server)
         self.health.add_server(hello.peer, now)
         self._changed.add(hello.model)
         return True
 
     def deregister(self, peer: PeerId) -> None:
-        as_said = self.is_left(peer, STOPPING)
-        self.undrain(peer, STOPPING)  # whoever comes back on a new link says so again
+        """Remove a server whose link is down."""
+        announced = self.drains.has_cause(peer, STOPPING)
+        self.undrain(peer, STOPPING)  # a server that reconnects says so again
         if self._remove(peer):
-            self.health.remove_server(peer, announced=as_said)
+            self.health.remove_server(peer, announced=announced)
 
     def _remove(self, peer: PeerId) -> bool:
         server = self._servers.pop(peer, None)
         if server is None:
             return False
-        model, kind = server.hello.model, variant_of(server.hello)
-        rosters = self._indexes[model]
-        rosters[kind].remove(peer)
-        if not rosters[kind].servers:
-            del rosters[kind]
-        if not rosters:
+        model, variant = server.hello.model, variant_of(server.hello)
+        indexes = self._indexes[model]
+        indexes[variant].remove(peer)
+        if not indexes[variant].servers:
+            del indexes[variant]
+        if not indexes:
             del self._indexes[model]
-        self.costs.remove_server((model, kind), peer)
+        self.costs.remove_server(server)
         self._changed.add(model)
         return True
 
     def _choose_active(self, model: str) -> None:
-        """The kind that holds all blocks, of several the one with most servers, of equals the one that leads."""
-        rosters = self._indexes.get(model)
-        if not rosters:
+        """Prefer a variant whose servers hold all blocks, then the one with most servers, then the present one."""
+        indexes = self._indexes.get(model)
+        if not indexes:
             self._active.pop(model, None)
             return
         current = self._active.get(model)
         self._active[model] = max(
-            rosters,
-            key=lambda kind: (
-                rosters[kind].is_complete,
-                len(rosters[kind].servers),
-                kind == current,
+            indexes,
+            key=lambda variant: (
+                indexes[variant].is_complete,
+                len(indexes[variant].servers),
+                variant == current,
             ),
         )
 
     def active_variant(self, model: str) -> ModelVariant | None:
-        """The kind of servers that a turn is to run on; None if no server of the model is linked."""
+        """Return the variant that a new turn runs on; None if no server of the model is connected."""
         if model in self._changed:
             self._changed.discard(model)
             self._choose_active(model)
         return self._active.get(model)
-
-    def on_step_failed(self, peer: PeerId, now: float) -> None:
-        """A step failed there: its sessions may do better elsewhere."""
-        if server := self._servers.get(peer):
-            server.failed_at = now
-            self.eject(peer, "failed", now)
 
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self._servers
@@ -119,15 +121,63 @@ class ServerRegistry:
         return iter(self._servers.values())
 
     def servers_of(self, model: str, variant: ModelVariant | None) -> list[Server]:
-        roster = self._indexes.get(model, {}).get(variant) if variant is not None else None
-        return [] if roster is None else list(roster.servers.values())
+        index = self._indexes.get(model, {}).get(variant) if variant is not None else None
+        return [] if index is None else list(index.servers.values())
+
+    # ---- blocks
 
     def replicas_of(self, server: Server) -> Collection[Server]:
-        """Linked servers that hold the same blocks as one of them, itself among them."""
+        """Return the connected servers that hold the same blocks as `server`, itself included."""
         return self._index_of(server).replicas_of(server)
 
     def _index_of(self, server: Server) -> BlockIndex:
         return self._indexes[server.hello.model][variant_of(server.hello)]
+
+    def sole_blocks_of(self, peer: PeerId) -> list[int]:
+        """Return the blocks of a server that no other connected server of its variant holds, drained ones left out."""
+        server = self._servers[peer]
+        return self._index_of(server).sole_blocks(server, lambda other: not other.draining)
+
+    def can_spare(self, peer: PeerId, now: float, without: Collection[PeerId] = ()) -> bool:
+        """True if other healthy servers hold all its blocks, those `without` not counted.
+
+        An ejection never uncovers a block.
+        """
+
+        def is_healthy(other: Server) -> bool:
+            name = other.hello.peer
+            ejected = name in without or self.health_status(name, now).ejected
+            return not ejected and not other.draining
+
+        server = self._servers[peer]
+        return not self._index_of(server).sole_blocks(server, is_healthy)
+
+    def max_length(self, model: str) -> int:
+        """Return the greatest session length some route can hold; 0 if no server of the model is connected."""
+        variant = self.active_variant(model)
+        return 0 if variant is None else self._indexes[model][variant].max_length
+
+    def uncovered_blocks(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
+        """Return the blocks that no connected server of the active variant holds, those `without` not counted."""
+        variant = self.active_variant(model)
+        return [] if variant is None else self._indexes[model][variant].uncovered(without)
+
+    # ---- drains
+
+    def drain(self, peer: PeerId, cause: str) -> None:
+        """Give the server no new hops. Remembered while its link is down: the server may reconnect."""
+        self.drains.add_cause(peer, cause)
+        if server := self._servers.get(peer):
+            server.draining = True
+            self.costs.mark_changed(peer)
+
+    def undrain(self, peer: PeerId, cause: str) -> None:
+        """Take back a `drain` of that cause."""
+        if self.drains.remove_cause(peer, cause) and (server := self._servers.get(peer)):
+            server.draining = False
+            self.costs.mark_changed(peer)
+
+    # ---- load and distance
 
     def on_heartbeat(self, peer: PeerId, heartbeat: Heartbeat, now: float) -> None:
         if server := self._servers.get(peer):
@@ -139,47 +189,15 @@ class ServerRegistry:
             if heartbeat.draining:
                 self.drain(peer, STOPPING)
 
-    def drain(self, peer: PeerId, cause: str) -> None:
-        """Nothing new goes there. It is remembered while the server's link is down: it may come back."""
-        self.drains.add_cause(peer, cause)
-        if server := self._servers.get(peer):
-            server.draining = True
-            self.costs.mark_changed(peer)
-
-    def undrain(self, peer: PeerId, cause: str) -> None:
-        """Takes a `leave_alone` of that cause back."""
-        if self.drains.remove_cause(peer, cause) and (server := self._servers.get(peer)):
-            server.draining = False
-            self.costs.mark_changed(peer)
-
-    def is_left(self, peer: PeerId, cause: str) -> bool:
-        return self.drains.has_cause(peer, cause)
-
-    @property
-    def left(self) -> Collection[PeerId]:
-        """Servers that sessions are moved away from."""
-        return self.drains.peers
-
-    def why_left(self, peer: PeerId) -> str:
-        """The first cause of it; "": it is not left."""
-        return self.drains.first_cause(peer)
-
-    def sole_blocks_of(self, peer: PeerId) -> list[int]:
-        """Blocks of a server that no other holds which is linked, of its kind and not to be left itself."""
-        server = self._servers[peer]
-        return self._index_of(server).sole_blocks(server, lambda other: not other.draining)
-
-    # ---- what it costs
-
     def add_hop(self, peer: PeerId, positions: int, rows: int) -> None:
-        """A hop of ours is made there: KV for `positions`, and `rows` to run until it is at rest."""
+        """Count a new hop of this gateway: KV for `positions`, and `rows` to run before it is quiescent."""
         self.hops[peer] += 1
         if server := self._servers.get(peer):
             server.reserve(positions, rows)
             self.costs.mark_changed(peer)
 
     def remove_hop(self, peer: PeerId) -> None:
-        """A hop of ours there is given up."""
+        """Discount a hop of this gateway that is closed."""
         self.hops[peer] -= 1
         if not self.hops[peer]:
             del self.hops[peer]  # or every server that ever was would be remembered
@@ -187,8 +205,15 @@ class ServerRegistry:
             server.placed_load -= 1
             self.costs.mark_changed(peer)
 
+    def set_idle_hops(self, idle_hops: Mapping[PeerId, int]) -> None:
+        """Set the number of hops, by server on canary, that no token is due on: they prove nothing about its health."""
+        for peer in idle_hops.keys() | self._idle_hops.keys():
+            if idle_hops.get(peer) != self._idle_hops.get(peer):
+                self.costs.mark_changed(peer)
+        self._idle_hops = idle_hops
+
     def record_round_trip(self, peer: PeerId, seconds: float) -> None:
-        """A question to a server was answered after so long."""
+        """Take the time between a question to a server and its answer."""
         if server := self._servers.get(peer):
             server.record_round_trip(seconds)
             self.costs.zones.record_round_trip(server.hello.zone, 1000 * seconds)
@@ -197,136 +222,49 @@ class ServerRegistry:
     # ---- health
 
     def health_status(self, peer: PeerId, now: float) -> HealthStatus:
-        """How well a server does; a server that nothing is known about does well."""
+        """Return the health of a server; a server without history is healthy."""
         working = self.hops[peer] - self._idle_hops.get(peer, 0)
-        standing = self.health.status(peer, now, working)
-        return replace(standing, ejected=True) if peer in self.suspected else standing
+        status = self.health.status(peer, now, working)
+        return replace(status, ejected=True) if peer in self.suspected else status
 
     def eject(self, peer: PeerId, cause: str, now: float) -> None:
-        """It was at fault: left out of new routes for a while, and then tried with one session."""
+        """Leave a faulty server out of new routes for a while; then it must pass a canary session."""
         server = self._servers.get(peer)
         if server is None:
             return
         self.costs.mark_changed(peer)
-        if self.health.eject(peer, now, SLOW_EJECTION_TIME if cause == SLOW_CAUSE else BASE_EJECTION_TIME):
+        seconds = SLOW_EJECTION_TIME if cause == SLOW_CAUSE else BASE_EJECTION_TIME
+        if self.health.eject(peer, now, seconds):
             self._emit(Ejected(peer, server.hello.model, cause))
 
-    def disconnect(self, peer: PeerId, reason: str) -> None:
-        """Its link is closed; if it is there, it will be found again."""
-        self._emit(Unlink(peer, reason))
+    def on_step_failed(self, peer: PeerId, now: float) -> None:
+        """A step failed on the server: its sessions may do better elsewhere."""
+        if server := self._servers.get(peer):
+            server.failed_at = now
+            self.eject(peer, "failed", now)
 
-    def set_suspected(self, silent: frozenset[PeerId]) -> None:
-        """These, and no others, have fallen silent."""
-        for peer in silent ^ self.suspected:
-            self.costs.mark_changed(peer)
-        self.suspected = silent
-
-    @property
-    def on_trial(self) -> Collection[PeerId]:
-        """Servers that are to carry one session, or carry it now, to show that they are well."""
-        return self.health.on_canary
-
-    def set_idle_hops(self, idle_hops: Mapping[PeerId, int]) -> None:
-        """So many hops of servers on trial are of sessions that wait for nothing: no canary, they say nothing."""
-        for peer in idle_hops.keys() | self._idle_hops.keys():
-            if idle_hops.get(peer) != self._idle_hops.get(peer):
-                self.costs.mark_changed(peer)
-        self._idle_hops = idle_hops
-
-    def ejection_over(self, peer: PeerId, now: float) -> bool:
-        return now >= self.health.ejected_until(peer)
-
-    def set_slowness(self, peer: PeerId, slowness: float) -> None:
-        """Its block time, as a multiple of that of its like."""
-        if self.health.set_slowness(peer, slowness):
-            self.costs.mark_changed(peer)
-
-    def can_spare(self, peer: PeerId, now: float, without: Collection[PeerId] = ()) -> bool:
-        """Whether all its blocks are held by others that do well, those `without` not counted: an ejection never
-        uncovers a block."""
-
-        def does_well(other: Server) -> bool:
-            name = other.hello.peer
-            ejected = name in without or self.health_status(name, now).ejected
-            return not ejected and not other.draining
-
-        server = self._servers[peer]
-        return not self._index_of(server).sole_blocks(server, does_well)
+    def on_link_failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
+        """Count a failure of the link between two servers, unless one of them is gone: that explains it."""
+        if self.is_connected(reporter) and self.is_connected(peer):
+            self.links.record_failure(reporter, peer, generation, now)
 
     def on_token(self, peers: Iterable[PeerId], now: float) -> None:
-        """A session on these has a new token."""
+        """A session on these servers has a new token: each passes its canary."""
         for peer in self.health.on_canary.intersection(peers):
             self.health.on_token(peer, now)
             self.costs.mark_changed(peer)
 
-    def take_news(self) -> set[PeerId]:
-        """Servers whose pace has changed since this was asked last."""
-        return self.health.take_changed()
+    def set_slowness(self, peer: PeerId, slowness: float) -> None:
+        """Set its block time as a multiple of that of its peer group."""
+        if self.health.set_slowness(peer, slowness):
+            self.costs.mark_changed(peer)
 
-    def pace(self, peer: PeerId) -> StepTimes:
-        return self.health.step_times(peer)
+    def set_suspected(self, silent: frozenset[PeerId]) -> None:
+        """Set the servers that are silent: these and no others."""
+        for peer in silent ^ self.suspected:
+            self.costs.mark_changed(peer)
+        self.suspected = silent
 
-    def on_link_failed(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
-        if not (self.is_connected(reporter) and self.is_connected(peer)):
-            return  # one of them died: nothing is known against the link between them
-        self.links.record_failure(reporter, peer, generation, now)
-
-    def bad_pairs(self, now: float) -> dict[frozenset[PeerId], int]:
-        """Pairs to avoid, with how often each failed (`pairs.py`)."""
-        return self.links.unreliable(now)
-
-    def cover(
-        self,
-        model: str,
-        variant: ModelVariant,
-        blocks: tuple[int, int],
-        now: float,
-        *,
-        between: tuple[PeerId | None, PeerId | None],
-        needs: Needs,
-        cheapest: bool = False,
-    ) -> list[RouteHop] | None:
-        """Servers for `blocks`, between two that stay: drawn among the best, so that gateways do not herd.
-
-        Servers that drain, fail or are ejected only where nobody else holds a block; those on which the session hardly
-        fits if there are no others at all.
-        """
-
-        def draw() -> float:
-            return (self._draw() >> 11) / (1 << 53)
-
-        return self.costs.choose_hops(
-            (model, variant),
-            lambda: self.servers_of(model, variant),
-            blocks,
-            between,
-            needs,
-            now,
-            None if cheapest else draw,
-        )
-
-    def cost(
-        self, model: str, variant: ModelVariant, route: Sequence[tuple[PeerId, int, int]], now: float
-    ) -> float:
-        """What a route of (peer, first, last) would cost somebody who takes it now, in ms."""
-        return self.costs.route_cost((model, variant), lambda: self.servers_of(model, variant), route, now)
-
-    def price(self, server: Server, now: float) -> HopCost:
-        """What a hop on a linked server costs now, and why."""
-        usual = self.costs.median_block_ms((server.hello.model, variant_of(server.hello)))
-        return self.costs.hop_cost(server, usual, now)
-
-    def max_length(self, model: str) -> int:
-        """Most positions of a session that some route can hold; 0: no server of the model is linked."""
-        kind = self.active_variant(model)
-        return 0 if kind is None else self._indexes[model][kind].max_length
-
-    @property
-    def stopping(self) -> frozenset[PeerId]:
-        """Servers that have said themselves that they are about to end: they take in nobody."""
-        return self.drains.peers_with(STOPPING)
-
-    def uncovered_blocks(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
-        """Blocks of the model that no linked server of its leading kind holds but for those `without`."""
-        kind = self.active_variant(model)
-        return [] if kind is None else self._indexes[model][kind].uncovered(without)
+    def disconnect(self, peer: PeerId, reason: str) -> None:
+        """Close the link; a server that still runs is discovered again."""
+        self._emit(Unlink(peer, reason))

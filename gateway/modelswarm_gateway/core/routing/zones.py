@@ -1,38 +1,44 @@
-"""How far failure domains are from each other: a guess from what this gateway measures to each of them.
+"""Delays between failure domains (zones), estimated from this gateway's round trips to the servers of each.
 
-Used by `pricing.py`. Servers do not tell what lies between them; the difference of two round trips of ours is the least
-it can be, and defaults are right about what matters: the same zone is near, another is not.
+Used by `cost_model.py`. Servers do not measure the delays between themselves. The difference of two of our round trips
+is a lower bound, and the defaults rank zones correctly: the same zone is near, another one is not. Knows no servers.
 """
 
 from __future__ import annotations
 
-SAME_ZONE_MS = 0.5  # between two servers of one zone
-UNKNOWN_ZONE_MS = 0.5  # where one does not say its zone
-OTHER_ZONE_MS = 2.0  # at least, between two zones
-MIN_CHANGE_MS = 0.5  # smaller changes are not worth new costs
+# Delay in ms between two servers of one zone.
+SAME_ZONE_MS = 0.5
+# Delay in ms if one of the two servers declares no zone.
+UNKNOWN_ZONE_MS = 0.5
+# Least delay in ms between servers of two zones.
+OTHER_ZONE_MS = 2.0
+# Smallest change of a zone's round trip, in ms, that is reported: costs need not follow smaller ones.
+MIN_CHANGE_MS = 0.5
+# Share of the difference by which a longer round trip raises the estimate.
+RISE = 0.02
 
 
 class ZoneDelays:
     def __init__(self) -> None:
         self._shortest: dict[str, float] = {}
         self._reported: dict[str, float] = {}
-        self.version = 0  # grows whenever a delay is another
+        self.version = 0  # grows whenever a delay changes
 
     def record_round_trip(self, zone: str, ms: float) -> None:
-        """A round trip to a server there; the shortest of late count."""
+        """Take a round trip to a server of `zone`; the shortest of the recent ones count."""
         known = self._shortest.get(zone)
-        near = ms if known is None or ms < known else known + 0.02 * (ms - known)
-        self._shortest[zone] = near
-        if zone not in self._reported or abs(near - self._reported[zone]) >= MIN_CHANGE_MS:
-            self._reported[zone] = near
+        shortest = ms if known is None or ms < known else known + RISE * (ms - known)
+        self._shortest[zone] = shortest
+        if zone not in self._reported or abs(shortest - self._reported[zone]) >= MIN_CHANGE_MS:
+            self._reported[zone] = shortest
             self.version += 1
 
     def nearest_ms(self, zone: str) -> float:
-        """Round trip to the nearest server of the zone; 0 as long as nothing was heard."""
+        """Return the round trip to the nearest server of the zone; 0 before the first measurement."""
         return self._reported.get(zone, 0.0)
 
     def delay_ms(self, one: str, other: str) -> float:
-        """Between a server of one zone and one of the other."""
+        """Return the delay between a server of one zone and a server of the other."""
         if not one or not other:
             return UNKNOWN_ZONE_MS
         if one == other:

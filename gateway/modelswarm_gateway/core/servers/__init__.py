@@ -1,1 +1,1 @@
-"""What the gateway knows of each block server."""
+"""State of each server: health, step times, blocks, drain causes, link failures, variant."""

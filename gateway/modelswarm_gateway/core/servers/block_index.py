@@ -1,7 +1,7 @@
-"""The servers of one kind that are linked, by the blocks they hold; kept as they come and go, so that no question walks
-over all of them.
+"""The connected servers of one variant, indexed by the blocks they hold.
 
-Kept by `server_registry.py`. Knows what servers said of themselves when they were linked, and nothing of how they do.
+Kept by `server_registry.py` as servers connect and disconnect, so that no query walks over all of them. Knows their
+Hellos, and nothing of their health.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from modelswarm_gateway.core.servers.server import Server
 
 class BlockIndex:
     def __init__(self, n_blocks: int) -> None:
-        self.servers: dict[PeerId, Server] = {}  # in the order in which they came
+        self.servers: dict[PeerId, Server] = {}  # in order of arrival
         self._holders: list[dict[PeerId, Server]] = [{} for _ in range(n_blocks)]
-        self._lengths: list[Counter[int]] = [Counter() for _ in range(n_blocks)]  # of holders
+        self._lengths: list[Counter[int]] = [
+            Counter() for _ in range(n_blocks)
+        ]  # max_length of the holders
         self._spans: dict[tuple[int, int], dict[PeerId, Server]] = {}
-        self._max_length: int | None = None  # as long as nobody comes or goes
+        self._max_length: int | None = None  # cached until a server is added or removed
 
     def add(self, server: Server) -> None:
-        """One that is not in it."""
+        """Add a server that is not in the index."""
         hello = server.hello
         self.servers[hello.peer] = server
         self._spans.setdefault((hello.first, hello.last), {})[hello.peer] = server
@@ -51,7 +53,7 @@ class BlockIndex:
 
     @property
     def max_length(self) -> int:
-        """The longest session that some route over these servers can hold; without a route, what all could hold."""
+        """The greatest session length some route can hold; without a route, the length every server can hold."""
         if self._max_length is None:
             if self.is_complete:
                 self._max_length = min(max(lengths) for lengths in self._lengths)
@@ -61,7 +63,7 @@ class BlockIndex:
         return self._max_length
 
     def uncovered(self, without: Collection[PeerId]) -> list[int]:
-        """Blocks that nobody holds but for those `without`."""
+        """Return the blocks that no server holds, those `without` not counted."""
         return [
             block
             for block, holders in enumerate(self._holders)
@@ -69,7 +71,7 @@ class BlockIndex:
         ]
 
     def sole_blocks(self, server: Server, counts: Callable[[Server], bool]) -> list[int]:
-        """Blocks of a server that no other holds; `counts` says which others do."""
+        """Return the blocks of a server that no other server holds for which `counts` is true."""
         return [
             block
             for block in range(server.hello.first, server.hello.last)
@@ -79,5 +81,5 @@ class BlockIndex:
         ]
 
     def replicas_of(self, server: Server) -> Collection[Server]:
-        """Those that hold the same blocks, itself among them."""
+        """Return the servers that hold the same blocks, itself included."""
         return self._spans[server.hello.first, server.hello.last].values()

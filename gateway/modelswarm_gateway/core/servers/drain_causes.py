@@ -1,6 +1,7 @@
-"""Servers that sessions are moved away from, and why: each until its last cause is taken back.
+"""The servers that sessions are migrated away from, with the causes: drained until the last cause is removed.
 
-Kept by `server_registry.py`, acted on by `moves.py`. They are remembered while their links are down: they may come back.
+The part `registry.drains` of the server registry; `migrations.py` acts on it. Remembered while links are down: the
+servers may reconnect. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -9,20 +10,22 @@ from collections.abc import Collection
 
 from modelswarm.protocol.identity import PeerId
 
-STOPPING = "stopping"  # the cause of a server that says itself that it is about to end
-MAX_SERVERS = 1024  # servers that are remembered, those that are gone included
+# The cause of a server that has announced that it is about to stop.
+STOPPING = "stopping"
+# Number of servers that are remembered, disconnected ones included.
+MAX_SERVERS = 1024
 
 
 class DrainCauses:
     def __init__(self) -> None:
-        self._causes: dict[PeerId, list[str]] = {}  # in the order that they came in
+        self._causes: dict[PeerId, list[str]] = {}  # in order of arrival
 
     @property
     def peers(self) -> Collection[PeerId]:
         return self._causes.keys()
 
     def first_cause(self, peer: PeerId) -> str:
-        """The cause that came first; "": it is not to be left."""
+        """Return the oldest cause; "" if the server is not drained."""
         return next(iter(self._causes.get(peer, ())), "")
 
     def add_cause(self, peer: PeerId, cause: str) -> None:
@@ -33,7 +36,7 @@ class DrainCauses:
             del self._causes[next(iter(self._causes))]
 
     def remove_cause(self, peer: PeerId, cause: str) -> bool:
-        """Whether that was the last cause."""
+        """Remove a cause. True if it was the last one."""
         causes = self._causes.get(peer, [])
         if cause not in causes:
             return False

@@ -1,6 +1,7 @@
-"""Pairs of living servers that keep losing the link between them (R5).
+"""Failures of the link between two servers that both run (R5, faults between servers).
 
-Kept by `server_registry.py`; repairs and moves plan around the bad ones. A pair is forgotten after a while without failures.
+The part `registry.links` of the server registry; recovery and migration plan around unreliable links. A failure is
+forgotten after a while. Knows no routes.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import PeerId
 
-MIN_FAILURES = 2  # failures, as seen from one end
+# Number of failures, counted from one end, from which a link is unreliable.
+MIN_FAILURES = 2
 
 
 @dataclass(slots=True)
 class _Failures:
-    seen: set[tuple[PeerId, int]] = field(default_factory=set)  # reporter, generation of its link
+    seen: set[tuple[PeerId, int]] = field(default_factory=set)  # reporter, generation of the link
     last_at: float = 0.0
 
 
 class LinkFailures:
     def __init__(self, seconds: float) -> None:
-        """`seconds` after its last failure a pair is as good as any."""
+        """`seconds`: time after the last failure of a link from which its failures no longer count."""
         self._seconds = seconds
         self._failures: dict[frozenset[PeerId], _Failures] = {}
 
     def record_failure(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
-        """A link broke or swallowed something; each generation of it counts once."""
+        """Count a link that broke or lost messages; each generation of a link counts once."""
         pair = self._failures.setdefault(frozenset((reporter, peer)), _Failures(last_at=now))
         if now - pair.last_at > self._seconds:
             pair.seen.clear()
@@ -34,7 +36,7 @@ class LinkFailures:
         pair.seen.add((reporter, generation))
 
     def unreliable(self, now: float) -> dict[frozenset[PeerId], int]:
-        """Those to avoid, with how often each failed as seen from one end."""
+        """Return the pairs of servers to avoid, with the number of failures counted from one end."""
         for names, pair in list(self._failures.items()):
             if now - pair.last_at > self._seconds:
                 del self._failures[names]

@@ -1,7 +1,7 @@
-"""One server as this gateway knows it: who it says it is, its last beat, what was placed on it since; and what that
-makes a hop there cost.
+"""One server as this gateway sees it: its Hello, its last heartbeat, the load placed since, and its cost inputs.
 
-Kept by `server_registry.py`, read by `pricing.py`. Pure; knows no other servers: what is usual among them is told.
+Kept by `server_registry.py`, read by `cost_model.py`. Pure. Knows no other servers: the median block time among them is
+a parameter.
 """
 
 from __future__ import annotations
@@ -17,55 +17,69 @@ from modelswarm.protocol.messages import Heartbeat, Hello
 
 Floats = npt.NDArray[np.float64]
 
-DEFAULT_BLOCK_MS = 1.0  # of a block, as long as no server has run a step
-HOP_OVERHEAD_MS = 0.5  # what a hop costs an idle server besides its blocks
-SESSIONS_PER_STEP = 2.0  # so many sessions more make a server seem as slow again
-ROWS_PER_SESSION = 512  # rows to prefill or replay that weigh like one session more
-IDLE_DECAY_SECONDS = 10.0  # what an idle server said of its last steps fades into what is usual
-RTT_NOISE_MS = 1.0  # differences of round trips below this mean nothing
-MIN_KV_WAIT_MS = 2_500.0  # least wait for KV that is not free
-FULL_KV_WAIT_MS = 10_000.0  # ... and for as many pages as a server has
-RECOVERY_RESERVE = 0.1  # of a server's pages (R12)
-MAX_SPEEDUP = 20.0  # times faster than usual: nobody is believed to be more
-MAX_PLAUSIBLE_MS = 1e6  # that a server is believed to take for anything
-MAX_RUNNING = 1_000_000  # sessions
+# Time in ms of a block, as long as no server has run a step.
+DEFAULT_BLOCK_MS = 1.0
+# Time in ms that a hop costs an idle server besides its blocks.
+HOP_OVERHEAD_MS = 0.5
+# Each additional SESSIONS_PER_STEP sessions lengthen the assumed step time by that of an idle server.
+SESSIONS_PER_STEP = 2.0
+# Number of rows to prefill or replay that count as one more session.
+ROWS_PER_SESSION = 512
+# Time constant in seconds with which the step time of an idle server fades into the median.
+IDLE_DECAY_SECONDS = 10.0
+# Difference of round trips in ms below which two servers count as equally near.
+RTT_NOISE_MS = 1.0
+# Share of the difference by which a longer round trip raises the estimate.
+RTT_RISE = 0.02
+# Least predicted wait in ms for KV that is not free.
+MIN_KV_WAIT_MS = 2_500.0
+# Additional predicted wait in ms for as many pages as the server has.
+FULL_KV_WAIT_MS = 10_000.0
+# Share of a server's pages that is reserved for recovery (R12, admission).
+RECOVERY_RESERVE = 0.1
+# Greatest accepted ratio of the median block time to a server's own.
+MAX_SPEEDUP = 20.0
+# Greatest accepted time in ms in a heartbeat.
+MAX_PLAUSIBLE_MS = 1e6
+# Greatest accepted number of running sessions in a heartbeat.
+MAX_RUNNING = 1_000_000
 
 
 @dataclass(slots=True)
 class Server:
     hello: Hello
     heartbeat: Heartbeat | None = None
-    other_sessions: int = 0  # sessions of other gateways, when it beat last
-    draining: bool = False  # to be left: only if nobody else holds a block
-    stepped_at: float = -math.inf  # when a beat last told of steps
-    placed_load: float = 0.0  # load that this gateway has put there since the last beat
-    reserved_pages: int = 0  # pages of it
-    rtt_ms: float | None = None  # shortest round trip seen lately
-    failed_at: float = -math.inf  # a step failed there
+    other_sessions: int = 0  # sessions of other gateways, at the last heartbeat
+    draining: bool = False  # gets new hops only for blocks that no other server holds
+    stepped_at: float = -math.inf  # time of the last heartbeat with steps
+    placed_load: float = 0.0  # load that this gateway has placed there since the last heartbeat
+    reserved_pages: int = 0  # KV pages of that load
+    rtt_ms: float | None = None  # shortest recent round trip
+    failed_at: float = -math.inf  # time of the last failed step
 
     @property
     def address(self) -> Address:
         return Address(self.hello.peer, self.hello.target)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
-        """What was placed before it was sent is in it, but for what is still on its way."""
+        """Take a heartbeat. It includes the load placed before it was sent, except hops that were still in flight."""
         if heartbeat.running or self.heartbeat is None or heartbeat.steps != self.heartbeat.steps:
             self.stepped_at = now
         self.heartbeat = heartbeat
         self.placed_load, self.reserved_pages = 0.0, 0
 
     def reserve(self, positions: int, rows: int) -> None:
-        """A hop of ours is made there: KV for `positions`, and `rows` to run before it is at rest."""
+        """Add a hop of this gateway: KV for `positions`, and `rows` to run before it is quiescent."""
         self.placed_load += 1 + rows / ROWS_PER_SESSION
         self.reserved_pages += pages_for(positions, self.hello.page_size)
 
     def record_round_trip(self, seconds: float) -> None:
-        """A round trip took so long; others waited for a step there, so short ones count."""
+        """Take a round trip. Long ones may have waited for a step of the server, so the short ones count."""
         took = 1000 * seconds
         known = self.rtt_ms
-        self.rtt_ms = took if known is None or took < known else known + 0.02 * (took - known)
+        self.rtt_ms = took if known is None or took < known else known + RTT_RISE * (took - known)
 
-    # ---- what it costs, before health
+    # ---- cost inputs, before health
 
     @property
     def measured_block_ms(self) -> float | None:
@@ -74,7 +88,7 @@ class Server:
         return self.heartbeat.step_ms / (self.hello.last - self.hello.first)
 
     def block_ms(self, median_ms: float, now: float) -> float:
-        """One block of one step, as busy as the server is now."""
+        """Return the time of one block of one step at the present load."""
         measured = self.measured_block_ms
         base = median_ms
         if measured is not None:
@@ -89,14 +103,18 @@ class Server:
 
     @property
     def load(self) -> float:
-        """Sessions in a turn there, of all gateways."""
+        """Sessions of all gateways that have a turn there."""
         running = self.heartbeat.running if self.heartbeat is not None else 0
         return max(0.0, running + self.placed_load)
 
     @property
     def queue_ms(self) -> float:
-        """Rows that wait for more than the step they cannot join."""
-        return 0.0 if self.heartbeat is None else max(0.0, self.heartbeat.oldest_ready_ms - self.heartbeat.step_ms)
+        """Time that the oldest row waits beyond the step it cannot join."""
+        return (
+            0.0
+            if self.heartbeat is None
+            else max(0.0, self.heartbeat.oldest_ready_ms - self.heartbeat.step_ms)
+        )
 
     @property
     def free_pages(self) -> float:
@@ -105,15 +123,19 @@ class Server:
         return float(self.heartbeat.free_pages - self.reserved_pages)
 
     def predicted_wait_ms(self, positions: int, for_recovery: bool) -> float:
-        """Predicted wait for the KV of so many more positions."""
+        """Return the predicted wait for the KV of so many more positions."""
         free, total, page = self.free_pages, self.hello.total_pages, self.hello.page_size
         columns = (np.array([float(each)]) for each in (free, total, page))
         return float(kv_wait_ms(positions, for_recovery, *columns)[0])
 
 
-def kv_wait_ms(positions: int, for_recovery: bool, free: Floats, total: Floats, page: Floats) -> Floats:
-    """Predicted wait for the KV of so many more positions, by server: of those with so many pages, so many of them
-    free, of so many positions each."""
+def kv_wait_ms(
+    positions: int, for_recovery: bool, free: Floats, total: Floats, page: Floats
+) -> Floats:
+    """Return the predicted wait for the KV of so many more positions, by server.
+
+    Columns by server: `free` and `total` pages, and the positions of a `page`.
+    """
     usable = free if for_recovery else free - np.ceil(RECOVERY_RESERVE * total)
     wait = np.zeros(len(free))
     tight = np.flatnonzero((page * usable < positions) & (total > 0) & (page > 0))
@@ -128,13 +150,24 @@ def pages_for(positions: int, page_size: int) -> int:
 
 
 def sanitized(heartbeat: Heartbeat) -> Heartbeat:
-    """What can be reckoned with: one time that is no number, or endless, or negative would spoil every route over its
-    server's blocks, also those around it. Whoever says such things is taken to be as slow as can be."""
-    times = (heartbeat.step_ms, heartbeat.step_p99_ms, heartbeat.oldest_ready_ms, heartbeat.stepping_ms)
-    fair = all(0 <= each <= MAX_PLAUSIBLE_MS for each in times) and 0 <= heartbeat.busy_ms < math.inf
+    """Return the heartbeat with implausible values replaced by the worst accepted ones.
+
+    One NaN, infinite or negative time would spoil the cost of every route over the server's blocks, also around it.
+    """
+    times = (
+        heartbeat.step_ms,
+        heartbeat.step_p99_ms,
+        heartbeat.oldest_ready_ms,
+        heartbeat.stepping_ms,
+    )
+    fair = (
+        all(0 <= each <= MAX_PLAUSIBLE_MS for each in times) and 0 <= heartbeat.busy_ms < math.inf
+    )
     if fair and heartbeat.running <= MAX_RUNNING:
         return heartbeat
-    step, p99, oldest, stepping = (t if 0 <= t <= MAX_PLAUSIBLE_MS else MAX_PLAUSIBLE_MS for t in times)
+    step, p99, oldest, stepping = (
+        t if 0 <= t <= MAX_PLAUSIBLE_MS else MAX_PLAUSIBLE_MS for t in times
+    )
     return replace(
         heartbeat,
         step_ms=step,

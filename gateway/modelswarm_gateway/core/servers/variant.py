@@ -1,8 +1,8 @@
-"""Which servers of a model may stand in one route: those that hold the same weights and exchange the same rows.
+"""The variant of a model: servers of one variant hold the same weights and exchange the same rows.
 
-Two revisions, dtypes or depths of a model may be linked at once, in the middle of an upgrade or by mistake. A session
-runs on one kind of them for as long as a turn lasts: rows of another kind are other numbers, or no rows at all. Pure;
-used by `server_registry.py`, and by the node to see which greetings make sense.
+Two revisions, dtypes or depths of a model may be connected at once, during an upgrade or by mistake. A turn runs on one
+variant from beginning to end: rows of another variant are other numbers, or no rows at all. Pure; used by
+`server_registry.py`, and by the node to reject invalid Hellos. Knows no servers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from modelswarm.protocol.messages import Hello
 
+# Greatest accepted number of blocks of a model.
 MAX_BLOCKS = 4096
 
 
@@ -26,6 +27,6 @@ def variant_of(hello: Hello) -> ModelVariant:
 
 
 def is_valid(hello: Hello) -> bool:
-    """Whether a server that says this of itself can be planned with."""
-    spans = 0 <= hello.first < hello.last <= hello.n_blocks <= MAX_BLOCKS
-    return spans and hello.max_length > 0
+    """True if the declared span, depth and length fit together, so that routes can use the server."""
+    has_span = 0 <= hello.first < hello.last <= hello.n_blocks <= MAX_BLOCKS
+    return has_span and hello.max_length > 0

@@ -20,26 +20,26 @@ from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import Json, SwarmView
 from modelswarm_operator.reconcile.state.policy import Policy
 
-METRICS = 7001
-USER = 65532
-DRAIN_MARGIN = 5  # seconds of a pod's grace period that its server leaves for its own end
-HUB_CACHE = "/var/cache/huggingface"
-CLAIMS = "/mnt/modelswarm"
+METRICS_PORT = 7001
+USER_ID = 65532
+DRAIN_MARGIN_SECONDS = 5  # seconds of a pod's grace period that its server leaves for its own end
+HUB_CACHE_DIR = "/var/cache/huggingface"
+CLAIMS_DIR = "/mnt/modelswarm"
 CONTAINER = "server"
-ZONE = "topology.kubernetes.io/zone"
-WORDS = "/etc/modelswarm"  # the chat template, if the swarm brings one
-CHAT_TEMPLATE = "chat_template.jinja"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+TEMPLATE_DIR = "/etc/modelswarm"  # the chat template, if the swarm brings one
+TEMPLATE_FILE = "chat_template.jinja"
 INSPECT_SECONDS = 900  # an inspection reads headers only; a hub that hangs does not hold it
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class ManifestBuilder:
     """What all objects of one swarm have in common."""
 
     swarm: SwarmView
     policy: Policy
 
-    def meta(self, name: str, labels: dict[str, str] | None = None) -> Json:
+    def metadata(self, name: str, labels: dict[str, str] | None = None) -> Json:
         return {
             "name": name,
             "namespace": self.swarm.namespace,
@@ -79,15 +79,20 @@ def drain_seconds(spec: Spec) -> int:
 def server_drain_seconds(spec: Spec) -> float:
     """What a server may wait for its sessions; the rest of the grace period is for its end."""
     grace = drain_seconds(spec)
-    return max(grace - DRAIN_MARGIN, grace / 2)
+    return max(grace - DRAIN_MARGIN_SECONDS, grace / 2)
 
 
 def server_pod(
-    maker: Maker, spec: Spec, layout: Layout, slot: SlotKey, pool: Pool, incarnation: int
+    builder: ManifestBuilder,
+    spec: Spec,
+    layout: Layout,
+    slot: SlotKey,
+    pool: Pool,
+    incarnation: int,
 ) -> Json:
     """Before any patch."""
-    name = names.pod_name(maker.swarm.name, maker.swarm.uid, f"s{slot.span}", incarnation)
-    meta = maker.meta(name)
+    name = names.pod_name(builder.swarm.name, builder.swarm.uid, f"s{slot.span}", incarnation)
+    meta = builder.metadata(name)
     meta["labels"] |= {
         "app.kubernetes.io/component": names.SERVER,
         names.ROLE: names.SERVER,
@@ -97,19 +102,19 @@ def server_pod(
     }
     meta["annotations"] = {
         names.BLOCKS: layout.blocks[slot.span],
-        names.PLAN: layout.recipes[slot.span, pool.name],
+        names.TEMPLATE_HASH: layout.template_hashes[slot.span, pool.name],
         names.POOL: pool.name,
-        names.GENERATION: layout.generation,
+        names.MODEL_HASH: layout.model_hash,
         names.SLOT: str(slot),
         names.SERVED_NAME: layout.served_name,
         **_template_annotation(spec.model),
     }
     body = _pod_spec(
-        maker, spec.model, _server_container(maker, spec, layout, slot, name, incarnation)
+        builder, spec.model, _server_container(builder, spec, layout, slot, name, incarnation)
     )
     body |= {
         "hostname": name,
-        "subdomain": names.service_name(maker.swarm.name),
+        "subdomain": names.service_name(builder.swarm.name),
         "restartPolicy": "Always",
         "terminationGracePeriodSeconds": drain_seconds(spec),
         "topologySpreadConstraints": [
@@ -117,7 +122,7 @@ def server_pod(
                 "maxSkew": 1,
                 "topologyKey": pool.failure_domain_key,
                 "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": maker.selector(slot.span)},
+                "labelSelector": {"matchLabels": builder.selector(slot.span)},
             }
         ],
     }
@@ -131,7 +136,7 @@ def server_pod(
 
 
 def _server_container(
-    maker: Maker, spec: Spec, layout: Layout, slot: SlotKey, name: str, incarnation: int
+    builder: ManifestBuilder, spec: Spec, layout: Layout, slot: SlotKey, name: str, incarnation: int
 ) -> Json:
     span = layout.spans[slot.span]
     arguments = {
@@ -148,9 +153,9 @@ def _server_container(
         "--max-length": layout.max_length,
         "--hold-limit": f"{seconds_of(spec.sessions.hold_limit):g}",
         "--drain-timeout": f"{server_drain_seconds(spec):g}",
-        "--metrics": f"0.0.0.0:{METRICS}",
+        "--metrics": f"0.0.0.0:{METRICS_PORT}",
         "--zone": "$(NODE_ZONE)",
-        **words_flags(spec.model),
+        **tokenizer_flags(spec.model),
     }
     return {
         "name": CONTAINER,
@@ -158,13 +163,13 @@ def _server_container(
         "args": [text for flag, value in arguments.items() for text in (flag, str(value))],
         "ports": [
             {"name": LINKS, "containerPort": LINKS_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": METRICS, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
         # Loading may take long (a hub, a slow disk): until the first /live, only the start is watched.
         "startupProbe": _probe("/live", period=1, failures=3600),
         "livenessProbe": _probe("/live", period=10, failures=6),
         "readinessProbe": _probe("/ready", period=1, failures=3),
-        **_container(maker, spec.model),
+        **_container(builder, spec.model),
     }
 
 
@@ -177,15 +182,15 @@ def _probe(path: str, period: int, failures: int) -> Json:
     }
 
 
-def _container(maker: Maker, model: Model) -> Json:
+def _container(builder: ManifestBuilder, model: Model) -> Json:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         # Kubernetes 1.35 gives a pod this label of its node when it is placed; before, it is empty.
         {
             "name": "NODE_ZONE",
-            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE}']"}},
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE_LABEL}']"}},
         },
-        {"name": "HF_HOME", "value": HUB_CACHE},
+        {"name": "HF_HOME", "value": HUB_CACHE_DIR},
         {"name": "HOME", "value": "/tmp"},  # an emptyDir: the rest is read-only
     ]
     if (token := model.token_secret_ref) is not None:
@@ -193,17 +198,17 @@ def _container(maker: Maker, model: Model) -> Json:
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     mounts: list[Json] = [
         {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "hub-cache", "mountPath": HUB_CACHE},
+        {"name": "hub-cache", "mountPath": HUB_CACHE_DIR},
     ]
     mounts += [
-        {"name": _volume_of(claim), "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}
+        {"name": _claim_volume(claim), "mountPath": f"{CLAIMS_DIR}/{claim}", "readOnly": True}
         for claim in claims_of(model)
     ]
     if model.chat_template is not None:
-        mounts.append({"name": "words", "mountPath": WORDS, "readOnly": True})
+        mounts.append({"name": "words", "mountPath": TEMPLATE_DIR, "readOnly": True})
     return {
-        "image": maker.policy.server_image,
-        "imagePullPolicy": maker.policy.image_pull_policy,
+        "image": builder.policy.server_image,
+        "imagePullPolicy": builder.policy.image_pull_policy,
         "env": env,
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -215,25 +220,25 @@ def _container(maker: Maker, model: Model) -> Json:
     }
 
 
-def _pod_spec(maker: Maker, model: Model, container: Json) -> Json:
+def _pod_spec(builder: ManifestBuilder, model: Model, container: Json) -> Json:
     volumes: list[Json] = [
         {"name": "tmp", "emptyDir": {}},
         {"name": "hub-cache", "emptyDir": {}},
     ]
     for claim in claims_of(model):
         source = {"claimName": claim, "readOnly": True}
-        volumes.append({"name": _volume_of(claim), "persistentVolumeClaim": source})
+        volumes.append({"name": _claim_volume(claim), "persistentVolumeClaim": source})
     if model.chat_template is not None:
         field = {"fieldPath": f"metadata.annotations['{names.CHAT_TEMPLATE}']"}
-        items = [{"path": CHAT_TEMPLATE, "fieldRef": field}]
+        items = [{"path": TEMPLATE_FILE, "fieldRef": field}]
         volumes.append({"name": "words", "downwardAPI": {"items": items}})
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
@@ -241,10 +246,12 @@ def _pod_spec(maker: Maker, model: Model, container: Json) -> Json:
     }
 
 
-def words_flags(model: Model) -> dict[str, str]:
+def tokenizer_flags(model: Model) -> dict[str, str]:
     """What servers and inspections are told of a tokenizer and chat template that are not the model's own."""
     flags = {"--tokenizer": model.tokenizer} if model.tokenizer else {}
-    return flags | ({"--chat-template": f"{WORDS}/{CHAT_TEMPLATE}"} if model.chat_template else {})
+    return flags | (
+        {"--chat-template": f"{TEMPLATE_DIR}/{TEMPLATE_FILE}"} if model.chat_template else {}
+    )
 
 
 def _template_annotation(model: Model) -> dict[str, str]:
@@ -259,14 +266,16 @@ def claims_of(model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys(claim for claim in claims if claim))
 
 
-def _volume_of(claim: str) -> str:
+def _claim_volume(claim: str) -> str:
     return "claim-" + claim.replace(".", "-")[:57].rstrip("-")
 
 
-def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation: int) -> Json:
+def inspection_pod(
+    builder: ManifestBuilder, spec: Spec, address: str, key: str, incarnation: int
+) -> Json:
     """Sees the same weights, token and volumes as a server, on the first pool's machines; ends by itself."""
-    name = names.pod_name(maker.swarm.name, maker.swarm.uid, names.INSPECT, incarnation)
-    meta = maker.meta(name)
+    name = names.pod_name(builder.swarm.name, builder.swarm.uid, names.INSPECT, incarnation)
+    meta = builder.metadata(name)
     meta["labels"] |= {
         "app.kubernetes.io/component": names.INSPECT,
         names.ROLE: names.INSPECT,
@@ -274,19 +283,19 @@ def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation
         names.INCARNATION: str(incarnation),
     }
     meta["annotations"] = {
-        names.PLAN: key,
+        names.TEMPLATE_HASH: key,
         names.SLOT: names.INSPECT_SLOT,
         **_template_annotation(spec.model),
     }
-    words = [text for flag in words_flags(spec.model).items() for text in flag]
+    words = [text for flag in tokenizer_flags(spec.model).items() for text in flag]
     container = {
         "name": CONTAINER,
         "command": ["modelswarm-inspect"],
         "args": ["--model", address, *words, "--output", "/dev/termination-log"],
         "resources": {},
-        **_container(maker, spec.model),
+        **_container(builder, spec.model),
     }
-    body = _pod_spec(maker, spec.model, container)
+    body = _pod_spec(builder, spec.model, container)
     body |= {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
@@ -295,26 +304,26 @@ def inspection_pod(maker: Maker, spec: Spec, address: str, key: str, incarnation
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
 
 
-def service(maker: Maker) -> Json:
+def service(builder: ManifestBuilder) -> Json:
     """Headless, with servers that are not ready too: they find each other before they serve."""
     ports: list[dict[str, Any]] = [
         {"name": LINKS, "port": LINKS_PORT, "targetPort": LINKS, "protocol": "TCP"},
-        {"name": "metrics", "port": METRICS, "targetPort": "metrics", "protocol": "TCP"},
+        {"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics", "protocol": "TCP"},
     ]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": maker.meta(names.service_name(maker.swarm.name)),
+        "metadata": builder.metadata(names.service_name(builder.swarm.name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": maker.selector(),
+            "selector": builder.selector(),
             "ports": ports,
         },
     }
 
 
-def budget(maker: Maker, span: int, replicas: int) -> Json:
+def disruption_budget(builder: ManifestBuilder, span: int, replicas: int) -> Json:
     """All of a span: an eviction waits until the operator has put a server more beside the one that goes.
 
     An integer, as pods without a controller that Kubernetes knows allow nothing else. Pods that are not ready are
@@ -323,10 +332,12 @@ def budget(maker: Maker, span: int, replicas: int) -> Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": maker.meta(names.budget_name(maker.swarm.name, span), {names.SPAN: str(span)}),
+        "metadata": builder.metadata(
+            names.budget_name(builder.swarm.name, span), {names.SPAN: str(span)}
+        ),
         "spec": {
             "minAvailable": replicas,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": maker.selector(span)},
+            "selector": {"matchLabels": builder.selector(span)},
         },
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelswarm_operator.reconcile.manifests import manifests
-from modelswarm_operator.reconcile.manifests.manifests import Maker
+from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder
 from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, Json
 from modelswarm_operator.reconcile.state.turn import Turn
 
@@ -17,41 +17,45 @@ _SERVICE, _BUDGET = "Service", "PodDisruptionBudget"
 
 
 def child_actions(
-    maker: Maker,
+    builder: ManifestBuilder,
     stored: Mapping[tuple[str, str], Json],
     refused: Mapping[str, str],
-    ledger: Turn,
+    turn: Turn,
     spans: int,
     replicas: int,
 ) -> list[ApplyChild | DeleteChild]:
     """A suspended swarm keeps its Service; budgets that would block every drain it does not."""
-    wanted = [manifests.service(maker)]
+    wanted = [manifests.service(builder)]
     if replicas > 0:
-        wanted += [manifests.budget(maker, span, replicas) for span in range(spans)]
+        wanted += [manifests.disruption_budget(builder, span, replicas) for span in range(spans)]
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in wanted}
     actions: list[ApplyChild | DeleteChild] = []
     for (kind, name), manifest in by_name.items():
         what = f"{kind}/{name}"
-        if _is_right(stored.get((kind, name)), manifest):
-            ledger.slots.pop(what, None)
-        elif ledger.is_due(what):
+        if _is_up_to_date(stored.get((kind, name)), manifest):
+            turn.slots.pop(what, None)
+        elif turn.is_due(what):
             if why := refused.get(what):
-                ledger.record_rejection(what, why)
+                turn.record_rejection(what, why)
             actions.append(ApplyChild(manifest))
     for (kind, name), child in stored.items():
-        if (kind, name) not in by_name and kind in (_SERVICE, _BUDGET) and not _leaving(child):
+        if (
+            (kind, name) not in by_name
+            and kind in (_SERVICE, _BUDGET)
+            and not _is_terminating(child)
+        ):
             actions.append(DeleteChild(kind, name, child["metadata"]["uid"]))
-    for what in [what for what in ledger.slots if "/" in what]:
+    for what in [what for what in turn.slots if "/" in what]:
         if tuple(what.split("/", 1)) not in by_name:
-            ledger.slots.pop(what)
+            turn.slots.pop(what)
     return actions
 
 
-def _is_right(stored: Json | None, manifest: Json) -> bool:
-    return stored is not None and (_leaving(stored) or covers(stored, manifest))
+def _is_up_to_date(stored: Json | None, manifest: Json) -> bool:
+    return stored is not None and (_is_terminating(stored) or covers(stored, manifest))
 
 
-def _leaving(child: Json) -> bool:
+def _is_terminating(child: Json) -> bool:
     return child["metadata"].get("deletionTimestamp") is not None
 
 
@@ -59,7 +63,8 @@ def covers(stored: Any, wanted: Any) -> bool:
     """Whether everything of `wanted` is in `stored`; selectors and lists must not hold more."""
     if isinstance(wanted, Mapping):
         return isinstance(stored, Mapping) and all(
-            key in stored and _part(key, stored[key], value) for key, value in wanted.items()
+            key in stored and _covers_field(key, stored[key], value)
+            for key, value in wanted.items()
         )
     if isinstance(wanted, list):
         return (
@@ -70,7 +75,7 @@ def covers(stored: Any, wanted: Any) -> bool:
     return bool(stored == wanted)
 
 
-def _part(key: str, stored: Any, wanted: Any) -> bool:
+def _covers_field(key: str, stored: Any, wanted: Any) -> bool:
     exact = key in ("selector", "matchLabels")
     if exact and isinstance(stored, Mapping) and set(stored) != set(wanted):
         return False

@@ -9,29 +9,35 @@ from __future__ import annotations
 from collections import Counter
 
 from modelswarm.resources.spec import Pool, Spec
-from modelswarm_operator.reconcile.manifests.manifests import Maker, server_pod
-from modelswarm_operator.reconcile.manifests.pod_template import patched, patches_of
+from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder, server_pod
+from modelswarm_operator.reconcile.manifests.pod_template import apply_patches, patches_of
 from modelswarm_operator.reconcile.model.span_plan import Layout
 from modelswarm_operator.reconcile.pods.inventory import PodInventory
 from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import Json
 
 
-class PodMaker:
-    def __init__(self, maker: Maker, spec: Spec, layout: Layout, fleet: PodInventory) -> None:
-        self._maker, self._spec, self._layout = maker, spec, layout
+class PodBuilder:
+    def __init__(
+        self, builder: ManifestBuilder, spec: Spec, layout: Layout, inventory: PodInventory
+    ) -> None:
+        self._builder, self._spec, self._layout = builder, spec, layout
         self._used: Counter[tuple[int, str]] = Counter(
-            (server.slot.span, server.pool) for server in fleet.servers if server.is_alive
+            (server.slot.span, server.pool) for server in inventory.servers if server.is_alive
         )
         self._full = {
-            server.pool for server in fleet.servers if server.is_alive and server.pod.unschedulable
+            server.pool
+            for server in inventory.servers
+            if server.is_alive and server.pod.unschedulable
         }
 
     def __call__(self, slot: SlotKey, incarnation: int) -> Json:
         pool = self._pool(slot)
         self._used[slot.span, pool.name] += 1
-        pod = server_pod(self._maker, self._spec, self._layout, slot, pool, incarnation)
-        return patched(pod, patches_of(self._spec, pool, self._maker.policy.pod_template))[0]
+        pod = server_pod(self._builder, self._spec, self._layout, slot, pool, incarnation)
+        return apply_patches(pod, patches_of(self._spec, pool, self._builder.policy.pod_template))[
+            0
+        ]
 
     def _pool(self, slot: SlotKey) -> Pool:
         pools = self._layout.pools
@@ -42,13 +48,13 @@ class PodMaker:
         )
 
 
-def reserved_fields(maker: Maker, spec: Spec, layout: Layout) -> list[str]:
+def reserved_fields(builder: ManifestBuilder, spec: Spec, layout: Layout) -> list[str]:
     """What the patches of pools may not change, found by laying them over a pod that is not used. UserError when one
     fits no pod at all."""
     ignored: list[str] = []
     for pool in layout.pools:
-        patches = patches_of(spec, pool, maker.policy.pod_template)
+        patches = patches_of(spec, pool, builder.policy.pod_template)
         if any(patch for _, patch in patches):
-            pod = server_pod(maker, spec, layout, SlotKey(0, 0), pool, 1)
-            ignored += patched(pod, patches)[1]
+            pod = server_pod(builder, spec, layout, SlotKey(0, 0), pool, 1)
+            ignored += apply_patches(pod, patches)[1]
     return list(dict.fromkeys(ignored))

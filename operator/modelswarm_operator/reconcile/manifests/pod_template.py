@@ -13,7 +13,7 @@ from modelswarm.errors import UserError
 from modelswarm.resources.labels import LINKS
 from modelswarm.resources.spec import Pool, Spec
 from modelswarm_operator.reconcile.manifests.manifests import CONTAINER
-from modelswarm_operator.reconcile.manifests.strategic_merge import merge
+from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json
 
@@ -30,18 +30,20 @@ _SPEC = (
 _CONTAINER = ("command", "args", "terminationMessagePath", "terminationMessagePolicy")
 _ENV = ("POD_IP", "NODE_ZONE")
 _PORTS = (LINKS, "metrics")
-_OURS = (f"{names.DOMAIN}/", "app.kubernetes.io/")
+_RESERVED_PREFIXES = (f"{names.DOMAIN}/", "app.kubernetes.io/")
 
 
-def patched(pod: Json, patches: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Json, list[str]]:
+def apply_patches(
+    pod: Json, patches: Iterable[tuple[str, Mapping[str, Any]]]
+) -> tuple[Json, list[str]]:
     """The pod with every patch over it, and the fields of the patches that were put back, each as `where: field`."""
     ignored: list[str] = []
     result = pod
     for where, patch in patches:
         if patch:
-            merged = merge(result, patch, where)
+            merged = merge_pod(result, patch, where)
             _check_shape(merged, where)
-            ignored.extend(f"{where}: {field}" for field in _put_back(merged, pod))
+            ignored.extend(f"{where}: {field}" for field in _restore_reserved(merged, pod))
             result = merged
     return result, ignored
 
@@ -75,7 +77,7 @@ def patches_of(spec: Spec, pool: Pool, cluster_wide: Mapping[str, Any]) -> list[
     ]
 
 
-def _put_back(merged: Json, pod: Json) -> list[str]:
+def _restore_reserved(merged: Json, pod: Json) -> list[str]:
     """Changes `merged` (a copy of our own) back to what is the operator's; says what that was."""
     fields: list[str] = []
     merged["metadata"], merged["spec"] = dict(merged["metadata"]), dict(merged["spec"])
@@ -83,15 +85,18 @@ def _put_back(merged: Json, pod: Json) -> list[str]:
         fields += [f"{part}.{key}" for key in _restore(merged[part], pod[part], keys)]
     for part in ("labels", "annotations"):
         mine, theirs = pod["metadata"].get(part, {}), dict(merged["metadata"].get(part) or {})
-        both = [*mine, *(key for key in theirs if key.startswith(_OURS) and key not in mine)]
+        both = [
+            *mine,
+            *(key for key in theirs if key.startswith(_RESERVED_PREFIXES) and key not in mine),
+        ]
         fields += [f"metadata.{part}[{key}]" for key in _restore(theirs, mine, both)]
         merged["metadata"][part] = theirs
     for key in ("apiVersion", "kind"):
         merged[key] = pod[key]
-    return fields + _put_back_container(merged["spec"], pod["spec"])
+    return fields + _restore_container(merged["spec"], pod["spec"])
 
 
-def _put_back_container(spec: Json, ours: Json) -> list[str]:
+def _restore_container(spec: Json, ours: Json) -> list[str]:
     original = ours["containers"][0]
     containers = [dict(one) for one in spec.get("containers") or []]
     found = next((one for one in containers if one.get("name") == CONTAINER), None)
@@ -128,11 +133,14 @@ def _restore_named(target: Json, source: Json, part: str, keys: Iterable[str]) -
     ]
     if changed:
         ours = [mine[name] for name in changed]
-        target[part] = [*ours, *(item for item in theirs if not any(map(_same(item), ours)))]
+        target[part] = [
+            *ours,
+            *(item for item in theirs if not any(map(_same_name_or_port(item), ours))),
+        ]
     return changed
 
 
-def _same(item: Json) -> Callable[[Json], bool]:
+def _same_name_or_port(item: Json) -> Callable[[Json], bool]:
     """Whether another entry has its name or its port."""
     return lambda other: any(
         key in item and item[key] == other.get(key) for key in ("name", "containerPort")

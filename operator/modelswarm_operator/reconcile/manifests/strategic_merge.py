@@ -45,56 +45,56 @@ _RETAIN_KEYS = "$retainKeys"
 Object = Mapping[str, Any]
 
 
-def merge(base: Object, patch: Object, where: str) -> dict[str, Any]:
+def merge_pod(base: Object, patch: Object, where: str) -> dict[str, Any]:
     """`base` with `patch` over it. `where` is what an error calls the patch. UserError when it fits no Pod."""
-    merged: dict[str, Any] = _object(base, patch, "", where)
+    merged: dict[str, Any] = _merge_object(base, patch, "", where)
     return merged
 
 
-def _object(base: Object, patch: Object, path: str, where: str) -> dict[str, Any]:
+def _merge_object(base: Object, patch: Object, path: str, where: str) -> dict[str, Any]:
     directive = patch.get(_DIRECTIVE)
     if directive == "delete":
         return {}
     if directive == "replace":
-        return dict(_plain(patch))
+        return dict(_strip_directives(patch))
     if directive not in (None, "merge"):
         raise UserError(
             where, f"$patch: {directive!r} is not allowed; allowed: merge, replace, delete"
         )
-    merged = dict(_retained(base, patch, where))
+    merged = dict(_retain_keys(base, patch, where))
     for key, value in patch.items():
         if key in (_DIRECTIVE, _RETAIN_KEYS) or key.startswith(_ORDER):
             continue
         if key.startswith(_DELETE_VALUES):
-            _remove(merged, key.removeprefix(_DELETE_VALUES), value, where)
+            _delete_values(merged, key.removeprefix(_DELETE_VALUES), value, where)
         elif value is None:
             merged.pop(key, None)
         else:
             here = f"{path}.{key}" if path else key
-            merged[key] = _value(merged.get(key), value, path, key, here, where)
+            merged[key] = _merge_value(merged.get(key), value, path, key, here, where)
     return merged
 
 
-def _value(base: Any, value: Any, path: str, key: str, here: str, where: str) -> Any:
+def _merge_value(base: Any, value: Any, path: str, key: str, here: str, where: str) -> Any:
     if isinstance(base, dict) and isinstance(value, Mapping):
-        return _object(base, value, here, f"{where}.{key}")
+        return _merge_object(base, value, here, f"{where}.{key}")
     if isinstance(base, dict) or (isinstance(base, list) and not isinstance(value, list)):
         kind = "an object" if isinstance(base, dict) else "a list"
         raise UserError(f"{where}.{key}", f"must be {kind}")
     merge_key = MERGE_KEYS.get(path, {}).get(key)
     if merge_key is not None:
-        return _named(base or [], value, merge_key, here, f"{where}.{key}")
+        return _merge_named_list(base or [], value, merge_key, here, f"{where}.{key}")
     if here in _PRIMITIVE and isinstance(value, list):
         return [*(base or []), *(item for item in value if item not in (base or []))]
-    return _plain(value)
+    return _strip_directives(value)
 
 
-def _named(base: list[Any], patch: Any, key: str, path: str, where: str) -> list[Any]:
+def _merge_named_list(base: list[Any], patch: Any, key: str, path: str, where: str) -> list[Any]:
     if not isinstance(patch, list):
         raise UserError(where, "must be a list")
     if any(isinstance(item, Mapping) and item.get(_DIRECTIVE) == "replace" and key not in item
            for item in patch):  # fmt: skip
-        return [_plain(item) for item in patch
+        return [_strip_directives(item) for item in patch
                 if not isinstance(item, Mapping) or item.get(_DIRECTIVE) != "replace"]  # fmt: skip
     merged = [dict(item) for item in base]
     for index, item in enumerate(patch):
@@ -105,13 +105,13 @@ def _named(base: list[Any], patch: Any, key: str, path: str, where: str) -> list
         if item.get(_DIRECTIVE) == "delete":
             merged = [one for one in merged if one.get(key) != item[key]]
         elif found:
-            merged[merged.index(found[0])] = _object(found[0], item, path, at)
+            merged[merged.index(found[0])] = _merge_object(found[0], item, path, at)
         else:
-            merged.append(_object({}, item, path, at))
+            merged.append(_merge_object({}, item, path, at))
     return merged
 
 
-def _retained(base: Object, patch: Object, where: str) -> Object:
+def _retain_keys(base: Object, patch: Object, where: str) -> Object:
     keys = patch.get(_RETAIN_KEYS)
     if keys is None:
         return base
@@ -120,7 +120,7 @@ def _retained(base: Object, patch: Object, where: str) -> Object:
     return {key: value for key, value in base.items() if key in keys}
 
 
-def _remove(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
+def _delete_values(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
     if not isinstance(values, list):
         raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of values")
     if not isinstance(merged.get(key) or [], list):
@@ -128,14 +128,14 @@ def _remove(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
     merged[key] = [item for item in merged.get(key) or [] if item not in values]
 
 
-def _plain(value: Any) -> Any:
+def _strip_directives(value: Any) -> Any:
     """A copy without directives and nulls, as nothing is there to be deleted."""
     if isinstance(value, Mapping):
         return {
-            key: _plain(item)
+            key: _strip_directives(item)
             for key, item in value.items()
             if item is not None and not key.startswith("$")
         }
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_strip_directives(item) for item in value]
     return value

@@ -43,14 +43,14 @@ def _from_package(address: str, tokenizer: str | None) -> ModelStatus:
     return _status(address, tokenizer, json.dumps(facts_document(found.facts, found.revision)))
 
 
-def told_model(model: Model, words: str) -> ModelStatus:
+def parse_inspection(model: Model, message: str) -> ModelStatus:
     """From what an inspection wrote at its end. ModelSourceError when that is not what it should be."""
-    return _status(model.address, model.tokenizer, words)
+    return _status(model.address, model.tokenizer, message)
 
 
-def _status(address: str, tokenizer: str | None, words: str) -> ModelStatus:
+def _status(address: str, tokenizer: str | None, message: str) -> ModelStatus:
     try:
-        document = json.loads(words)
+        document = json.loads(message)
     except (ValueError, RecursionError):  # the latter: brackets in brackets
         document = None
     if not isinstance(document, dict):

@@ -29,9 +29,11 @@ class Layout:
     spans: tuple[PlannedSpan, ...]
     blocks: tuple[str, ...]  # "0:4", by span
     pools: tuple[Pool, ...]  # at least one
-    recipes: Mapping[tuple[int, str], str]  # (span, pool's name): hash of what the pod is made from
+    template_hashes: Mapping[
+        tuple[int, str], str
+    ]  # (span, pool's name): hash of what the pod is made from
     hash: str
-    generation: str  # of servers that can work together: the model, and how it is computed
+    model_hash: str  # of servers that can work together: the model, and how it is computed
     source: str
     served_name: str
     dtype: str
@@ -41,12 +43,12 @@ class Layout:
     def status(self) -> PlanStatus:
         return PlanStatus(hash=self.hash, spans=self.spans)
 
-    def is_current(self, span: int, pool: str, plan: str) -> bool:
+    def is_current(self, span: int, pool: str, template_hash: str) -> bool:
         """Whether a pod that was made by recipe `plan` is what its span and pool ask for today."""
-        return self.recipes.get((span, pool)) == plan
+        return self.template_hashes.get((span, pool)) == template_hash
 
 
-def lay_out(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None) -> Layout:
+def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None) -> Layout:
     """UserError when the spec and the model do not go together."""
     shared = _shared_input(name, spec, known)
     digest = _digest({**shared, "spans": _dump(spec.spans), "pools": [_dump(p) for p in spec.pools],
@@ -54,9 +56,9 @@ def lay_out(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None
     if stored is not None and stored.hash == digest and stored.spans:
         spans = stored.spans
     else:
-        spans = _planned(name, spec, known)
+        spans = _plan_spans(name, spec, known)
     pools = spec.pools or (DEFAULT_POOL,)
-    recipes = {
+    template_hashes = {
         (span.index, pool.name): _digest(
             {**shared, "first": span.first, "last": span.last, "pages": span.pages,
              "pool": _dump(pool)}
@@ -68,9 +70,9 @@ def lay_out(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None
         spans=spans,
         blocks=tuple(f"{span.first}:{span.last}" for span in spans),
         pools=pools,
-        recipes=recipes,
+        template_hashes=template_hashes,
         hash=digest,
-        generation=_digest({key: shared[key] for key in ("source", "served", "model")}),
+        model_hash=_digest({key: shared[key] for key in ("source", "served", "model")}),
         source=shared["source"],
         served_name=shared["served"],
         dtype=running_dtype(spec),
@@ -89,7 +91,7 @@ def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
     }
 
 
-def _planned(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan, ...]:
+def _plan_spans(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan, ...]:
     document = ModelSwarm.model_construct(
         api_version=API_VERSION, kind=KIND, metadata=Metadata.model_construct(name=name), spec=spec
     )

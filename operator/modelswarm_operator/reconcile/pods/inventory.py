@@ -42,7 +42,7 @@ class Server:
 
     @property
     def template_hash(self) -> str:
-        return self.pod.annotations.get(names.PLAN, "")
+        return self.pod.annotations.get(names.TEMPLATE_HASH, "")
 
     @property
     def pool(self) -> str:
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def model_hash(self) -> str:
-        return self.pod.annotations.get(names.GENERATION, "")
+        return self.pod.annotations.get(names.MODEL_HASH, "")
 
     @property
     def is_failed(self) -> bool:
@@ -63,12 +63,20 @@ class Server:
     @property
     def is_alive(self) -> bool:
         """Neither leaving nor failed nor on a node that will not come back."""
-        return not self.is_terminating and not self.is_failed and self.node_state is not NodeState.DELETED
+        return (
+            not self.is_terminating
+            and not self.is_failed
+            and self.node_state is not NodeState.DELETED
+        )
 
     @property
     def is_serving(self) -> bool:
         """Capacity: what sessions can be sent to now."""
-        return self.is_alive and self.pod.ready and self.node_state in (NodeState.READY, NodeState.DEPARTING)
+        return (
+            self.is_alive
+            and self.pod.ready
+            and self.node_state in (NodeState.READY, NodeState.DEPARTING)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +110,10 @@ class NodeHealth:
     def _find_mass_outage(self) -> tuple[int, int] | None:
         """Nodes that went down lately, of those that could have. What is down for long is no part of a blip."""
         nodes, policy = self._nodes or {}, self._policy
-        lately = self._now - policy.mass_patience
+        lately = self._now - policy.mass_outage_timeout
         up = sum(node.ready for node in nodes.values())
         down = sum(self._down_since(node) > lately for node in nodes.values() if not node.ready)
-        many = down >= policy.mass_count and down > policy.mass_fraction * (up + down)
+        many = down >= policy.mass_outage_count and down > policy.mass_outage_fraction * (up + down)
         return (down, up + down) if many else None
 
     def node_state_of(self, pod: PodView) -> NodeState:
@@ -120,10 +128,16 @@ class NodeHealth:
         if node.out_of_service:
             return NodeState.DELETED
         if not node.ready:
-            patience = self._policy.mass_patience if self.mass_outage else self._policy.not_ready_grace
+            patience = (
+                self._policy.mass_outage_timeout
+                if self.mass_outage
+                else self._policy.not_ready_grace
+            )
             # Who was placed there meanwhile has its own patience: or its successor is placed there, and the next one.
             since = max(self._down_since(node), placed)
-            return NodeState.UNREACHABLE if self._has_passed(since + patience) else NodeState.UNREADY
+            return (
+                NodeState.UNREACHABLE if self._has_passed(since + patience) else NodeState.UNREADY
+            )
         return NodeState.DEPARTING if node.departing else NodeState.READY
 
     def _down_since(self, node: NodeView) -> float:
@@ -134,7 +148,9 @@ class NodeHealth:
     def _has_passed(self, moment: float) -> bool:
         if self._now >= moment:
             return True
-        self.next_change_at = moment if self.next_change_at is None else min(self.next_change_at, moment)
+        self.next_change_at = (
+            moment if self.next_change_at is None else min(self.next_change_at, moment)
+        )
         return False
 
 
@@ -173,7 +189,11 @@ class _InventoryBuilder:
     unreachable: set[str] = field(default_factory=set)
 
     def classify(self, pod: PodView, node_state: NodeState) -> None:
-        incarnation, slot, role = incarnation_of_pod(pod), slot_of_pod(pod), pod.labels.get(names.ROLE)
+        incarnation, slot, role = (
+            incarnation_of_pod(pod),
+            slot_of_pod(pod),
+            pod.labels.get(names.ROLE),
+        )
         self.incarnations.add(incarnation)
         if node_state in (NodeState.UNREACHABLE, NodeState.DELETED):
             self.unreachable.add(pod.name)

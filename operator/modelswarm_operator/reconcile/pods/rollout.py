@@ -17,49 +17,49 @@ from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 
 
-def startable(spec: Spec, ranks: ServersBySlot, spans: int) -> int:
+def fillable_slots(spec: Spec, by_slot: ServersBySlot, spans: int) -> int:
     """Slots per span that may be filled now: all, or, while servers of an earlier plan serve, those that serve and
     `surge` more."""
-    if not any(server.is_serving for server in ranks.from_older_plan):
+    if not any(server.is_serving for server in by_slot.from_older_plan):
         return spec.replicas
     serving = [0] * spans
-    for key, servers in ranks.slots.items():
+    for key, servers in by_slot.slots.items():
         serving[key.span] += any(server.is_serving for server in servers)
     return min(spec.replicas, min(serving) + max(1, spec.rollout.surge))
 
 
-def to_renew(states: Sequence[SlotState], spec: Spec, ledger: Turn) -> set[SlotKey]:
+def slots_to_replace(states: Sequence[SlotState], spec: Spec, turn: Turn) -> set[SlotKey]:
     """Slots of one span whose pod of an older recipe gets a successor beside it. At most `surge` are on their way at
     once, counting every slot of the span that is not at rest: a recipe that fails stops the roll."""
-    waiting = [state for state in states if _untouched(state, ledger)]
-    busy = sum(not _at_rest(state) for state in states) - len(waiting)
+    waiting = [state for state in states if _is_outdated(state, turn)]
+    busy = sum(not _is_settled(state) for state in states) - len(waiting)
     room = max(1, spec.rollout.surge) - busy
-    if _in_place(spec) or room <= 0:
+    if _replaces_in_place(spec) or room <= 0:
         return set()
     return {state.key for state in waiting[:room]}
 
 
-def _in_place(spec: Spec) -> bool:
+def _replaces_in_place(spec: Spec) -> bool:
     """Without surge the old one goes first; the only server of a span never does."""
     return spec.rollout.surge == 0 and spec.replicas > 1
 
 
-def _at_rest(state: SlotState) -> bool:
+def _is_settled(state: SlotState) -> bool:
     return state.current is not None and not (state.outdated or state.departing or state.extra)
 
 
-def _is_waiting(state: SlotState) -> bool:
+def _is_unschedulable(state: SlotState) -> bool:
     """Its next pod finds no node."""
     return state.candidate is not None and bool(state.candidate.pod.unschedulable)
 
 
-def _is_refused(state: SlotState, ledger: Turn) -> bool:
+def _is_rejected(state: SlotState, turn: Turn) -> bool:
     """Its next pod is not taken by the API server (a quota that is used up)."""
-    words = ledger.history_of(str(state.key)).last_failure
+    words = turn.history_of(str(state.key)).last_failure
     return state.current is None and state.candidate is None and words.startswith(REJECTED_PREFIX)
 
 
-def _untouched(state: SlotState, ledger: Turn) -> bool:
+def _is_outdated(state: SlotState, turn: Turn) -> bool:
     """Served by an older recipe, with no successor on its way."""
     return (
         bool(state.outdated)
@@ -67,16 +67,16 @@ def _untouched(state: SlotState, ledger: Turn) -> bool:
         and state.candidate is None
         and not state.failed
         and not state.broken
-        and not ledger.is_in_flight(str(state.key))
+        and not turn.is_in_flight(str(state.key))
     )
 
 
-def cover_of(servers: Iterable[Server], blocks: int) -> list[int]:
+def coverage_by_block(servers: Iterable[Server], blocks: int) -> list[int]:
     """How many of these serve each block."""
     steps = [0] * (blocks + 1)
     for server in servers:
         if server.is_serving:
-            first, last = range_of(server, blocks)
+            first, last = block_range(server, blocks)
             steps[first] += 1
             steps[last] -= 1
     return list(accumulate(steps))[:blocks]
@@ -85,26 +85,26 @@ def cover_of(servers: Iterable[Server], blocks: int) -> list[int]:
 class Retirement:
     """Removes serving pods one by one, as long as the blocks they leave stay covered."""
 
-    def __init__(self, servers: Iterable[Server], blocks: int, ledger: Turn, grace: int) -> None:
-        self._ledger, self._grace = ledger, grace
-        staying = (server for server in servers if server.pod.name not in ledger.deletes)
-        self._cover = cover_of(staying, blocks)
+    def __init__(self, servers: Iterable[Server], blocks: int, turn: Turn, grace: int) -> None:
+        self._turn, self._grace = turn, grace
+        staying = (server for server in servers if server.pod.name not in turn.deletes)
+        self._coverage = coverage_by_block(staying, blocks)
 
     def retire(self, server: Server, floor: int, reason: str) -> bool:
         """Whether it may go: `floor` others serve each of its blocks."""
-        if server.pod.name in self._ledger.deletes:
+        if server.pod.name in self._turn.deletes:
             return True
-        first, last = range_of(server, len(self._cover))
+        first, last = block_range(server, len(self._coverage))
         if server.is_serving:
-            if any(others <= floor for others in self._cover[first:last]):
+            if any(others <= floor for others in self._coverage[first:last]):
                 return False
             for block in range(first, last):
-                self._cover[block] -= 1
-        self._ledger.delete_pod(server.pod, reason, self._grace)
+                self._coverage[block] -= 1
+        self._turn.delete_pod(server.pod, reason, self._grace)
         return True
 
 
-def range_of(server: Server, blocks: int) -> tuple[int, int]:
+def block_range(server: Server, blocks: int) -> tuple[int, int]:
     """Its blocks, cut to the model's (an earlier plan may have been for another model)."""
     first, _, last = server.blocks.partition(":")
     if not (first.isdigit() and last.isdigit()):
@@ -112,12 +112,12 @@ def range_of(server: Server, blocks: int) -> tuple[int, int]:
     return min(int(first), blocks), min(int(last), blocks)
 
 
-def retire_beside(
-    chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, ledger: Turn
+def retire_replaced(
+    chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, turn: Turn
 ) -> None:
     """Of one span's slots: what a winner makes superfluous, and what goes first when there is no surge."""
     # A pod that waits for room gets it from what is superfluous, or both would wait for ever.
-    waiting = sum(_is_waiting(state) for state in chosen)
+    waiting = sum(_is_unschedulable(state) for state in chosen)
     floor = max(1, spec.replicas - waiting)
     for state in chosen:
         if state.current is not None:
@@ -128,37 +128,37 @@ def retire_beside(
                 retirement.retire(server, floor, f"its node will go; {winner} took its place")
             for server in state.extra:
                 retirement.retire(server, floor, f"not needed beside {winner}")
-    if _in_place(spec):
+    if _replaces_in_place(spec):
         stuck = [
             state
             for state in chosen
-            if state.outdated and (_is_waiting(state) or _is_refused(state, ledger))
+            if state.outdated and (_is_unschedulable(state) or _is_rejected(state, turn))
         ]
-        untouched = [state for state in chosen if _untouched(state, ledger)]
-        busy = sum(not _at_rest(state) for state in chosen) - len(stuck) - len(untouched)
+        untouched = [state for state in chosen if _is_outdated(state, turn)]
+        busy = sum(not _is_settled(state) for state in chosen) - len(stuck) - len(untouched)
         for state in [*stuck, *untouched][: max(0, 1 - busy)]:
             for server in state.outdated:
                 retirement.retire(server, max(1, spec.replicas - 1), "makes room for the new spec")
 
 
-def retire_unwanted(servers: Iterable[Server], spec: Spec, retirement: Retirement) -> None:
+def retire_surplus(servers: Iterable[Server], spec: Spec, retirement: Retirement) -> None:
     """Pods in slots that are too many."""
     for server in servers:
-        if server.is_terminating or _out_of_reach(server):
+        if server.is_terminating or _is_unreachable(server):
             continue
         retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are wanted")
 
 
-def most_waiting(chosen: Iterable[Sequence[SlotState]]) -> int:
+def max_unschedulable(chosen: Iterable[Sequence[SlotState]]) -> int:
     """Of the wanted pods of one span, how many find no node."""
-    return max((sum(_is_waiting(state) for state in states) for states in chosen), default=0)
+    return max((sum(_is_unschedulable(state) for state in states) for states in chosen), default=0)
 
 
-def retire_foreign(
+def retire_older_plan(
     servers: Iterable[Server],
     spec: Spec,
     retirement: Retirement,
-    generation: str,
+    model_hash: str,
     covered: bool,
     waiting: int,
 ) -> None:
@@ -167,13 +167,13 @@ def retire_foreign(
     (`covered`)."""
     floor = max(min(1, spec.replicas), spec.replicas - waiting)
     for server in servers:
-        if server.is_terminating or _out_of_reach(server):
+        if server.is_terminating or _is_unreachable(server):
             continue
-        if server.is_serving and server.model_hash != generation and not covered:
+        if server.is_serving and server.model_hash != model_hash and not covered:
             continue
         retirement.retire(server, floor, "of an earlier plan")
 
 
-def _out_of_reach(server: Server) -> bool:
+def _is_unreachable(server: Server) -> bool:
     """On a node that may come back: decided then."""
     return server.is_alive and server.node_state in (NodeState.UNREACHABLE, NodeState.UNREADY)

@@ -12,7 +12,7 @@ from itertools import count
 
 from modelswarm_operator.reconcile.model.span_plan import Layout
 from modelswarm_operator.reconcile.pods.inventory import NodeState, Server
-from modelswarm_operator.reconcile.pods.slot_state import SlotState, failure_of, classify_slot
+from modelswarm_operator.reconcile.pods.slot_state import SlotState, classify_slot, failure_of
 from modelswarm_operator.reconcile.state.names import SlotKey, parse_slot
 from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.policy import Policy
@@ -35,7 +35,7 @@ def group_by_slot(servers: Iterable[Server], layout: Layout) -> ServersBySlot:
     from_older_plan = []
     for server in servers:
         span = server.slot.span
-        known = span < len(layout.blocks) and server.model_hash == layout.generation
+        known = span < len(layout.blocks) and server.model_hash == layout.model_hash
         if known and server.blocks == layout.blocks[span]:
             slots.setdefault(server.slot, []).append(server)
         else:
@@ -77,8 +77,8 @@ def _preference_order(state: SlotState) -> tuple[bool, bool, bool, int]:
 
 
 class SlotFiller:
-    def __init__(self, ledger: Turn, refused: Mapping[str, str], make: BuildPod, pools: int) -> None:
-        self._turn, self._refused, self._build_pod, self._pools = ledger, refused, make, pools
+    def __init__(self, turn: Turn, refused: Mapping[str, str], make: BuildPod, pools: int) -> None:
+        self._turn, self._refused, self._build_pod, self._pools = turn, refused, make, pools
 
     def fill_slots(self, chosen: Iterable[SlotState], replace: Container[SlotKey]) -> None:
         """Fill these slots; those of `renew` although a pod of an older recipe serves there."""
@@ -93,7 +93,7 @@ class SlotFiller:
         """Whether it waited long enough for a node of its pool, and another pool may have one."""
         if self._pools < 2 or not candidate.pod.unschedulable:
             return False
-        moment = candidate.pod.created + self._turn.policy.pool_patience
+        moment = candidate.pod.created + self._turn.policy.pool_timeout
         if self._turn.now < moment:
             self._turn.requeue_at(moment)
             return False
@@ -110,32 +110,32 @@ class SlotFiller:
 
     def _record_success(self, state: SlotState, server: Server) -> None:
         """All is well: the promise is kept, and after a while old failures no longer count."""
-        slot, ledger = str(state.key), self._turn
-        ledger.clear_allocation(slot)
-        memory = ledger.history_of(slot)
+        slot, turn = str(state.key), self._turn
+        turn.clear_allocation(slot)
+        memory = turn.history_of(slot)
         if memory.failures:
             started = server.pod.container.running_since or 0.0
             # What is yet to come was told by a clock that was ahead: long ago, as far as this one knows.
-            latest = ledger.now + ledger.policy.backoff_limit
+            latest = turn.now + turn.policy.backoff_limit
             known = (moment for moment in (started, memory.not_before) if moment <= latest)
             since = max(known, default=0.0)
-            stable = min(since, ledger.now) + ledger.policy.stable_after
-            if ledger.now >= stable:
-                ledger.slots.pop(slot)
+            stable = min(since, turn.now) + turn.policy.stable_after
+            if turn.now >= stable:
+                turn.slots.pop(slot)
             else:
-                ledger.requeue_at(stable)
+                turn.requeue_at(stable)
 
     def _fill_slot(self, state: SlotState, replace: bool) -> None:
-        slot, ledger = str(state.key), self._turn
-        if not ledger.is_in_flight(slot):
-            failure = failure_of(state.newest, ledger.policy) if state.newest is not None else ""
+        slot, turn = str(state.key), self._turn
+        if not turn.is_in_flight(slot):
+            failure = failure_of(state.newest, turn.policy) if state.newest is not None else ""
             if state.outdated and not failure and not replace:
                 return
             if failure:
-                ledger.record_failure(slot, failure)
+                turn.record_failure(slot, failure)
             self._record_replacement(state, failure, replace)
-            ledger.allocate(slot)
-        ledger.create_due(slot, self._refused.get(slot, ""), lambda n: self._build_pod(state.key, n))
+            turn.allocate(slot)
+        turn.create_due(slot, self._refused.get(slot, ""), lambda n: self._build_pod(state.key, n))
 
     def _record_replacement(self, state: SlotState, failure: str, replace: bool) -> None:
         """Only replacements: how a swarm begins is told by its conditions."""
@@ -154,7 +154,9 @@ class SlotFiller:
             )
         else:
             reason = _loss_reason(state.newest)
-            self._turn.record_event("Normal", "Replacing", f"Slot {state.key} gets a new server: {reason}")
+            self._turn.record_event(
+                "Normal", "Replacing", f"Slot {state.key} gets a new server: {reason}"
+            )
 
 
 def _loss_reason(server: Server) -> str:

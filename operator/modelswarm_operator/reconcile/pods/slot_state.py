@@ -41,16 +41,22 @@ class SlotState:
         return self.is_serving or self.candidate is not None
 
 
-def classify_slot(key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Policy) -> SlotState:
+def classify_slot(
+    key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Policy
+) -> SlotState:
     """`servers` are all of the slot, ordered by incarnation."""
     alive = [server for server in servers if server.is_alive]
     broken = [server for server in alive if is_broken(server, policy)]
     working = [server for server in alive if not is_broken(server, policy)]
-    up_to_date = [one for one in working if layout.is_current(key.span, one.pool, one.template_hash)]
+    up_to_date = [
+        one for one in working if layout.is_current(key.span, one.pool, one.template_hash)
+    ]
     outdated = [server for server in working if server not in up_to_date]
     winners = [one for one in up_to_date if one.is_serving and one.node_state is NodeState.READY]
     candidates = [
-        one for one in up_to_date if not one.is_serving and one.node_state in (NodeState.READY, NodeState.UNREADY)
+        one
+        for one in up_to_date
+        if not one.is_serving and one.node_state in (NodeState.READY, NodeState.UNREADY)
     ]
     current = winners[-1] if winners else None
     candidate = max(candidates, key=_progress_of, default=None) if current is None else None
@@ -60,7 +66,9 @@ def classify_slot(key: SlotKey, servers: Sequence[Server], layout: Layout, polic
         for one in (*candidates, *(old for old in outdated if not old.is_serving))
         if one is not candidate and one.node_state is NodeState.READY
     ] + [one for one in working if not one.is_serving and one.node_state is NodeState.DEPARTING]
-    departing = [one for one in up_to_date if one.is_serving and one.node_state is NodeState.DEPARTING]
+    departing = [
+        one for one in up_to_date if one.is_serving and one.node_state is NodeState.DEPARTING
+    ]
     return SlotState(
         key=key,
         current=current,
@@ -87,7 +95,7 @@ def is_broken(server: Server, policy: Policy) -> bool:
     return (
         not server.pod.ready
         and container.running_since is None
-        and container.restarts >= policy.restarts_before_replacing
+        and container.restarts >= policy.max_restarts
     )
 
 

@@ -23,9 +23,9 @@ SPAN = f"{DOMAIN}/span"
 SLOT = f"{DOMAIN}/slot"
 
 BLOCKS = f"{DOMAIN}/blocks"
-PLAN = f"{DOMAIN}/plan"
+TEMPLATE_HASH = f"{DOMAIN}/plan"
 POOL = f"{DOMAIN}/pool"
-GENERATION = f"{DOMAIN}/generation"
+MODEL_HASH = f"{DOMAIN}/generation"
 CHAT_TEMPLATE = f"{DOMAIN}/chat-template"
 
 KEEP = f"{DOMAIN}/keep"
@@ -84,6 +84,6 @@ def is_true(value: str | None) -> bool:
     return (value or "").strip().lower() == "true"
 
 
-def asked_at(annotations: Mapping[str, str]) -> str:
+def reconcile_request(annotations: Mapping[str, str]) -> str:
     """What a person set to have everything tried at once; any new value will do."""
     return annotations.get(RECONCILE_AT, "")[:64]

@@ -26,7 +26,7 @@ class SwarmView:
     resource_version: str
     annotations: Mapping[str, str]
     finalizers: tuple[str, ...]
-    deleting: bool
+    is_deleting: bool
     spec: Spec | None  # None: the stored spec is not one this operator understands ...
     spec_problem: str  # ... and why, in a sentence a person can act on
     status: Json = field(default_factory=dict)
@@ -79,7 +79,7 @@ class NodeView:
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
-TAKEN = "that is not this swarm's is there"
+NAME_TAKEN = "that is not this swarm's is there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class DeleteChild:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RecordEvent:
     """A Kubernetes Event on the swarm: transitions only, never per turn."""
 
     kind: str  # Normal or Warning
@@ -163,13 +163,20 @@ class Tell:
 
 
 Action = (
-    WriteStatus | SetFinalizer | CreatePod | DeletePod | LabelPod | ApplyChild | DeleteChild | Tell
+    WriteStatus
+    | SetFinalizer
+    | CreatePod
+    | DeletePod
+    | LabelPod
+    | ApplyChild
+    | DeleteChild
+    | RecordEvent
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     actions: Sequence[Action]
-    wake_at: (
+    requeue_at: (
         float | None
     )  # look again then, even if nothing happens; None: only on events and resync

@@ -20,13 +20,13 @@ from modelswarm.resources.status import (
 from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_LONGEST = 400  # characters of a failure's words that are kept ...
-_SHORT = 100  # ... when more slots than ...
-_MANY = 100  # ... this have something to remember
+_MAX_MESSAGE = 400  # characters of a failure's words that are kept ...
+_MAX_MESSAGE_OF_MANY = 100  # ... when more slots than ...
+_MANY_SLOTS = 100  # ... this have something to remember
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMemory:
+class SlotHistory:
     allocated: int = 0  # incarnation that was stored and whose pod was not yet seen; 0: none
     failures: int = 0  # since a server of this slot was last stable
     not_before: float = 0.0
@@ -34,25 +34,25 @@ class SlotMemory:
 
     @property
     def is_empty(self) -> bool:
-        return self == SlotMemory()
+        return self == SlotHistory()
 
-    def without_allocation(self) -> SlotMemory:
-        return replace(self, promised=0)
+    def without_allocation(self) -> SlotHistory:
+        return replace(self, allocated=0)
 
-    def with_allocation(self, incarnation: int) -> SlotMemory:
-        return replace(self, promised=incarnation)
+    def with_allocation(self, incarnation: int) -> SlotHistory:
+        return replace(self, allocated=incarnation)
 
 
 def after_failure(
-    history: SlotMemory, message: str, policy: Policy, now: float, budget_spent: bool
-) -> SlotMemory:
+    history: SlotHistory, message: str, policy: Policy, now: float, budget_spent: bool
+) -> SlotHistory:
     """The first failure is made good at once, each further one after twice the time; without budget, all wait."""
     failures = history.failures + 1
     doubled = policy.backoff_base * 2.0 ** min(failures - 2, 20)
     wait = policy.backoff_limit if budget_spent else min(doubled, policy.backoff_limit)
     delay = 0.0 if failures == 1 and not budget_spent else wait
     # Whole seconds, as they are stored: what is read back must be what was decided.
-    return SlotMemory(history.allocated, failures, float(int(now + delay)), message[:_LONGEST])
+    return SlotHistory(history.allocated, failures, float(int(now + delay)), message[:_MAX_MESSAGE])
 
 
 def read_status(stored: Json) -> Status:
@@ -64,20 +64,20 @@ def read_status(stored: Json) -> Status:
         return Status.read({key: value for key, value in stored.items() if key not in broken})
 
 
-def slots_of(status: Status) -> dict[str, SlotMemory]:
-    return {slot.slot: _memory(slot) for slot in status.slots}
+def slot_histories(status: Status) -> dict[str, SlotHistory]:
+    return {slot.slot: _history_of(slot) for slot in status.slots}
 
 
-def _memory(slot: SlotStatus) -> SlotMemory:
-    return SlotMemory(
+def _history_of(slot: SlotStatus) -> SlotHistory:
+    return SlotHistory(
         allocated=slot.incarnation,
         failures=slot.failures,
-        not_before=_moment(slot.not_before),
+        not_before=_seconds_of(slot.not_before),
         last_failure=slot.last_failure or "",
     )
 
 
-def _moment(text: str | None) -> float:
+def _seconds_of(text: str | None) -> float:
     if text is None:
         return 0.0
     try:
@@ -86,15 +86,17 @@ def _moment(text: str | None) -> float:
         return 0.0
 
 
-def slot_statuses(slots: Mapping[str, SlotMemory]) -> tuple[SlotStatus, ...]:
+def slot_statuses(slots: Mapping[str, SlotHistory]) -> tuple[SlotStatus, ...]:
     """Without what is zero, and in few words when many fail: a thousand servers must fit into one object."""
-    max_message = _LONGEST if len(slots) <= _MANY else _SHORT
+    max_message = _MAX_MESSAGE if len(slots) <= _MANY_SLOTS else _MAX_MESSAGE_OF_MANY
     return tuple(
-        _slot_status(name, slots[name], max_message) for name in sorted(slots) if not slots[name].is_empty
+        _slot_status(name, slots[name], max_message)
+        for name in sorted(slots)
+        if not slots[name].is_empty
     )
 
 
-def _slot_status(name: str, history: SlotMemory, max_message: int) -> SlotStatus:
+def _slot_status(name: str, history: SlotHistory, max_message: int) -> SlotStatus:
     fields: Json = {"slot": name}
     if history.allocated:
         fields["incarnation"] = history.allocated

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelswarm_operator.reconcile.state.observed import (
-    TAKEN,
+    NAME_TAKEN,
     CreatePod,
     DeletePod,
     Json,
     LabelPod,
     PodView,
-    Tell,
+    RecordEvent,
 )
 from modelswarm_operator.reconcile.state.policy import Policy
-from modelswarm_operator.reconcile.state.slot_history import SlotMemory, after_failure
+from modelswarm_operator.reconcile.state.slot_history import SlotHistory, after_failure
 
 REJECTED_PREFIX = "refused: "  # how a failure begins that the API server told
 _MAX_EVENTS = 8  # events of one kind in a turn; a mass failure is told in one
@@ -29,20 +29,20 @@ _MAX_EVENTS = 8  # events of one kind in a turn; a mass failure is told in one
 class Turn:
     policy: Policy
     now: float
-    slots: dict[str, SlotMemory]
+    slots: dict[str, SlotHistory]
     incarnation: int  # the highest ever given
     seen_incarnations: frozenset[int]  # incarnations of all pods that are there
     failure_budget: int  # failures of all slots together that are made good quickly
     creates: list[CreatePod] = field(default_factory=list)
     deletes: dict[str, DeletePod] = field(default_factory=dict)  # by pod name
     labels: list[LabelPod] = field(default_factory=list)
-    recorded_events: list[Tell] = field(default_factory=list)
+    recorded_events: list[RecordEvent] = field(default_factory=list)
     next_requeue: float | None = None
 
-    def history_of(self, slot: str) -> SlotMemory:
-        return self.slots.get(slot, SlotMemory())
+    def history_of(self, slot: str) -> SlotHistory:
+        return self.slots.get(slot, SlotHistory())
 
-    def store_history(self, slot: str, memory: SlotMemory) -> None:
+    def store_history(self, slot: str, memory: SlotHistory) -> None:
         if memory.is_empty:
             self.slots.pop(slot, None)
         else:
@@ -64,12 +64,14 @@ class Turn:
     def record_failure(self, slot: str, words: str) -> None:
         """Exactly once per failed pod: the caller promises its successor in the same turn."""
         memory = self.history_of(slot)
-        self.store_history(slot, after_failure(memory, words, self.policy, self.now, self.is_budget_spent))
+        self.store_history(
+            slot, after_failure(memory, words, self.policy, self.now, self.is_budget_spent)
+        )
 
     def reset_failures(self) -> None:
         """Nothing waits any more, and no failure counts; promises stay."""
         for slot, memory in list(self.slots.items()):
-            self.store_history(slot, SlotMemory(allocated=memory.allocated))
+            self.store_history(slot, SlotHistory(allocated=memory.allocated))
 
     def record_rejection(self, slot: str, words: str) -> None:
         """Once per attempt: the caller tries again in the same turn."""
@@ -106,7 +108,7 @@ class Turn:
             return
         if refused:
             self.record_rejection(slot, refused)
-        if refused.endswith(TAKEN):
+        if refused.endswith(NAME_TAKEN):
             self.allocate(slot)
         self.creates.append(CreatePod(slot, build_pod(self.history_of(slot).allocated)))
 
@@ -120,11 +122,11 @@ class Turn:
             self.next_requeue = moment
 
     def record_event(self, kind: str, reason: str, message: str) -> None:
-        self.recorded_events.append(Tell(kind, reason, message))
+        self.recorded_events.append(RecordEvent(kind, reason, message))
 
-    def events(self) -> list[Tell]:
+    def events(self) -> list[RecordEvent]:
         """Bounded: beyond a few of one reason, the rest is a number."""
-        kept: list[Tell] = []
+        kept: list[RecordEvent] = []
         counts: dict[str, int] = {}
         for tell in self.recorded_events:
             counts[tell.reason] = counts.get(tell.reason, 0) + 1
@@ -133,5 +135,7 @@ class Turn:
         for reason, count in counts.items():
             if count > _MAX_EVENTS:
                 kind = next(tell.kind for tell in self.recorded_events if tell.reason == reason)
-                kept.append(Tell(kind, reason, f"and {count - _MAX_EVENTS} more at the same time"))
+                kept.append(
+                    RecordEvent(kind, reason, f"and {count - _MAX_EVENTS} more at the same time")
+                )
         return kept

@@ -9,67 +9,67 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelswarm.resources.status import Condition, timestamp
-from modelswarm_operator.reconcile.state.observed import Tell
+from modelswarm_operator.reconcile.state.observed import RecordEvent
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
-_LONGEST = 2000
+_MAX_MESSAGE = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ConditionUpdate:
     """One condition as this turn sees it."""
 
     type: str
-    true: bool
+    is_true: bool
     reason: str
     message: str
 
 
-def conditions_of(
-    verdicts: Sequence[Verdict], stored: Sequence[Condition], generation: int, now: float
+def apply_updates(
+    updates: Sequence[ConditionUpdate], stored: Sequence[Condition], generation: int, now: float
 ) -> tuple[Condition, ...]:
     before = {condition.type: condition for condition in stored}
-    return tuple(
-        _condition(verdict, before.get(verdict.type), generation, now) for verdict in verdicts
-    )
+    return tuple(_condition(update, before.get(update.type), generation, now) for update in updates)
 
 
 def _condition(
-    verdict: Verdict, before: Condition | None, generation: int, now: float
+    update: ConditionUpdate, before: Condition | None, generation: int, now: float
 ) -> Condition:
-    status = "True" if verdict.true else "False"
+    status = "True" if update.is_true else "False"
     same = before is not None and before.status == status and before.last_transition_time
     return Condition(
-        type=verdict.type,
+        type=update.type,
         status=status,  # type: ignore[arg-type]  # two of its three words
-        reason=verdict.reason,
-        message=verdict.message[:_LONGEST],
+        reason=update.reason,
+        message=update.message[:_MAX_MESSAGE],
         last_transition_time=before.last_transition_time if same and before else timestamp(now),
         observed_generation=generation,
     )
 
 
-def transitions(verdicts: Sequence[Verdict], stored: Sequence[Condition]) -> list[Tell]:
+def transition_events(
+    updates: Sequence[ConditionUpdate], stored: Sequence[Condition]
+) -> list[RecordEvent]:
     """Events for what changed: the status of a condition, or the reason for which it is bad."""
     before = {condition.type: condition for condition in stored}
     return [
         tell
-        for verdict in verdicts
-        if (tell := _transition(verdict, before.get(verdict.type))) is not None
+        for update in updates
+        if (tell := _transition_event(update, before.get(update.type))) is not None
     ]
 
 
-def _transition(verdict: Verdict, before: Condition | None) -> Tell | None:
+def _transition_event(update: ConditionUpdate, before: Condition | None) -> RecordEvent | None:
     was = before is not None and before.status == "True"
-    if was == verdict.true and (before is None or before.reason == verdict.reason):
+    if was == update.is_true and (before is None or before.reason == update.reason):
         return None
-    if verdict.type == DEGRADED:
-        if verdict.true:
-            return Tell("Warning", verdict.reason, verdict.message[:1000])
-        return Tell("Normal", "Recovered", verdict.message[:1000]) if was else None
-    if verdict.type == READY and was != verdict.true:
-        reason = "Ready" if verdict.true else "NotReady"
-        return Tell("Normal" if verdict.true else "Warning", reason, verdict.message[:1000])
-    if verdict.type == PROGRESSING and verdict.true and not was:
-        return Tell("Normal", verdict.reason, verdict.message[:1000])
+    if update.type == DEGRADED:
+        if update.is_true:
+            return RecordEvent("Warning", update.reason, update.message[:1000])
+        return RecordEvent("Normal", "Recovered", update.message[:1000]) if was else None
+    if update.type == READY and was != update.is_true:
+        reason = "Ready" if update.is_true else "NotReady"
+        return RecordEvent("Normal" if update.is_true else "Warning", reason, update.message[:1000])
+    if update.type == PROGRESSING and update.is_true and not was:
+        return RecordEvent("Normal", update.reason, update.message[:1000])
     return None

@@ -13,55 +13,65 @@ from modelswarm.checkpoint.inspection import REFUSED
 from modelswarm_operator.reconcile.pods.inventory import Server
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView, PodView
 from modelswarm_operator.reconcile.state.turn import Turn
-from modelswarm_operator.reconcile.status.problems import Problem, cut, last_line
+from modelswarm_operator.reconcile.status.problems import Problem, last_line, shorten
 
-_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_IMAGE_ERRORS = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+)
+_CONFIG_ERRORS = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
 _INSUFFICIENT = re.compile(r"(\d+) Insufficient ([^\s,]+[^\s,.])")
 _NODES = re.compile(r"0/(\d+) nodes")
-_CLAIM = re.compile(r"persistentvolumeclaim \"?([^\s\"]+)\"? (not found|is being deleted)")
+_CLAIM_PROBLEM = re.compile(r"persistentvolumeclaim \"?([^\s\"]+)\"? (not found|is being deleted)")
 
 
 @dataclass(frozen=True, slots=True)
-class Doctor:
+class PodDiagnosis:
     """Knows what sentences need beside the pod."""
 
-    ledger: Turn
+    turn: Turn
     nodes: Mapping[str, NodeView] | None
     memory_limits: Mapping[str, str]  # by pool
 
-    def servers(self, servers: Iterable[Server]) -> list[Problem]:
+    def diagnose_servers(self, servers: Iterable[Server]) -> list[Problem]:
         """Of pods that should serve and don't."""
         found = []
         for server in servers:
-            if server.is_alive and not server.pod.ready and server.pod.name not in self.ledger.deletes:
+            if (
+                server.is_alive
+                and not server.pod.ready
+                and server.pod.name not in self.turn.deletes
+            ):
                 limit = self.memory_limits.get(server.pool, "")
-                if problem := self.pod(server.pod, f"blocks {server.blocks}", limit):
+                if problem := self.diagnose_pod(server.pod, f"blocks {server.blocks}", limit):
                     found.append(problem)
         return found
 
-    def pod(self, pod: PodView, what: str, memory_limit: str = "") -> Problem | None:
+    def diagnose_pod(self, pod: PodView, what: str, memory_limit: str = "") -> Problem | None:
         """Why this pod does not get on; None: it is starting, as far as one can see."""
         who, container = f"Pod {pod.name} ({what})", pod.container
         if pod.unschedulable:
-            return _unscheduled(pod, who, self.nodes)
-        if container.waiting in _IMAGE:
-            told = cut(container.waiting_message or container.waiting)
+            return _scheduling_problem(pod, who, self.nodes)
+        if container.waiting in _IMAGE_ERRORS:
+            told = shorten(container.waiting_message or container.waiting)
             said = (
                 f"{who} can't get its image: {told}. Check the image's name and the registry's credentials "
                 "(imagePullSecrets in the pool's podTemplate)."
             )
             return Problem("ImagePullFailed", said, pod.name)
-        if container.waiting in _CONFIG:
-            told = cut(container.waiting_message or container.waiting)
+        if container.waiting in _CONFIG_ERRORS:
+            told = shorten(container.waiting_message or container.waiting)
             return Problem("ConfigurationFailed", f"{who} can't start: {told}.", pod.name)
-        return _crashed(pod, container, who, memory_limit) or self._slow(pod, who)
+        return _crash_problem(pod, container, who, memory_limit) or self._slow_start_problem(
+            pod, who
+        )
 
-    def _slow(self, pod: PodView, who: str) -> Problem | None:
-        policy, now = self.ledger.policy, self.ledger.now
+    def _slow_start_problem(self, pod: PodView, who: str) -> Problem | None:
+        policy, now = self.turn.policy, self.turn.now
         late = max(pod.created, pod.container.running_since or 0.0) + policy.slow_start
         if now < late:
-            self.ledger.requeue_at(late)
+            self.turn.requeue_at(late)
             return None
         said = (
             f"{who} is not ready after {policy.slow_start / 60:.0f} minutes. Weights that are large may take that "
@@ -70,7 +80,7 @@ class Doctor:
         return Problem("NotStarting", said, pod.name)
 
 
-def _crashed(pod: PodView, container: ContainerView, who: str, limit: str) -> Problem | None:
+def _crash_problem(pod: PodView, container: ContainerView, who: str, limit: str) -> Problem | None:
     if container.exit_code is None:
         return None
     if container.exit_reason == "OOMKilled":
@@ -82,16 +92,16 @@ def _crashed(pod: PodView, container: ContainerView, who: str, limit: str) -> Pr
         return Problem("OutOfMemory", said, pod.name)
     if container.exit_code == 0 and not container.waiting:
         return None
-    words = cut(last_line(container.exit_message) or container.exit_reason or "no message")
+    words = shorten(last_line(container.exit_message) or container.exit_reason or "no message")
     if container.exit_code == REFUSED:  # the server's own refusal: its flags or its weights
         return Problem("WeightsFailed", f"{who} can't load its blocks: {words}", pod.name)
     said = f"{who} crashed with exit code {container.exit_code} ({container.restarts} restarts): {words}"
     return Problem("Crashing", said, pod.name)
 
 
-def _unscheduled(pod: PodView, who: str, nodes: Mapping[str, NodeView] | None) -> Problem:
-    told = cut(pod.unschedulable)
-    if claim := _CLAIM.search(pod.unschedulable):
+def _scheduling_problem(pod: PodView, who: str, nodes: Mapping[str, NodeView] | None) -> Problem:
+    told = shorten(pod.unschedulable)
+    if claim := _CLAIM_PROBLEM.search(pod.unschedulable):
         said = (
             f"{who} waits for the volume claim {claim[1]}: {told}. Create the claim in the swarm's namespace or "
             "correct spec.model.source."
@@ -99,12 +109,12 @@ def _unscheduled(pod: PodView, who: str, nodes: Mapping[str, NodeView] | None) -
         return Problem("VolumeMissing", said, pod.name)
     return Problem(
         "NoCapacity",
-        f"{who} finds no node. {_shortage(pod.unschedulable, nodes)}The scheduler says: {told}",
+        f"{who} finds no node. {_describe_shortage(pod.unschedulable, nodes)}The scheduler says: {told}",
         pod.name,
     )
 
 
-def _shortage(message: str, nodes: Mapping[str, NodeView] | None) -> str:
+def _describe_shortage(message: str, nodes: Mapping[str, NodeView] | None) -> str:
     """Which resource on how many nodes, and whether any node has it at all."""
     short = _INSUFFICIENT.findall(message)
     if not short:

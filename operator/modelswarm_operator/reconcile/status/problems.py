@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_operator.reconcile.pods.inventory import PodInventory, NodeState, Server
+from modelswarm_operator.reconcile.pods.inventory import NodeState, PodInventory, Server
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_LONGEST = 500  # characters of somebody else's message
+_MAX_MESSAGE = 500  # characters of somebody else's message
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Problem:
     where: str = ""  # pod or slot: equal problems of many are told once
 
 
-ORDER = (
+PRIORITY = (
     "InvalidSpec",
     "ServedNameTaken",
     "ModelRefused",
@@ -48,13 +48,13 @@ ORDER = (
 """Most important first: what a person must change before anything else can help."""
 
 
-def rank_of(problem: Problem) -> int:
-    return ORDER.index(problem.reason) if problem.reason in ORDER else len(ORDER)
+def priority_of(problem: Problem) -> int:
+    return PRIORITY.index(problem.reason) if problem.reason in PRIORITY else len(PRIORITY)
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
 
 
 def last_line(text: str) -> str:
@@ -62,25 +62,36 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def node_problems(fleet: PodInventory, policy: Policy, now: float, drain_limit: float) -> list[Problem]:
+def node_problems(
+    inventory: PodInventory, policy: Policy, now: float, drain_limit: float
+) -> list[Problem]:
     found = []
-    if fleet.mass_outage is not None and any(one.node_state is NodeState.UNREADY for one in fleet.servers):
-        down, nodes = fleet.mass_outage
+    if inventory.mass_outage is not None and any(
+        one.node_state is NodeState.UNREADY for one in inventory.servers
+    ):
+        down, nodes = inventory.mass_outage
         said = (
             f"{down} of {nodes} nodes are not ready at the same time. That looks like trouble of the control plane, "
-            f"so their servers are not replaced for {policy.mass_patience:.0f} s."
+            f"so their servers are not replaced for {policy.mass_outage_timeout:.0f} s."
         )
         found.append(Problem("ManyNodesNotReady", said))
     lost = sorted(
-        {one.pod.node for one in fleet.servers if one.node_state is NodeState.UNREACHABLE and one.is_alive}
+        {
+            one.pod.node
+            for one in inventory.servers
+            if one.node_state is NodeState.UNREACHABLE and one.is_alive
+        }
     )
     if lost:
-        said = f"Servers were on nodes that are not ready: {_some(lost)}. They are replaced."
+        said = f"Servers were on nodes that are not ready: {_some_names(lost)}. They are replaced."
         found.append(Problem("NodeNotReady", said))
-    stuck = [one.pod.name for one in fleet.servers if now >= _stuck_at(one, policy, drain_limit)]
+    stuck = [
+        one.pod.name for one in inventory.servers if now >= _stuck_at(one, policy, drain_limit)
+    ]
     if stuck:
         said = (
-            f"Pods do not end: {_some(sorted(stuck))}. Their slots have new servers. If their node is really down, "
+            f"Pods do not end: {_some_names(sorted(stuck))}. Their slots have new servers. If their node is really "
+            "down, "
             "delete the Node or taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute; then they "
             "are removed."
         )
@@ -88,7 +99,7 @@ def node_problems(fleet: PodInventory, policy: Policy, now: float, drain_limit: 
     return found
 
 
-def stuck_at(
+def next_stuck_at(
     servers: Iterable[Server], policy: Policy, now: float, drain_limit: float
 ) -> float | None:
     """When the next ending pod begins to count as stuck."""
@@ -101,21 +112,19 @@ def _stuck_at(server: Server, policy: Policy, drain_limit: float) -> float:
     return math.inf if since is None else since + drain_limit + policy.stuck_after
 
 
-def refusal(what: str, words: str) -> Problem:
-    said = (
-        f"{what} is refused by the API server: {cut(words)}. It is tried again with growing pauses."
-    )
+def rejection(what: str, words: str) -> Problem:
+    said = f"{what} is refused by the API server: {shorten(words)}. It is tried again with growing pauses."
     return Problem("CreateRefused", said, what)
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def summary(problems: Sequence[Problem]) -> tuple[str, str]:
+def summarize(problems: Sequence[Problem]) -> tuple[str, str]:
     """Reason of the most important problem, and the sentences of up to three different ones."""
-    ordered = sorted(problems, key=lambda problem: (rank_of(problem), problem.where))
+    ordered = sorted(problems, key=lambda problem: (priority_of(problem), problem.where))
     first_of: dict[str, Problem] = {}
     counts: dict[str, int] = {}
     for problem in ordered:

@@ -17,24 +17,24 @@ from modelswarm.resources.status import (
     Status,
 )
 from modelswarm_operator.reconcile.pods.inventory import Server
-from modelswarm_operator.reconcile.pods.rollout import cover_of
+from modelswarm_operator.reconcile.pods.rollout import coverage_by_block
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import SwarmView
 from modelswarm_operator.reconcile.state.slot_history import slot_statuses
 from modelswarm_operator.reconcile.state.turn import Turn
 
-_MOST_SPANS_IN_TEXT = 16
+_MAX_SPANS_IN_TEXT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ReadyCounts:
     """Who serves what, counted over pods that this turn leaves alone."""
 
     spans: tuple[SpanStatus, ...]
     coverage: int
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return bool(self.spans) and all(span.ready >= span.desired for span in self.spans)
 
     @property
@@ -50,19 +50,19 @@ class Tally:
         return sum(span.desired for span in self.spans)
 
 
-def tally_of(
+def count_ready(
     servers: Sequence[Server],
     plan: PlanStatus | None,
-    generation: str,
+    model_hash: str,
     desired: int,
-    ledger: Turn,
-) -> Tally:
+    turn: Turn,
+) -> ReadyCounts:
     """Spans list servers of this generation ("": any); coverage is what clients have, by whichever."""
-    serving = [one for one in servers if one.is_serving and one.pod.name not in ledger.deletes]
+    serving = [one for one in servers if one.is_serving and one.pod.name not in turn.deletes]
     if plan is None or not plan.spans:
-        return Tally((), 0)
+        return ReadyCounts((), 0)
     by_blocks: dict[str, list[str]] = {}
-    for server in (one for one in serving if generation in ("", one.model_hash)):
+    for server in (one for one in serving if model_hash in ("", one.model_hash)):
         by_blocks.setdefault(server.blocks, []).append(server.pod.name)
     spans = []
     for span in plan.spans:
@@ -72,59 +72,59 @@ def tally_of(
             desired=desired, servers=tuple(found),
         )  # fmt: skip
         spans.append(told)
-    return Tally(tuple(spans), _coverage(serving, plan.spans[-1].last))
+    return ReadyCounts(tuple(spans), _coverage(serving, plan.spans[-1].last))
 
 
 def _coverage(serving: Sequence[Server], blocks: int) -> int:
     """Servers of different models can't share a route: the best-covered model counts."""
-    generations = {server.model_hash for server in serving}
+    model_hashes = {server.model_hash for server in serving}
     return max(
         (
-            min(cover_of((one for one in serving if one.model_hash == generation), blocks))
-            for generation in generations
+            min(coverage_by_block((one for one in serving if one.model_hash == generation), blocks))
+            for generation in model_hashes
         ),
         default=0,
     )
 
 
-def status_of(
+def build_status(
     swarm: SwarmView,
     url: str,
-    tally: Tally,
+    ready_counts: ReadyCounts,
     conditions: tuple[Condition, ...],
-    ledger: Turn,
+    turn: Turn,
     model: ModelStatus | None,
     plan: PlanStatus | None,
-    served: str,
+    served_name: str,
 ) -> Status:
-    desired = tally.spans[0].desired if tally.spans else 0
-    told: dict[str, object] = {
+    desired = ready_counts.spans[0].desired if ready_counts.spans else 0
+    fields: dict[str, object] = {
         "observed_generation": swarm.generation,
         "conditions": conditions,
-        "served_name": served,
-        "replicas": tally.coverage,  # of equal spans, the fewest servers of a span
+        "served_name": served_name,
+        "replicas": ready_counts.coverage,  # of equal spans, the fewest servers of a span
         "selector": f"{names.SWARM_UID}={swarm.uid},{names.ROLE}={names.SERVER},{names.SPAN}=0",
-        "coverage": tally.coverage,
-        "coverage_text": f"{tally.coverage}/{desired}",
-        "incarnation": ledger.incarnation,
+        "coverage": ready_counts.coverage,
+        "coverage_text": f"{ready_counts.coverage}/{desired}",
+        "incarnation": turn.incarnation,
     }
-    if asked := names.asked_at(swarm.annotations):
-        told["reconciled_at"] = asked
+    if asked := names.reconcile_request(swarm.annotations):
+        fields["reconciled_at"] = asked
     if url:
-        told["url"] = url
-    if tally.spans:
-        told |= {"spans": tally.spans, "spans_text": _text(tally.spans)}
+        fields["url"] = url
+    if ready_counts.spans:
+        fields |= {"spans": ready_counts.spans, "spans_text": _spans_text(ready_counts.spans)}
     if model is not None:
-        told["model"] = model
+        fields["model"] = model
     if plan is not None:
-        told["plan"] = plan
-    if slots := slot_statuses(ledger.slots):
-        told["slots"] = slots
-    return Status.model_validate(told)
+        fields["plan"] = plan
+    if slots := slot_statuses(turn.slots):
+        fields["slots"] = slots
+    return Status.model_validate(fields)
 
 
-def _text(spans: Sequence[SpanStatus]) -> str:
+def _spans_text(spans: Sequence[SpanStatus]) -> str:
     shown = " ".join(
-        f"{one.blocks}={one.ready}/{one.desired}" for one in spans[:_MOST_SPANS_IN_TEXT]
+        f"{one.blocks}={one.ready}/{one.desired}" for one in spans[:_MAX_SPANS_IN_TEXT]
     )
-    return shown if len(spans) <= _MOST_SPANS_IN_TEXT else f"{shown} …"
+    return shown if len(spans) <= _MAX_SPANS_IN_TEXT else f"{shown} …"

@@ -26,7 +26,9 @@ class FlowControl:
         self._window = window
         self._min_window = max(1, window // MIN_WINDOW_DIVISOR)
         self._max_in_flight = max_in_flight
-        self._in_flight: dict[Hop, tuple[PeerId, int]] = {}  # rows below n that are granted, not here
+        self._in_flight: dict[
+            Hop, tuple[PeerId, int]
+        ] = {}  # rows below n that are granted, not here
         self._in_flight_from: dict[PeerId, int] = {}  # ... and their sum
 
     def grant_window(self, hop: Hop) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Input, Rows, Token, FaultKind, Window
+from modelswarm.protocol.messages import FaultKind, Input, Rows, Token, Window
 from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
 from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
 
@@ -68,7 +68,9 @@ def _append_log(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) ->
     return None
 
 
-def buffer_early_rows(early: EarlyMessages, peer: PeerId, rows: Rows, limit: int, row_bytes: int) -> None:
+def buffer_early_rows(
+    early: EarlyMessages, peer: PeerId, rows: Rows, limit: int, row_bytes: int
+) -> None:
     """Before Go; what does not fit is a gap later. Counted in rows, so each must be as long as a row is; those of a
     copy are longer, but no more than one window of it comes before Go."""
     if len(rows.payload) != rows.count * row_bytes:

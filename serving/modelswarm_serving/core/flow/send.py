@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelswarm.protocol.messages import Finish, StartEpoch, Lane, Rows, Token, FaultKind
+from modelswarm.protocol.messages import FaultKind, Finish, Lane, Rows, StartEpoch, Token
 from modelswarm_serving.core.hops.hop import Fault, Hop
 from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.replay_log import ReplayLog
@@ -42,7 +42,9 @@ def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Faul
         count = min(step, end - hop.sent)
         rows = log.read(hop.handle, hop.sent, hop.sent + count)
         if rows is None:
-            return Fault(FaultKind.GAP, f"rows {hop.sent} to {started.start} are no longer kept here")
+            return Fault(
+                FaultKind.GAP, f"rows {hop.sent} to {started.start} are no longer kept here"
+            )
         out.send(to.address, Lane.BULK, Rows(to.handle, started.epoch, hop.sent, count, rows))
         hop.sent += count
     return None
@@ -93,7 +95,9 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
         finish = Finish.LENGTH
     hop.log.append(sampled.token)
     hop.finished = finish is not Finish.NONE
-    token = Token(hop.gateway_handle, started.epoch, position, sampled.token, sampled.logprob, finish)
+    token = Token(
+        hop.gateway_handle, started.epoch, position, sampled.token, sampled.logprob, finish
+    )
     if started.ring is None:
         hop.tokens_sent = position + 1
     else:

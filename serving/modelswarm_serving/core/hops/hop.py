@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Counters,
+    FaultKind,
     Fence,
     FenceAck,
-    StartEpoch,
     Input,
     Neighbour,
     Rows,
     Sampling,
+    StartEpoch,
     Token,
-    FaultKind,
     Turn,
     Window,
 )
@@ -113,8 +113,12 @@ class Hop:
     fence_ack: FenceAck | None = None  # given to this epoch's Fence; none once Go has come
     for_recovery: bool = False  # its turn had begun, here or elsewhere, before its next Go (R12)
     was_started: bool = False
-    started_by_owner: bool = False  # the gateway that has it now has run it, and its lease never ended since
-    newest_run_epoch: Epoch = NO_EPOCH  # the newest of the session's epochs that ran, as far as is known here
+    started_by_owner: bool = (
+        False  # the gateway that has it now has run it, and its lease never ended since
+    )
+    newest_run_epoch: Epoch = (
+        NO_EPOCH  # the newest of the session's epochs that ran, as far as is known here
+    )
 
     started: StartEpoch | None = None
     received: int = 0
@@ -129,13 +133,17 @@ class Hop:
     withheld_token: Token | None = None  # tail: the one token beyond the credit (R7)
     unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # R9: live rows
     early: EarlyMessages = field(default_factory=EarlyMessages)
-    transfers: dict[Handle, TransferCursor] = field(default_factory=dict)  # of copies of this hop, by target
+    transfers: dict[Handle, TransferCursor] = field(
+        default_factory=dict
+    )  # of copies of this hop, by target
     transfer_windows: dict[PeerId, Window] = field(default_factory=dict)  # of those
     received_kv: deque[ReceivedKv] = field(default_factory=deque)  # warm: to be written
     progress_sent_at: float = -math.inf  # warm: when the gateway last heard how far it is
 
     last_used: float = -math.inf  # when its gateway or a step last had to do with it
-    log_requested_at: float = -math.inf  # when another gateway last took a copy of its log, as `Peers.awake`
+    log_requested_at: float = (
+        -math.inf
+    )  # when another gateway last took a copy of its log, as `Peers.awake`
     in_step: bool = False  # in the step that is out: pages and log are borrowed by the model
     pending_fence: Fence | None = None  # the cut to make when that step retires
     is_freed: bool = False  # its pages go back when that step retires
@@ -214,12 +222,23 @@ class Hop:
         ends_here = self.is_tail or message.standby
         if (message.predecessor is None) != begins_here or (message.successor is None) != ends_here:
             return Fault(FaultKind.FAILED, "the neighbours do not fit the blocks of this hop")
-        if message.sample and self.is_tail and not self.is_head and not message.standby and message.ring is None:
+        if (
+            message.sample
+            and self.is_tail
+            and not self.is_head
+            and not message.standby
+            and message.ring is None
+        ):
             return Fault(FaultKind.FAILED, "a tail without a ring target")
         if not 0 <= message.start <= min(self.kv, n):
-            return Fault(FaultKind.FAILED, f"start {message.start} is beyond kv {self.kv} or row {n}")
+            return Fault(
+                FaultKind.FAILED, f"start {message.start} is beyond kv {self.kv} or row {n}"
+            )
         if n + (message.sample and not message.standby) > self.turn.reserved_positions:
-            return Fault(FaultKind.FAILED, f"{message.length} entries, {self.turn.reserved_positions} reserved")
+            return Fault(
+                FaultKind.FAILED,
+                f"{message.length} entries, {self.turn.reserved_positions} reserved",
+            )
         if self.is_tail and (wrong := sampling_fault(self.turn.sampling)) is not None:
             return Fault(FaultKind.FAILED, wrong)
         return None
@@ -236,7 +255,11 @@ class Hop:
             end = len(self.log) - self.finished
         if self.is_tail:
             if end >= started.length and not self.is_head:  # R10
-                end = started.length - 1 if len(self.log) < started.length else min(end, len(self.log))
+                end = (
+                    started.length - 1
+                    if len(self.log) < started.length
+                    else min(end, len(self.log))
+                )
         else:  # R11
             end = min(end, max(self.window, started.send_from))
         if not started.sample:

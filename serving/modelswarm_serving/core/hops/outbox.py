@@ -10,11 +10,11 @@ from collections import Counter, deque
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
+    FaultKind,
+    FaultReport,
     Item,
     Lane,
-    FaultReport,
     Send,
-    FaultKind,
     reply_address,
 )
 from modelswarm_serving.core.hops.hop import Fault, Hop
@@ -43,7 +43,9 @@ class Outbox:
     def report_fault(self, hop: Hop, peer: PeerId, fault: Fault) -> None:
         self.reports[fault.kind] += 1
         generation = self._peers.generation(peer) if peer else 0
-        report = FaultReport(hop.gateway_handle, hop.epoch, fault.kind, peer, generation, fault.detail)
+        report = FaultReport(
+            hop.gateway_handle, hop.epoch, fault.kind, peer, generation, fault.detail
+        )
         self.send_to_gateway(hop.gateway, report)
 
     def take_sends(self) -> list[Send]:

@@ -93,7 +93,9 @@ class Peers:
         if gateway in self._resigned:
             return math.inf
         heard = self._last_heard.get(gateway)
-        return max(0.0, self.gone_seconds(gateway, now) if heard is None else self.elapsed(now) - heard)
+        return max(
+            0.0, self.gone_seconds(gateway, now) if heard is None else self.elapsed(now) - heard
+        )
 
     def lease_seconds(self, gateway: PeerId) -> float:
         """For how long its sessions are its own without a sign of life. A gateway counts on the lease that it was

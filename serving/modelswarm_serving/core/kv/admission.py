@@ -22,12 +22,17 @@ class Admission:
         self._shape = shape
         self._recovery_pages = math.ceil(recovery_fraction * shape.total_pages)
         self.pages = PageAllocator(shape.total_pages)
-        self._reservations: dict[HopKey, tuple[int, float]] = {}  # of repairs: more pages, until when
+        self._reservations: dict[
+            HopKey, tuple[int, float]
+        ] = {}  # of repairs: more pages, until when
 
     def refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
         """A turn that this server could not serve even if it were empty."""
         most = self.pages.total - (0 if for_recovery else self._recovery_pages)
-        if turn.reserved_positions > self._shape.max_length or turn.end - 1 > turn.reserved_positions:
+        if (
+            turn.reserved_positions > self._shape.max_length
+            or turn.end - 1 > turn.reserved_positions
+        ):
             return Refusal.TOO_LONG
         return Refusal.TOO_LONG if self._pages_of_turn(turn) > most else None
 
@@ -44,7 +49,8 @@ class Admission:
     def max_session_length(self) -> int:
         """The longest log that a new session can ever have here: the context, or what the pages hold of it."""
         return min(
-            self._shape.max_length, (self.pages.total - self._recovery_pages) * self._shape.page_size + 1
+            self._shape.max_length,
+            (self.pages.total - self._recovery_pages) * self._shape.page_size + 1,
         )
 
     def has_wrong_blocks(self, create: Create) -> bool:
@@ -76,7 +82,9 @@ class Admission:
         return self.pages.free - wanted < max(awaited, default=0)
 
     def _drop_expired(self, now: float) -> None:
-        self._reservations = {who: each for who, each in self._reservations.items() if now < each[1]}
+        self._reservations = {
+            who: each for who, each in self._reservations.items() if now < each[1]
+        }
 
     def resize_hop(self, hop: Hop, turn: Turn) -> None:
         """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""

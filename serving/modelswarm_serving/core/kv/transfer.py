@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import CopyKv, Lane, Rows, FaultKind, Window
+from modelswarm.protocol.messages import CopyKv, FaultKind, Lane, Rows, Window
 from modelswarm_serving.core.flow.receive import MAX_EARLY_WINDOWS
-from modelswarm_serving.core.hops.hop import ReceivedKv, TransferCursor, Fault, Hop, Phase
+from modelswarm_serving.core.hops.hop import Fault, Hop, Phase, ReceivedKv, TransferCursor
 from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
@@ -35,7 +35,9 @@ _Task = tuple[Hop, TransferCursor, KvRead] | tuple[Hop, ReceivedKv, KvWrite]
 
 
 class KvTransfers:
-    def __init__(self, shape: ModelShape, out: Outbox, log: ReplayLog, bytes_per_second: int) -> None:
+    def __init__(
+        self, shape: ModelShape, out: Outbox, log: ReplayLog, bytes_per_second: int
+    ) -> None:
         self._shape = shape
         self._outbox = out
         self._replay_log = log
@@ -118,7 +120,10 @@ class KvTransfers:
         if rows.first > hop.received:
             return Fault(FaultKind.GAP, f"position {rows.first} came, {hop.received} was expected")
         if end > hop.turn.reserved_positions:
-            return Fault(FaultKind.FAILED, f"a copy of {end} positions, {hop.turn.reserved_positions} reserved")
+            return Fault(
+                FaultKind.FAILED,
+                f"a copy of {end} positions, {hop.turn.reserved_positions} reserved",
+            )
         skip = hop.received - rows.first
         kv, kept_rows = self._split_rows(hop, memoryview(rows.payload)[skip * each :], each)
         hop.received_kv.append(ReceivedKv(hop.received, rows.count - skip, kv, kept_rows))
@@ -168,7 +173,9 @@ class KvTransfers:
     def plan(self, now: float, decoding: bool) -> list[KvRead | KvWrite]:
         """Some bytes for the next step, hop by hop in turn."""
         reads = self._read_budget(now, decoding)
-        self._mean_received_bytes += RECEIVED_WEIGHT * (self._received_bytes - self._mean_received_bytes)
+        self._mean_received_bytes += RECEIVED_WEIGHT * (
+            self._received_bytes - self._mean_received_bytes
+        )
         self._received_bytes = 0
         writes = max(STEP_BYTES, MIN_READ_FACTOR * self._mean_received_bytes)
         for hop in sorted(self._ready, key=self._is_far_behind):
@@ -311,7 +318,9 @@ class KvTransfers:
             parts.append(rows[at * row_bytes : (at + 1) * row_bytes])
         return b"".join(parts)
 
-    def _split_rows(self, hop: Hop, payload: memoryview, each: int) -> tuple[bytes | memoryview, bytes]:
+    def _split_rows(
+        self, hop: Hop, payload: memoryview, each: int
+    ) -> tuple[bytes | memoryview, bytes]:
         """KV and rows of a group of positions of `each` bytes; no rows if it has none."""
         kv_bytes = self._kv_bytes(hop.first, hop.last)
         if each == kv_bytes:

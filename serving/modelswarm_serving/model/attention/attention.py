@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.step_layout import StepLayout, AttentionGroup
+from modelswarm_serving.model.attention.step_layout import AttentionGroup, StepLayout
 
 ATTENTION_NAME = "modelswarm_paged"
 
@@ -45,7 +45,9 @@ _context = _Context()
 
 
 @contextmanager
-def attention_context(layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None) -> Iterator[None]:
+def attention_context(
+    layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None
+) -> Iterator[None]:
     """All attention inside works on this batch and pool, and is noted in `calls`."""
     _context.layout, _context.cache, _context.calls = layout, cache, calls
     try:
@@ -120,7 +122,10 @@ def _attend_group(
         return out.reshape(group.sequences, heads, size)
     q = query.transpose(0, 1).unsqueeze(0)  # one sequence: [1, heads, count, D]
     if softcap is not None and queries_per_key > 1:
-        k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
+        k, v = (
+            k.repeat_interleave(queries_per_key, dim=1),
+            v.repeat_interleave(queries_per_key, dim=1),
+        )
     out = _softmax_attention(q, k, v, group.mask, group.causal, scaling, softcap)
     return out[0].transpose(0, 1)
 
@@ -128,7 +133,9 @@ def _attend_group(
 def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
     """Keys and values, each [n, kv_heads, length, D]; views where the slots are neighbours."""
     if not isinstance(group.slots, slice):
-        picked = store.index_select(0, group.slots).view(group.sequences, group.n_keys, *store.shape[1:])
+        picked = store.index_select(0, group.slots).view(
+            group.sequences, group.n_keys, *store.shape[1:]
+        )
         k, v = picked.permute(2, 0, 3, 1, 4).unbind(0)
         return k, v
     _, _, kv_heads, size = store.shape

@@ -65,10 +65,14 @@ class StepLayout:
             singles = sum(work.count == 1 for work in self.items)
             chunks = zip(self.items[singles:], self.starts[singles:], strict=True)
             groups = self._decode_groups(self.items[:singles], window)
-            self._groups[window] = groups + [self._prefill_group(w, row, window) for w, row in chunks]
+            self._groups[window] = groups + [
+                self._prefill_group(w, row, window) for w, row in chunks
+            ]
         return self._groups[window]
 
-    def _decode_groups(self, items: Sequence[BatchItem], window: int | None) -> list[AttentionGroup]:
+    def _decode_groups(
+        self, items: Sequence[BatchItem], window: int | None
+    ) -> list[AttentionGroup]:
         """Works of one row each, which are the batch's first rows."""
         lengths = [_visible_keys(work.first + 1, window) for work in items]
         n, longest = len(items), max(lengths, default=0)
@@ -76,11 +80,15 @@ class StepLayout:
         if n > 1 and n * longest * self._cache.key_bytes <= limit:
             return [self._gathered_group(items, lengths, longest)]
         return [
-            AttentionGroup(row, 1, 1, length, self._slots_before(work, work.first + 1, length), None)
+            AttentionGroup(
+                row, 1, 1, length, self._slots_before(work, work.first + 1, length), None
+            )
             for row, (work, length) in enumerate(zip(items, lengths, strict=True))
         ]
 
-    def _gathered_group(self, items: Sequence[BatchItem], lengths: list[int], longest: int) -> AttentionGroup:
+    def _gathered_group(
+        self, items: Sequence[BatchItem], lengths: list[int], longest: int
+    ) -> AttentionGroup:
         """One padded batch; where a sequence is shorter, its newest slot is read again and masked."""
         size = self._cache.shape.page_size
         used = max(work.first for work in items) // size + 1

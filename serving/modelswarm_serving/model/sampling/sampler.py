@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import SampleRequest, SampledToken
-from modelswarm_serving.model.sampling.filters import Flags, is_decided, find_thresholds, is_filtered
+from modelswarm_serving.model.base import SampledToken, SampleRequest
+from modelswarm_serving.model.sampling.filters import (
+    Flags,
+    find_thresholds,
+    is_decided,
+    is_filtered,
+)
 from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
 
 _CANDIDATES = 256  # best scores looked at first when top-p or min-p filter
@@ -101,7 +106,9 @@ def _draw_filtered(
     totals = torch.logsumexp(values, dim=-1).cpu().numpy()
     cut = find_thresholds(top, totals, samplings)
     kept = np.where(top >= cut.min_score[:, None], top, -np.inf)
-    return gumbel_max(kept, ids.cpu().numpy(), keys), is_decided(cut, top, samplings, values.shape[1])
+    return gumbel_max(kept, ids.cpu().numpy(), keys), is_decided(
+        cut, top, samplings, values.shape[1]
+    )
 
 
 def gumbel_max(values: Floats, ids: Ids, keys: Words) -> Ids:

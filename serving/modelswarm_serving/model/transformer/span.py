@@ -14,7 +14,7 @@ from torch import Tensor
 from modelswarm_serving.model.attention.attention import attention_context
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
-from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result, Task, BatchItem
+from modelswarm_serving.model.base import BatchItem, KvRead, KvWrite, ModelShape, Result, Task
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan

@@ -1,0 +1,129 @@
+"""Documents name files that exist, and the standard terms of the field lead to the code that implements them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.ci.check_house import (
+    crowded_folders,
+    long_sentences,
+    overloaded_methods,
+    question_docstrings,
+)
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TOPS = (
+    "modelswarm",
+    "gateway",
+    "serving",
+    "operator",
+    "tests",
+    "tools",
+    "bench",
+    "charts",
+    "crds",
+    "docs",
+    "examples",
+    "images",
+)
+CODE = re.compile(r"`([^`\n]+)`")
+TERMS = {
+    "outlier detection": "gateway/modelswarm_gateway/core/detection",
+    "live migration": "gateway/modelswarm_gateway/core/migration",
+    "failure detector": "gateway/modelswarm_gateway/core/detection",
+    "KV transfer": "serving/modelswarm_serving/core/kv",
+    "chat template": "gateway/modelswarm_gateway/models",
+    "leader election": "operator/modelswarm_operator/kube",
+    "informer cache": "operator/modelswarm_operator/informer",
+    "rollout": "operator/modelswarm_operator/reconcile/pods",
+    "failover": "gateway/modelswarm_gateway/api",
+    "session takeover": "gateway/modelswarm_gateway/core/takeover",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+def test_every_path_in_a_document_exists(page: Path) -> None:
+    words = {
+        word.rstrip("/.,:")
+        for code in CODE.findall(page.read_text(encoding="utf-8"))
+        for word in code.split()
+    }
+    paths = [
+        word
+        for word in words
+        if word.split("/")[0] in TOPS and "/" in word and re.fullmatch(r"[\w./-]+", word)
+    ]
+    files = [
+        word
+        for word in paths
+        if re.search(r"\.(py|md|yaml|proto|json|toml|svg|txt)$", word)
+        or (ROOT / word.split("/")[0]).is_dir()
+    ]
+
+    missing = [path for path in files if not (ROOT / path).exists() and not _is_image(path)]
+
+    assert missing == []
+
+
+def _is_image(path: str) -> bool:
+    """Container images are named like paths: `modelswarm/operator`."""
+    return path in {
+        "modelswarm/operator",
+        "modelswarm/gateway",
+        "modelswarm/server",
+        "modelswarm/server-slim",
+        "modelswarm/counting",
+    }
+
+
+def test_every_file_name_in_the_architecture_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = {name for code in CODE.findall(text) for name in re.findall(r"[\w/]+\.py\b", code)}
+    known = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+
+    assert len(names) > 30
+    assert [
+        name for name in sorted(names) if not any(f"/{path}".endswith(f"/{name}") for path in known)
+    ] == []
+
+
+@pytest.mark.parametrize(("term", "folder"), TERMS.items(), ids=TERMS)
+def test_a_standard_term_leads_to_its_code(term: str, folder: str) -> None:
+    pattern = re.compile(r"[\s_-]+".join(map(re.escape, term.split())), re.IGNORECASE)
+    files = [
+        path
+        for path in (ROOT / folder).rglob("*.py")
+        if pattern.search(path.read_text(encoding="utf-8"))
+    ]
+
+    assert files, f"{term!r} does not occur in {folder}"
+
+
+def test_a_departure_from_the_house_rules_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("word " * 36 + ".\n\nA short one.\n")
+    module = tmp_path / "module.py"
+    classes = [f"class C{n}:\n    def leave(self) -> None: ..." for n in range(6)]
+    module.write_text('"""What this is."""\n' + "\n".join(classes))
+    folder = [Path("folder") / f"{n}.py" for n in range(15)]
+
+    assert len(list(long_sentences([page]))) == 1
+    assert len(list(question_docstrings([module]))) == 1
+    assert len(list(overloaded_methods([module]))) == 1
+    assert list(crowded_folders(folder)) == ["folder: 15 entries; at most 14"]
