@@ -1,1 +1,1 @@
-"""The plan of a swarm run as processes of this machine: `modelswarm up` without a cluster."""
+"""Runs a swarm as processes of this machine: `modelswarm up`, without a cluster."""

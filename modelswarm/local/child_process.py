@@ -1,8 +1,8 @@
-"""Child processes that cannot outlive us: started, watched, stopped; their words kept in a log file.
+"""Child processes that end with this process: started, signalled and stopped, with their output in a log file.
 
-Every child inherits the read end of one pipe (`--parent-fd`) whose write end only this process has. However we die,
-the kernel closes the write end, the children read end-of-file and exit. Works on Linux and macOS alike.
-Used by the supervisor. Knows nothing of servers, gateways or restarts.
+Every child inherits the read end of one pipe (`--parent-fd`) whose write end only this process has. However this
+process ends, the kernel closes the write end; the children read end-of-file and exit. Works on Linux and macOS.
+Used by the supervisor. Does not know servers, gateways or restarts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LOG_TAIL_BYTES = 8192
+LOG_TAIL_BYTES = 8192  # read from the end of a log
+KILL_WAIT_SECONDS = 10.0  # for a process to end after SIGKILL
 
 
 class ParentPipe:
-    """The pipe. Neither end is inherited except the read end by those it is passed to."""
+    """The pipe. Only its read end is inherited, and only by the children it is passed to."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()  # both close on exec (PEP 446)
 
     def close(self) -> None:
-        """Tell all children to exit, and give the pipe back. May be called twice."""
+        """Make all children exit by closing the pipe. May be called twice."""
         if self._write_fd >= 0:
             os.close(self._write_fd)
             os.close(self.read_fd)
@@ -32,7 +33,7 @@ class ParentPipe:
 
 
 class ChildProcess:
-    """One running process. It gets its own process group, so that Ctrl-C reaches only us and we choose the order."""
+    """One running process, in its own process group: Ctrl-C reaches only this process, which stops the children."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], log: Path, parent_pipe: ParentPipe
@@ -55,15 +56,15 @@ class ChildProcess:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; -9 when it was killed by signal 9. Reaps it."""
+        """Return None while it runs, -9 if signal 9 killed it. Reaps the process."""
         return self._process.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal it, unless it is dead."""
+        """Send a signal to the process, unless it has ended."""
         self._process.send_signal(number)
 
     def wait(self, deadline: float) -> bool:
-        """True once it is dead; False at the deadline (of time.monotonic)."""
+        """Return True once the process has ended; False at the deadline (time.monotonic)."""
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -72,17 +73,18 @@ class ChildProcess:
 
 
 def stop_all(children: Sequence[ChildProcess], grace: float) -> None:
-    """SIGTERM to all, SIGKILL to those that still live after `grace` seconds. All are reaped when it returns."""
+    """Send SIGTERM to all, and SIGKILL to those that run after `grace` seconds. Returns when all are reaped."""
     for child in children:
         child.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + grace
     for child in children:
         if not child.wait(deadline):
             child.send_signal(signal.SIGKILL)
-            child.wait(time.monotonic() + 10.0)
+            child.wait(time.monotonic() + KILL_WAIT_SECONDS)
 
 
 def describe_exit(code: int) -> str:
+    """Return `exited with code 1` or `killed by SIGKILL`; `code` as from `exit_code`."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -92,7 +94,7 @@ def describe_exit(code: int) -> str:
 
 
 def read_log_tail(log: Path, lines: int = 10) -> list[str]:
-    """The last lines that a process wrote."""
+    """Return the last non-empty lines of a log; none if there is no log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))

@@ -1,6 +1,6 @@
-"""The command lines of local servers and gateways: a plan's numbers as flags.
+"""The command lines of local servers and gateways: the numbers of a plan as flags.
 
-Used by `LocalSwarm`. Knows flags, starts nothing.
+Used by `LocalSwarm`. Knows flags; starts nothing.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 
-GATEWAY_JOB = "gateway"  # its name among the processes
-GATEWAY_DRAIN_SECONDS = 2.0  # running answers get this long when a person stops the swarm
+GATEWAY_JOB = "gateway"  # name of the gateway's job and of its log
+GATEWAY_DRAIN_SECONDS = 2.0  # for running answers to end when a person stops the swarm
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What the person who starts a swarm on this machine may choose."""
+    """Settings of a swarm on this machine that are not in its document."""
 
-    http: str = "127.0.0.1:0"  # port 0: any free one
+    http: str = "127.0.0.1:0"  # `host:port` of the gateway; port 0: any free one
     grpc: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1:0"
     threads: int = 1  # per server
-    lease: float | None = None  # seconds, of servers and gateway; None: the default
+    lease: float | None = None  # seconds, for servers and gateway; None: the default
     token_budget: int | None = None  # rows per step of a server; None: the server's default
-    restart_limit: float = 30.0  # seconds; the longest wait before a dead process is started again
+    restart_limit: float = 30.0  # seconds; the longest wait before a process is started again
     hash_model: bool = False  # the exact test model instead of the transformer
-    start_timeout: float = 180.0  # seconds for all to get ready
-    publish: bool = True  # let `status`, `chat` and `generate` find it
-    run_name: str | None = None  # of its folder, unique on this machine; None: the swarm's name
+    start_timeout: float = 180.0  # seconds until all processes must be ready
+    publish: bool = True  # `status`, `chat` and `generate` find the swarm
+    run_name: str | None = None  # its folder's name, unique on this machine; None: the swarm's name
     flags: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # of a slot's server, or of `gateway`: these come last, so they win
@@ -44,7 +44,7 @@ def server_command(
     settings: LocalSettings,
     folder: RunFolder,
     incarnation: int,
-    lifeline: int,
+    parent_fd: int,
 ) -> list[str]:
     pages = plan.servers[slot.span_index].pages
     flags = {
@@ -61,7 +61,7 @@ def server_command(
         "--page-size": str(PAGE_SIZE),
         "--max-length": str(plan.max_length),
         "--metrics": "127.0.0.1:0",
-        "--parent-fd": str(lifeline),
+        "--parent-fd": str(parent_fd),
     }
     if plan.tokenizer is not None:
         flags["--tokenizer"] = plan.tokenizer
@@ -72,12 +72,12 @@ def server_command(
     if settings.token_budget is not None:
         flags["--token-budget"] = str(settings.token_budget)
     switches = ["--hash-model"] if settings.hash_model else []
-    further = settings.flags.get(slot.name, ())
-    return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *further]
+    extra_flags = settings.flags.get(slot.name, ())
+    return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *extra_flags]
 
 
 def gateway_command(
-    plan: SwarmPlan, settings: LocalSettings, folder: RunFolder, lifeline: int
+    plan: SwarmPlan, settings: LocalSettings, folder: RunFolder, parent_fd: int
 ) -> list[str]:
     flags = {
         "--discovery-dir": str(folder.members),
@@ -88,16 +88,16 @@ def gateway_command(
         "--run-file": str(folder.gateway_file),
         "--hold-limit": str(plan.hold_seconds),
         "--drain-timeout": str(GATEWAY_DRAIN_SECONDS),
-        "--parent-fd": str(lifeline),
+        "--parent-fd": str(parent_fd),
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
-    further = settings.flags.get(GATEWAY_JOB, ())
-    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *further]
+    extra_flags = settings.flags.get(GATEWAY_JOB, ())
+    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *extra_flags]
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """Ours, with every library that starts threads of its own held to `threads`."""
+    """Return this process's environment, with libraries that start threads limited to `threads`."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **os.environ,
@@ -108,7 +108,7 @@ def child_environment(threads: int) -> dict[str, str]:
 
 
 def _python_module(module: str) -> list[str]:
-    return [sys.executable, "-P", "-m", module]  # -P: a folder we happen to be in is no import path
+    return [sys.executable, "-P", "-m", module]  # -P: no imports from the current folder
 
 
 def _flatten(flags: dict[str, str]) -> list[str]:

@@ -1,6 +1,7 @@
-"""From a swarm document to a plan: what `up`, `plan`, `demo`, benchmarks and tests do first.
+"""Makes the plan of a swarm from its document, for this machine.
 
-Knows where facts of a model come from; raises UserError for anything that could not run.
+Inspects the model and raises UserError for anything that could not run. Used by `up`, `plan`, `demo`, benchmarks and
+tests. Starts nothing.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from modelswarm.resources.spec import Model, ModelSwarm
 
 
 def plan_file(path: Path | str, memory: str | None = None) -> SwarmPlan:
-    """The plan for a document's file; `memory` per server as the user wrote it."""
+    """Return the plan for a document's file. `memory`: of one server, as the user wrote it."""
     return plan_document(load_document(path), memory)
 
 
 def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
     limit = None if memory is None else bytes_of(memory, "--memory")
     source = source_address(swarm.spec.model)
-    # Before anything is started, so that a bad model is refused with nothing half-way.
+
     _check_tokenizer_and_template(swarm.spec.model)
     facts = inspect_model(source, swarm.spec.model.tokenizer).facts
     return plan_swarm(swarm, facts, source, limit)
 
 
 def source_address(model: Model) -> str:
-    """The address a server understands: source and revision in one."""
+    """Return the model's address as servers take it, source and revision in one."""
     _check_reachable(model.source, "spec.model.source")
     return model.address
 
@@ -45,7 +46,7 @@ def _check_reachable(address: str, field: str) -> None:
 
 
 def _check_tokenizer_and_template(model: Model) -> None:
-    """Before anything starts, as far as it can be seen here."""
+    """Refuse an unusable tokenizer address or chat template. Templates are checked if jinja2 is installed."""
     if model.tokenizer is not None:
         _check_reachable(model.tokenizer, "spec.model.tokenizer")
     if model.chat_template is not None and find_spec("jinja2"):
@@ -58,7 +59,7 @@ def _check_tokenizer_and_template(model: Model) -> None:
 
 
 def unused_fields(swarm: ModelSwarm) -> list[str]:
-    """Fields that were given and mean something only in a cluster."""
+    """Return the fields in the document that have a meaning only in a cluster."""
     model = swarm.spec.model
     given = {
         "spec.model.tokenSecretRef": model.token_secret_ref is not None,

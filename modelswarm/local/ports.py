@@ -1,4 +1,4 @@
-"""Whether addresses can be listened on, asked before anything is started. Used by `LocalSwarm`."""
+"""Checks that addresses can be listened on, before any process is started. Used by `LocalSwarm`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelswarm.process.command_line import split_target
 
 
 def check_addresses_free(addresses: Mapping[str, str]) -> None:
-    """UserError for the first field whose address is not ours to listen on, or that another field names too."""
+    """Raise UserError for the first field whose address cannot be listened on, or is another field's too."""
     taken: dict[tuple[str, int], str] = {}
     for field, address in addresses.items():
         host, port = split_target(field, address, example="127.0.0.1:8000, port 0 for any")

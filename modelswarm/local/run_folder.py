@@ -1,7 +1,8 @@
-"""Where a running swarm keeps its files, and how `status`, `chat` and `generate` find it without being told.
+"""The folder of a running swarm's files, by which `status`, `chat` and `generate` find the swarm.
 
-One folder per running swarm, `<runtime>/modelswarm-<uid>/<name>/`: a lock held as long as its owner lives, run.json,
-members/ and logs/. The lock, not a process id, says whether the owner lives, so nothing stale is ever believed.
+One folder per running swarm, `<runtime>/modelswarm-<uid>/<name>/`: a lock held while its owner runs, run.json,
+members/ and logs/. The lock, not a process id, shows that the owner runs, so a stale file is never used.
+Used by `LocalSwarm` and the command line. Does not know what the processes do.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from modelswarm.errors import ModelSwarmError, UserError
 
-LOCK_TIMEOUT_SECONDS = 0.5  # that removing a dead swarm's folder may take
+LOCK_TIMEOUT_SECONDS = 0.5  # for another process to finish removing a stale folder
 
 
 class RunInfo(BaseModel):
-    """A swarm that runs on this machine. Addresses are `host:port`."""
+    """A swarm that runs on this machine, as run.json describes it. Addresses are `host:port`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -35,7 +36,7 @@ class RunInfo(BaseModel):
 
 
 class NoSwarmError(ModelSwarmError):
-    """Nothing runs here that a command could talk to."""
+    """No swarm runs on this machine that a command could talk to."""
 
 
 class RunFolder:
@@ -49,17 +50,17 @@ class RunFolder:
 
     @classmethod
     def claim(cls, name: str, parent: Path | None = None) -> RunFolder:
-        """Take the name; what killed owners have left is removed. UserError if its owner lives."""
+        """Take the name, after removing stale folders. UserError if a swarm of that name runs."""
         parent = parent or runs_folder()
         _remove_stale_folders(parent)
         path = parent / name
         lock = _lock_with_retry(path)
         if lock is None:
             pid = _read_pid(path)
-            who = f" (pid {pid})" if pid else ""
+            owner = f" (pid {pid})" if pid else ""
             raise UserError(
                 "metadata.name",
-                f"a swarm {name!r} runs already{who}; stop it or choose another name",
+                f"a swarm {name!r} runs already{owner}; stop it or choose another name",
             )
         folder = cls(path, lock)
         for part in (folder.members, folder.logs):
@@ -68,13 +69,13 @@ class RunFolder:
         return folder
 
     def publish(self, info: RunInfo) -> None:
-        """From now on other commands find the swarm."""
+        """Write run.json: from now on other commands find the swarm."""
         written = self.path / "run.json.new"
         written.write_text(json.dumps(info.model_dump(), indent=1))
         written.replace(self.path / "run.json")
 
     def release(self) -> None:
-        """Remove the folder and give the name back. May be called twice."""
+        """Remove the folder and release the name. May be called twice."""
         if self._lock >= 0:
             shutil.rmtree(self.path)
             os.close(self._lock)
@@ -82,7 +83,7 @@ class RunFolder:
 
 
 def runs_folder() -> Path:
-    """`$XDG_RUNTIME_DIR` or the temporary folder; ours alone, as others may write to the latter."""
+    """Return the folder of all runs, in `$XDG_RUNTIME_DIR` or the temporary folder; only this user may own it."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     path = base / f"modelswarm-{os.getuid()}"
     try:
@@ -91,13 +92,13 @@ def runs_folder() -> Path:
         raise UserError(str(path), f"cannot be created: {error.strerror}") from None
     if path.stat().st_uid != os.getuid() or path.is_symlink():
         raise UserError(
-            str(path), "belongs to somebody else; set XDG_RUNTIME_DIR to a folder of yours"
+            str(path), "belongs to another user; set XDG_RUNTIME_DIR to a folder of yours"
         )
     return path
 
 
 def list_runs(parent: Path | None = None) -> list[RunInfo]:
-    """Those whose owner lives and has published them, by name."""
+    """Return the published swarms whose owner runs, by name."""
     found = []
     for path in sorted((parent or runs_folder()).iterdir()):
         info = _read_info(path)
@@ -107,7 +108,7 @@ def list_runs(parent: Path | None = None) -> list[RunInfo]:
 
 
 def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
-    """The swarm of that name, or the only one there is."""
+    """Return the swarm of that name, or the only one that runs."""
     runs = list_runs(parent)
     chosen = [run for run in runs if name is None or run.name == name]
     if len(chosen) == 1:
@@ -118,12 +119,12 @@ def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     if runs:
         raise UserError("--name", f"no swarm {name!r} runs here; allowed: {names}")
     raise NoSwarmError(
-        "no swarm runs on this machine: start one with `modelswarm up FILE`, or say where with --url"
+        "no swarm runs on this machine: start one with `modelswarm up FILE`, or give an address with --url"
     )
 
 
 def _lock_with_retry(path: Path) -> int | None:
-    """As `_lock`, but whoever is just sweeping the folder may finish."""
+    """As `_try_lock`, but wait for a process that is just removing the stale folder."""
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     while (lock := _try_lock(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -131,13 +132,13 @@ def _lock_with_retry(path: Path) -> int | None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The lock's descriptor, or None when somebody holds it. It ends with the process, however that ends."""
+    """Return the lock's descriptor, or None if another process holds it. The kernel frees it with the process."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
         try:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # its owner removed the folder between the two lines
+            continue  # its owner removed the folder after mkdir
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,11 +146,11 @@ def _try_lock(path: Path) -> int | None:
             return None
         if _same_file(lock, path / "lock"):
             return lock
-        os.close(lock)  # we locked what its owner was just removing
+        os.close(lock)  # the locked file is one that its owner has just removed
 
 
 def _remove_stale_folders(parent: Path) -> None:
-    """Remove the folders whose owners have died without a word."""
+    """Remove the folders whose owners ended without removing them."""
     for lock_file in parent.glob("*/lock"):
         path = lock_file.parent
         lock = _try_lock(path)

@@ -1,7 +1,8 @@
-"""Keeps a set of jobs running: starts them, notices deaths, starts them again after a backoff, stops them.
+"""Keeps a set of jobs running: starts their processes, restarts those that end after a back-off, stops all.
 
-Used by `LocalSwarm`. A job is a name, a command for each incarnation, and a way to see that it is ready; what the
-processes do is not known here. One thread looks every few hundredths of a second; callers of any thread are welcome.
+A job is a name, a command for each incarnation, and a readiness check. One thread polls the jobs every
+`POLL_SECONDS`; the public methods may be called from any thread. Used by `LocalSwarm`. Does not know what the
+processes do.
 """
 
 from __future__ import annotations
@@ -15,58 +16,74 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.backoff import RestartBackoff
 from modelswarm.local.child_process import ChildProcess, ParentPipe, describe_exit, read_log_tail, stop_all
 
-POLL_SECONDS = 0.05  # seconds
-STOP_GRACE_SECONDS = 6.0  # that a process gets to stop by itself
-KEPT_LOGS_PER_JOB = 3  # per job: a job that keeps dying must not fill the disk with files
-USER_ERROR_EXIT_CODE = 2  # the exit code of a process whose flags or model are wrong
+POLL_SECONDS = 0.05  # between two checks of the jobs
+STOP_GRACE_SECONDS = 6.0  # from SIGTERM to SIGKILL
+KEPT_LOGS_PER_JOB = 3  # a job that keeps failing must not fill the disk with files
 
 
 class JobState(enum.Enum):
     STARTING = "starting"
     READY = "ready"
-    WAITING = "waiting"  # dead; started again when the backoff ends
+    WAITING = "waiting"  # its process has ended; started again when the back-off is over
     STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """One process that is kept running."""
+
     name: str
-    command: Callable[[int, int], Sequence[str]]  # (incarnation, lifeline's fd) -> argv
-    is_ready: Callable[[int], bool]  # (pid) -> it serves
-    remove_files: Callable[[], None]  # remove what a dead process has left behind
+    command: Callable[[int, int], Sequence[str]]  # (incarnation, parent pipe's fd) -> argv
+    is_ready: Callable[[int], bool]  # (pid) -> the process serves
+    remove_files: Callable[[], None]  # removes the files that an ended process has left
     stop_rank: int = 0  # lower ranks are stopped first
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job at one moment."""
+    """The state of a job at one moment."""
 
     name: str
     state: JobState
     incarnation: int
     pid: int
     restart_in: float = 0.0  # seconds, when waiting
-    exit_reason: str = ""  # how the last process ended
+    exit_reason: str = ""  # of the last process that ended, such as `killed by SIGKILL`
 
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A job went into another state; told to the listener on the supervisor's thread."""
+    """A job's change of state; given to the listener on the supervisor's thread."""
 
     at: float  # time.monotonic
     job: JobStatus
-    log_tail: tuple[str, ...] = ()  # the last lines of a process that died
+    log_tail: tuple[str, ...] = ()  # the last lines of a process that ended
 
 
 class StartError(ModelSwarmError):
-    """A process died, or did not get ready, while the swarm was being started."""
+    """A process ended, or was not ready in time, while the swarm was being started."""
 
     def __init__(self, message: str, is_user_error: bool = False) -> None:
         super().__init__(message)
         self.is_user_error = is_user_error
+
+
+@dataclass(slots=True)
+class RestartBackoff:
+    """Waits before a process that ended is started again: each is twice the one before, up to `maximum`. Pure."""
+
+    initial: float = 0.5  # seconds
+    maximum: float = 30.0  # seconds
+    reset_after: float = 60.0  # seconds; a run this long resets the wait to `initial`
+    _next: float = 0.0
+
+    def next_delay(self, ran: float) -> float:
+        """Return the seconds to wait after a run of `ran` seconds."""
+        wait = self.initial if ran >= self.reset_after or self._next == 0.0 else self._next
+        self._next = min(wait * 2, self.maximum)
+        return wait
 
 
 @dataclass(slots=True)
@@ -105,7 +122,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Start every job and wait until all are ready. On failure all is stopped again and StartError raised."""
+        """Start every job and wait until all are ready. On failure stop all and raise StartError."""
         self._thread.start()
         try:
             self._wait_all_ready(time.monotonic() + timeout)
@@ -119,7 +136,7 @@ class Supervisor:
             return tuple(running.status(now) for running in self._records.values())
 
     def send_signal(self, name: str, number: signal.Signals) -> JobStatus:
-        """Signal a job's process; returns what it was just before. KeyError for a name that is not known."""
+        """Send a signal to a job's process; return its status just before. KeyError for an unknown name."""
         with self._changed:
             running = self._records[name]
             before = running.status(time.monotonic())
@@ -128,28 +145,28 @@ class Supervisor:
             return before
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition()` is true, looked at after every change; False after `timeout` seconds."""
+        """Wait until `condition()` is true, evaluated after every change; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(condition, timeout)
 
     def raise_if_failed(self) -> None:
-        """Raise what made the watching thread end, if anything did."""
+        """Raise the exception that ended the supervisor's thread, if one did."""
         if self._failure is not None:
             raise self._failure
 
     def stop(self, grace: float = STOP_GRACE_SECONDS) -> None:
-        """Stop everything, rank by rank; nothing runs when it returns. May be called twice."""
+        """Stop all processes, rank by rank; none runs when it returns. May be called twice."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
         for rank in sorted({running.job.stop_rank for running in self._records.values()}):
-            stop_all(self._children(rank), grace)
+            stop_all(self.running_children(rank), grace)
         for running in self._records.values():
             running.state, running.child = JobState.STOPPED, None
             running.job.remove_files()
         self._parent_pipe.close()
 
-    def _children(self, rank: int) -> list[ChildProcess]:
+    def running_children(self, rank: int) -> list[ChildProcess]:
         return [
             running.child
             for running in self._records.values()
@@ -167,46 +184,46 @@ class Supervisor:
             with self._changed:
                 self._changed.notify_all()
 
-    def _check_job(self, running: _JobRecord) -> None:
+    def _check_job(self, record: _JobRecord) -> None:
         now = time.monotonic()
-        if running.child is None:
-            if now >= running.restart_at:
-                self._start_process(running)
+        if record.child is None:
+            if now >= record.restart_at:
+                self._start_process(record)
             return
-        code = running.child.exit_code()
+        code = record.child.exit_code()
         if code is not None:
-            self._on_exit(running, running.child, code, now)
-        elif running.state is JobState.STARTING and running.job.is_ready(running.child.pid):
-            self._set_state(running, JobState.READY)
+            self._on_exit(record, record.child, code, now)
+        elif record.state is JobState.STARTING and record.job.is_ready(record.child.pid):
+            self._set_state(record, JobState.READY)
 
-    def _start_process(self, running: _JobRecord) -> None:
-        incarnation = running.incarnation + 1
-        log = self._logs / f"{running.job.name}-{incarnation}.log"
-        running.logs.append(log)
-        for old in running.logs[:-KEPT_LOGS_PER_JOB]:
+    def _start_process(self, record: _JobRecord) -> None:
+        incarnation = record.incarnation + 1
+        log = self._logs / f"{record.job.name}-{incarnation}.log"
+        record.logs.append(log)
+        for old in record.logs[:-KEPT_LOGS_PER_JOB]:
             old.unlink(missing_ok=True)
-        del running.logs[:-KEPT_LOGS_PER_JOB]
-        running.job.remove_files()
-        command = running.job.command(incarnation, self._parent_pipe.read_fd)
+        del record.logs[:-KEPT_LOGS_PER_JOB]
+        record.job.remove_files()
+        command = record.job.command(incarnation, self._parent_pipe.read_fd)
         child = ChildProcess(command, self._env, log, self._parent_pipe)
         with self._changed:
-            running.incarnation, running.child = incarnation, child
-        self._set_state(running, JobState.STARTING)
+            record.incarnation, record.child = incarnation, child
+        self._set_state(record, JobState.STARTING)
 
-    def _on_exit(self, running: _JobRecord, child: ChildProcess, code: int, now: float) -> None:
-        running.job.remove_files()
+    def _on_exit(self, record: _JobRecord, child: ChildProcess, code: int, now: float) -> None:
+        record.job.remove_files()
         with self._changed:
-            running.child = None
-            running.exit_code, running.exit_reason = code, describe_exit(code)
-            running.restart_at = now + running.backoff.next_delay(now - child.started)
-        self._set_state(running, JobState.WAITING, tuple(read_log_tail(child.log)))
+            record.child = None
+            record.exit_code, record.exit_reason = code, describe_exit(code)
+            record.restart_at = now + record.backoff.next_delay(now - child.started)
+        self._set_state(record, JobState.WAITING, tuple(read_log_tail(child.log)))
 
-    def _set_state(self, running: _JobRecord, state: JobState, words: tuple[str, ...] = ()) -> None:
+    def _set_state(self, record: _JobRecord, state: JobState, log_tail: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         with self._changed:
-            running.state = state
-            view = running.status(now)
-        self._listener(JobChange(now, view, words))  # told before those who wait go on
+            record.state = state
+            view = record.status(now)
+        self._listener(JobChange(now, view, log_tail))  # before the waiting threads continue
         with self._changed:
             self._changed.notify_all()
 
@@ -229,12 +246,12 @@ class Supervisor:
         return next((running for running in self._records.values() if running.exit_reason), None)
 
 
-def _describe_start_failure(dead: _JobRecord) -> str:
-    """A process that knows what is wrong says so in its last line; otherwise its last lines are shown."""
-    words = read_log_tail(dead.logs[-1])
-    if dead.exit_code == USER_ERROR_EXIT_CODE and words:
+def _describe_start_failure(record: _JobRecord) -> str:
+    """Return the last line of a process that reports a user error, else its exit reason and last lines."""
+    words = read_log_tail(record.logs[-1])
+    if record.exit_code == USER_ERROR_EXIT_CODE and words:
         return words[-1]
     shown = "".join(f"\n  {line}" for line in words)
     return (
-        f"{dead.job.name} {dead.exit_reason} while starting{'; its last words:' if shown else ''}{shown}"
+        f"{record.job.name} {record.exit_reason} while starting{'; its last words:' if shown else ''}{shown}"
     )

@@ -1,7 +1,8 @@
-"""A swarm as processes of this machine: servers for every slot of a plan, and one gateway before them.
+"""A swarm as processes of this machine: one server for every slot of a plan, and one gateway.
 
-Used by `modelswarm up`, `modelswarm demo`, benchmarks and tests; the same class for all, so that what is tested is
-what runs. `with LocalSwarm(plan) as swarm:` starts it, and leaves nothing behind.
+`with LocalSwarm(plan) as swarm:` starts the processes, and removes them and their files at the end. Used by
+`modelswarm up`, `modelswarm demo`, benchmarks and tests; all use this class, so that the tested code is the code that
+runs. Does not know Kubernetes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import UserError
-from modelswarm.local.backoff import RestartBackoff
+from modelswarm.local.supervisor import RestartBackoff
 from modelswarm.local.child_process import read_log_tail
 from modelswarm.local.commands import (
     GATEWAY_JOB,
@@ -46,12 +46,13 @@ from modelswarm.process.run_files import (
     read_member_file,
 )
 
-GATEWAY_RANK, SERVER_RANK = 0, 1  # the gateway stops first: it can still tell its clients
+GATEWAY_STOP_RANK = 0  # the gateway stops first: it can still end its clients' streams
+SERVER_STOP_RANK = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalServer:
-    """A slot and the process in it. `member` is there while the server serves."""
+    """A slot and the process in it. `member` is set while the server is ready."""
 
     slot: Slot
     job_status: JobStatus
@@ -74,7 +75,7 @@ class LocalSwarm:
         self._gateway: GatewayFile | None = None
 
     def start(self) -> RunInfo:
-        """Start everything and wait until it serves. Checks first; whatever fails, nothing is left running."""
+        """Start all processes and wait until they serve. If anything fails, no process is left running."""
         if not self.slots:
             raise UserError("spec.replicas", "0 suspends the swarm; allowed to start it: 1 or more")
         wanted = self._settings
@@ -96,7 +97,7 @@ class LocalSwarm:
         return info
 
     def stop(self) -> None:
-        """Stop everything and remove the files. May be called twice, or after a failed start."""
+        """Stop all processes and remove the files. May be called twice, or after a failed start."""
         if self._supervisor is not None:
             self._supervisor.stop()
         if self._folder is not None:
@@ -106,17 +107,12 @@ class LocalSwarm:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     @property
     def http(self) -> str:
-        """`host:port`."""
+        """The gateway's HTTP address, `host:port`."""
         return self._gateway_addresses.http
 
     @property
@@ -129,7 +125,7 @@ class LocalSwarm:
 
     @property
     def logs(self) -> Path:
-        """Where every process writes its log, as `NAME-INCARNATION.log`."""
+        """The folder of the processes' logs, `NAME-INCARNATION.log`."""
         if self._folder is None:
             raise RuntimeError("the swarm has not been started")
         return self._folder.logs
@@ -147,22 +143,22 @@ class LocalSwarm:
 
     @property
     def coverage(self) -> int:
-        """The fewest ready servers that any block has."""
+        """The number of ready servers of the block that has the fewest."""
         serving = (server.slot.span for server in self.servers if server.job_status.state is JobState.READY)
         return coverage(self.plan.spans, serving)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobStatus:
-        """Signal a server, or `gateway`; returns what it was. The dead are replaced after their backoff."""
+        """Send a signal to a server or `gateway`; return its status before. It is restarted after its back-off."""
         return self._started.send_signal(name, number)
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until every slot and the gateway serve."""
+        """Wait until every server and the gateway are ready; False after `timeout` seconds."""
         return self._started.wait_until(
             lambda: all(job.state is JobState.READY for job in self._started.job_statuses()), timeout
         )
 
     def wait_replaced(self, name: str, incarnation: int, timeout: float) -> bool:
-        """Wait until a later incarnation of a job serves."""
+        """Wait until a later incarnation of a job is ready; False after `timeout` seconds."""
 
         def replaced() -> bool:
             return any(
@@ -173,7 +169,7 @@ class LocalSwarm:
         return self._started.wait_until(replaced, timeout)
 
     def raise_if_failed(self) -> None:
-        """Raise if the watching itself has failed."""
+        """Raise the exception that ended the supervisor's thread, if one did."""
         self._started.raise_if_failed()
 
     @property
@@ -189,14 +185,14 @@ class LocalSwarm:
         return self._gateway
 
     def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
-        """Until the gateway has a link to every server and the model's tokenizer."""
-        with SwarmClient(self.grpc) as door:
-            while not door.is_serving(len(self.slots)):
+        """Wait until the gateway has a link to every server and the model's tokenizer."""
+        with SwarmClient(self.grpc) as client:
+            while not client.is_serving(len(self.slots)):
                 self.raise_if_failed()
                 if time.monotonic() > deadline:
                     log = folder.logs / f"{GATEWAY_JOB}-{self.gateway.incarnation}.log"
                     words = "".join(f"\n  {line}" for line in read_log_tail(log))
-                    raise StartError(f"the gateway did not reach all servers in time:{words}")
+                    raise StartError(f"the gateway did not link to all servers in time:{words}")
                 time.sleep(POLL_SECONDS)
 
     def _run_info(self) -> RunInfo:
@@ -224,8 +220,8 @@ class LocalSwarm:
         )
 
     def _server_job(self, folder: RunFolder, slot: Slot) -> Job:
-        def command(incarnation: int, lifeline: int) -> list[str]:
-            return server_command(self.plan, slot, self._settings, folder, incarnation, lifeline)
+        def command(incarnation: int, parent_fd: int) -> list[str]:
+            return server_command(self.plan, slot, self._settings, folder, incarnation, parent_fd)
 
         def ready(pid: int) -> bool:
             member = read_member_file(folder.members, slot.name)
@@ -237,8 +233,8 @@ class LocalSwarm:
         return Job(slot.name, command, ready, forget, SERVER_RANK)
 
     def _gateway_job(self, folder: RunFolder) -> Job:
-        def command(incarnation: int, lifeline: int) -> list[str]:
-            return gateway_command(self.plan, self._gateway_settings(), folder, lifeline)
+        def command(incarnation: int, parent_fd: int) -> list[str]:
+            return gateway_command(self.plan, self._gateway_settings(), folder, parent_fd)
 
         def ready(pid: int) -> bool:
             announced = read_gateway_file(folder.gateway_file)
@@ -253,7 +249,7 @@ class LocalSwarm:
         return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_RANK)
 
     def _gateway_settings(self) -> LocalSettings:
-        """A gateway that is started again listens where clients know it."""
+        """Return the settings with the gateway's first addresses: a restarted gateway keeps them for its clients."""
         known = self._gateway
         if known is None:
             return self._settings

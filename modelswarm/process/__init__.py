@@ -1,1 +1,1 @@
-"""What all three processes share: flags, signals, parent watch, run files."""
+"""Code shared by all three processes: flags, signals, parent watch, run files."""

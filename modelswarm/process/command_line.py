@@ -1,7 +1,7 @@
-"""What the command lines of server, gateway and operator have in common.
+"""Command-line helpers shared by server, gateway and operator.
 
-Flags become one settings object, HOST:PORT comes apart, and whatever a user can mend ends as one sentence on stderr
-with exit code 2. Used by the `settings` and `main` of each process, and by the local runtime. Knows no process.
+Reads flags into one settings object, splits HOST:PORT, and turns errors a user can correct into one sentence on
+stderr and exit code 2. Used by the `settings` and `app` of each process, and by the local runtime. Knows no process.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import click
 from modelswarm.errors import ModelSwarmError, UserError
 
 MAX_PORT = 65535
-USER_ERROR_EXIT_CODE = 2  # exit code: the same command would be refused again
+USER_ERROR_EXIT_CODE = 2  # wrong flags or model: the same command would fail again
 
 Settings = TypeVar("Settings")
 
 
 def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:
-    """What the command's callback makes of the flags, a `kind`.
+    """Return the settings object, a `kind`, that the command's callback makes of the flags.
 
     Raises UserError or click's own errors; both are one sentence. `--help` prints and exits.
     """
@@ -32,9 +32,9 @@ def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence
 
 
 def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tuple[str, int]:
-    """("127.0.0.1", 8000) of "127.0.0.1:8000"; an IPv6 host is written in brackets.
+    """Split "127.0.0.1:8000" into ("127.0.0.1", 8000); an IPv6 host is written in brackets.
 
-    `field` is what an error calls it, `like` what would have been allowed.
+    Errors name `field` and give `example` as an allowed value.
     """
     host, _, port = target.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:

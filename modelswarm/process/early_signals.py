@@ -1,7 +1,7 @@
-"""What a program does first of all as the first process of a container: it can be asked to stop.
+"""Signal handlers for the first moments of a process that is process 1 of a container.
 
-The kernel lets such a process ignore a signal that it has no handler for, and a pod would then only end with its grace
-period. Called by the `program` of each process before it imports what takes time. Imports next to nothing.
+The kernel does not deliver a signal without a handler to process 1, so its pod would end only with its grace period.
+Called by the `__main__` of each process before the slow imports. Imports only `os` and `signal`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import signal
 
 
 def exit_on_signals() -> None:
-    """At once, until the process has its own way to stop: there is nothing to tidy up yet."""
+    """Exit at once on SIGTERM and SIGINT, until the process installs its own handlers. Nothing needs cleanup yet."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_now)
 
 
 def _exit_now(number: int, frame: object) -> None:
-    """Not by an exception: it could come up in a finaliser, which drops it."""
+    """Exit without an exception: one raised inside a finaliser would be dropped."""
     os._exit(0)

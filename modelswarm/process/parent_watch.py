@@ -1,6 +1,7 @@
-"""A child that never outlives its parent: it holds the read end of a pipe whose write end only the parent has.
+"""Ends this process when its parent ends, by a pipe whose write end only the parent has.
 
-Called by the `main` of server and gateway for `--parent-fd`. A pipe needs no polling and works on every POSIX system.
+Called by the `app` of server and gateway for `--parent-fd`. A pipe needs no polling and works on every POSIX system.
+Does not know the parent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from modelswarm.errors import UserError
 
 
 def exit_with_parent(fd: int) -> None:
-    """End this process, whatever it does, when the other end of the pipe is closed. UserError if `fd` is not open."""
+    """Exit with code 1 as soon as the other end of the pipe is closed. UserError if `fd` is not open."""
     try:
         os.fstat(fd)
     except OSError as error:

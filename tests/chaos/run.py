@@ -23,9 +23,9 @@ from support.chaos.requests import scripts_of
 from support.chaos.snapshot import held, look, loops
 from support.chaos.swarm import Plan, World, world
 from support.chaos.waiting_bounds import forks, longest_wait
+from support.eventually import eventually
 from support.processes.server import gone_within, group_alive
 from support.processes.streams import Answer, Ask
-from support.processes.swarm import wait_until
 
 LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
@@ -199,7 +199,12 @@ class _Run:
             self._ask_again()
             self._loops = loops(self._scene)
             self._scene.running.wait_empty(EMPTY_SECONDS)
-            wait_until(lambda: not held(self._scene), EMPTY_SECONDS, lambda: str(held(self._scene)))
+            eventually(
+                "gateways keep no session",
+                lambda: not held(self._scene),
+                EMPTY_SECONDS,
+                lambda: held(self._scene),
+            )
         except AssertionError as problem:
             self.judge.blame(f"when all was over: {problem}")
         self._look()

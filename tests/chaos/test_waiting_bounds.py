@@ -59,6 +59,8 @@ def test_a_gateway_begins_a_session_again_only_if_it_hears_of_no_route_for_long(
     assert not begins(cut, Event(2.0, Fault.ONE_WAY, ("c", OTHER), 5.0)), "another gateway"
     assert begins(cut, Event(2.0, Fault.ONE_WAY, ("c", GATEWAY), 5.0))
     assert begins(cut, Event(2.0, Fault.FREEZE, ("d",), UNREACHED_SECONDS))
-    assert not begins(cut, Event(2.0, Fault.FREEZE, ("d",), UNREACHED_SECONDS - 0.1)), "it is asked again"
+    assert not begins(cut, Event(2.0, Fault.FREEZE, ("d",), UNREACHED_SECONDS - 0.1)), (
+        "it is asked again"
+    )
     assert not begins(cut, Event(4.0, Fault.FREEZE, ("d",), 4.0)), "a moment at a time"
     assert not begins(cut, Event(2.0, Fault.KILL, ("d",))), "who died has nobody's session"

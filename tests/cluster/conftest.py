@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class HasKubectl(Protocol):
-    """What every kind of cluster has."""
+    """The part that every kind of cluster has."""
 
     @property
     def kubectl(self) -> Kubectl: ...

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from support.models.tiny_models import JUDGED, make_toy
 from support.processes.kill_scenarios import KEPT_SECONDS
-from support.processes.swarm import Running, local_settings, running_swarm
-
-from modelswarm.local.commands import GATEWAY_JOB
+from support.processes.swarm import ENDLESS, Running, local_settings, running_swarm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KEPT = {GATEWAY_JOB: ("--session-idle", f"{KEPT_SECONDS}")}
+KEPT = ("--session-idle", f"{KEPT_SECONDS}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -34,6 +31,12 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy for the hash model, with a context so long that no answer ends before a test is done with it."""
+    return make_toy(tmp_path_factory.mktemp("endless"), length=ENDLESS)
+
+
+@pytest.fixture(scope="session")
 def toy_model(toy_folder: Path) -> PreTrainedModel:
     import torch
     from support.models.tiny_models import load_whole
@@ -45,14 +48,16 @@ def toy_model(toy_folder: Path) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def four_spans(toy_folder: Path) -> Iterator[Running]:
     """4 spans x 2 servers of the toy; prompts are read in small parts."""
-    settings = replace(local_settings("four", token_budget=16), flags=KEPT)
+    settings = local_settings("four", token_budget=16, gateway_flags=KEPT)
     with running_swarm(toy_folder, "four", spans=4, replicas=2, settings=settings) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def hash_spans(toy_folder: Path) -> Iterator[Running]:
-    """The same on the hash model: its answers are exact."""
-    settings = replace(local_settings("hash", hash_model=True, token_budget=8), flags=KEPT)
-    with running_swarm(toy_folder, "hash", spans=4, replicas=2, settings=settings) as running:
+def hash_spans(endless_folder: Path) -> Iterator[Running]:
+    """4 spans x 2 servers of the hash model, whose answers are exact; their context is endless."""
+    settings = local_settings("hash", hash_model=True, token_budget=8, gateway_flags=KEPT)
+    with running_swarm(
+        endless_folder, "hash", spans=4, replicas=2, length=ENDLESS, settings=settings
+    ) as running:
         yield running

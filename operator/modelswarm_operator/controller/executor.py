@@ -29,20 +29,18 @@ from modelswarm_operator.kube.resources import (
 )
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
-    NAME_TAKEN,
+from modelswarm_operator.reconcile.state.actions import (
     Action,
     ApplyChild,
     CreatePod,
     DeleteChild,
     DeletePod,
-    Json,
     LabelPod,
     RecordEvent,
     SetFinalizer,
-    SwarmView,
     WriteStatus,
 )
+from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, Json, SwarmView
 
 log = logging.getLogger(__name__)
 MAX_CONCURRENT_WRITES = 16  # writes of all swarms together

@@ -23,7 +23,8 @@ from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import NODE, WATCHED, Kind
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.reconciler import reconcile
-from modelswarm_operator.reconcile.state.observed import Decision, Json, Observed
+from modelswarm_operator.reconcile.state.actions import Decision
+from modelswarm_operator.reconcile.state.observed import Json, Observed
 from modelswarm_operator.settings import Settings
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.kube.errors import ApiError, ConflictError, LeaseLostError, ThrottledError
 from modelswarm_operator.observability.metrics import Metrics
-from modelswarm_operator.reconcile.state.observed import Decision, DeleteChild, DeletePod, Observed
+from modelswarm_operator.reconcile.state.actions import Decision, DeleteChild, DeletePod
+from modelswarm_operator.reconcile.state.observed import Observed
 
 log = logging.getLogger(__name__)
 

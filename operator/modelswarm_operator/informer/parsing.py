@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from modelswarm.resources.spec import Spec
 from modelswarm.resources.status import seconds_since_epoch
 from modelswarm.resources.violations import violations_of
-from modelswarm_operator.reconcile.manifests.manifests import CONTAINER
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
     ContainerView,
@@ -116,7 +115,7 @@ def _container_view(statuses: Any) -> ContainerView:
     """Of our own container: the kubelet sorts them by name, so a mesh's proxy may come first."""
     if not statuses:
         return ContainerView()
-    ours = (one for one in statuses if one.get("name") == CONTAINER)
+    ours = (one for one in statuses if one.get("name") == names.CONTAINER)
     first: Mapping[str, Any] = next(ours, statuses[0])
     state = first.get("state") or {}
     waiting, running = state.get("waiting") or {}, state.get("running") or {}

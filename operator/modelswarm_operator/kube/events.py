@@ -17,7 +17,8 @@ from modelswarm_operator.kube.client import Api
 from modelswarm_operator.kube.errors import ApiError
 from modelswarm_operator.kube.resources import EVENT, FIELD_MANAGER, SWARM
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import Json, RecordEvent, SwarmView
+from modelswarm_operator.reconcile.state.actions import RecordEvent
+from modelswarm_operator.reconcile.state.observed import Json, SwarmView
 
 log = logging.getLogger(__name__)
 REPEAT_SECONDS = 600.0

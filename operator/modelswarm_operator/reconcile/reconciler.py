@@ -21,13 +21,8 @@ from modelswarm_operator.reconcile.model.span_plan import Layout, make_layout
 from modelswarm_operator.reconcile.pods.inventory import classify_pods
 from modelswarm_operator.reconcile.serving_swarm import ServingResult, reconcile_serving
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
-    Action,
-    Decision,
-    Observed,
-    SetFinalizer,
-    WriteStatus,
-)
+from modelswarm_operator.reconcile.state.actions import Action, Decision, SetFinalizer, WriteStatus
+from modelswarm_operator.reconcile.state.observed import Observed
 from modelswarm_operator.reconcile.state.policy import Policy
 from modelswarm_operator.reconcile.state.slot_history import read_status, slot_histories
 from modelswarm_operator.reconcile.state.turn import Turn

@@ -33,7 +33,8 @@ from modelswarm_operator.reconcile.pods.slot_filler import (
 )
 from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, LabelPod, Observed
+from modelswarm_operator.reconcile.state.actions import ApplyChild, DeleteChild, LabelPod
+from modelswarm_operator.reconcile.state.observed import Observed
 from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
 from modelswarm_operator.reconcile.status.problems import (

@@ -1,6 +1,6 @@
-"""How hops come, are cut, and go: Fence, Close, Live, grants and leases (R2, R3, R8, R12, R19).
+"""Creates, truncates and frees hops: Fence, Close, OwnedSessions, leases (R2, R3, R8: fences; R12, R19: leases).
 
-Used by `server.py`. Owns the registry and the pages; of a running epoch it knows only how to stop it.
+Used by `server.py`. Owns the hop table and the pages. Knows of a running epoch only how to stop it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
 
 EMPTY_TURN = Turn(reserved_positions=0, end=0)
-IDLE_SECONDS = 5.0  # a session that nothing was done for so long is one that nobody waits for
+IDLE_SECONDS = 5.0
+"""A graceful stop does not wait for a session without messages or steps for this many seconds."""
 
 
 class Fencing:
@@ -58,7 +59,7 @@ class Fencing:
         self._replay_log = log
         self._start_deadlines: dict[
             Hop, float
-        ] = {}  # hops that never ran, until when they may wait for Go
+        ] = {}  # hops that never ran: freed then
         self.hops = HopTable(random_bits)
         self.admission = Admission(shape, settings.recovery_fraction)
         self.steps = 0
@@ -102,7 +103,7 @@ class Fencing:
         if fence.epoch < hop.epoch:
             return
         if fence.epoch == hop.epoch:
-            if hop.fence_ack is not None:  # asked again, before Go
+            if hop.fence_ack is not None:  # the same Fence again, before StartEpoch
                 hop.gateway_handle = fence.gateway_handle
                 hop.fence_ack = replace(hop.fence_ack, handle=fence.gateway_handle)
                 self._renew_grant(hop, now)
@@ -120,7 +121,7 @@ class Fencing:
             self.apply_pending_fence(hop, now)
 
     def apply_pending_fence(self, hop: Hop, now: float) -> None:
-        """Make the pending cut and answer it; called when no step holds the hop."""
+        """Truncate the hop as its pending Fence says and acknowledge; called when no step holds the hop."""
         fence, hop.pending_fence = hop.pending_fence, None
         assert fence is not None
         hop.truncate(fence.kv_cut, fence.log_cut)
@@ -139,7 +140,10 @@ class Fencing:
         self._acknowledge(hop, refusal)
 
     def _admit_turn(self, hop: Hop, turn: Turn, now: float) -> Refusal | None:
-        """R8: if it is refused, the cut and the epoch hold and the old reserve and params stay."""
+        """Give the hop the pages of a new turn, or return a refusal.
+
+        R8 (refused turns): after a refusal truncation and epoch stand; the old reserve and parameters stay.
+        """
         refusal = self.admission.refusal_when_empty(turn, hop.for_recovery)
         if refusal is None and not self._has_room(hop.key, turn, hop.for_recovery, hop, now):
             refusal = Refusal.NO_PAGES
@@ -167,7 +171,7 @@ class Fencing:
         return (RetainedRows(hop.last, start, end),) if start < end else ()
 
     def _create_hop(self, peer: PeerId, fence: Fence, create: Create, now: float) -> None:
-        """Open a hop, or refuse and leave nothing behind."""
+        """Create a hop, or refuse and change nothing."""
         turn = fence.turn or EMPTY_TURN
         refusal = self._create_refusal(create, turn, now)
         if refusal is not None:
@@ -184,7 +188,7 @@ class Fencing:
     def _refuse(
         self, peer: PeerId, fence: Fence, refusal: Refusal, owner_epoch: Epoch | None = None
     ) -> None:
-        """Nothing is opened, and nothing that is there is touched."""
+        """Refuse a Fence; no hop is created or changed."""
         answer = FenceAck(
             handle=fence.gateway_handle,
             server_handle=NO_HANDLE,
@@ -210,8 +214,10 @@ class Fencing:
     def _has_room(
         self, key: HopKey, turn: Turn, for_recovery: bool, existing: Hop | None, now: float
     ) -> bool:
-        """For a new hop, or for a turn of `wanting`. Repairs outrank admissions (R12), and a turn that needs more pages
-        than its hop has is one."""
+        """True if a new hop, or a turn of the `existing` hop, gets its pages.
+
+        Recoveries precede new turns (R12, admission). A turn that needs more pages than its hop has is a new one.
+        """
         held = 0 if existing is None else len(existing.pages)
         fits = self._make_room(turn, held, for_recovery, existing, now)
         if not for_recovery:
@@ -242,7 +248,7 @@ class Fencing:
     def _make_room(
         self, turn: Turn, held: int, for_recovery: bool, existing: Hop | None, now: float
     ) -> bool:
-        """Is there room, if need be by freeing hops whose lease has expired (R19)?"""
+        """True if the turn fits, if necessary after freeing hops whose lease has expired (R19, leases)."""
         if self.admission.missing_pages(turn, held, for_recovery) <= 0:
             return True
         expired = [
@@ -262,7 +268,7 @@ class Fencing:
     # --- a graceful stop ---------------------------------------------------------------------
 
     def start_draining(self) -> None:
-        """No hop is created any more, and every gateway that has a session here is told."""
+        """Refuse new hops from now on and tell every gateway that has a session here."""
         self.draining = True
         told: set[PeerId] = set()
         for hop in self.hops:
@@ -273,7 +279,7 @@ class Fencing:
                 )
 
     def is_in_use(self, now: float) -> bool:
-        """Does anybody still count on a session here? Sessions at rest and those of lost gateways can be rebuilt."""
+        """True while a session needs this server. Idle sessions and those of lost gateways can be rebuilt elsewhere."""
         return any(
             hop.in_step or now - hop.last_used < IDLE_SECONDS
             for hop in self.hops
@@ -288,7 +294,7 @@ class Fencing:
             self.free_hop(hop)
 
     def free_hop(self, hop: Hop) -> None:
-        """Forget the hop at once; its pages follow when the step that borrowed them retires."""
+        """Remove the hop at once; its pages are released when the step that borrowed them ends."""
         self._scheduler.remove_hop(hop)
         self._flow_control.remove_hop(hop)
         self.hops.remove(hop)
@@ -301,25 +307,27 @@ class Fencing:
             self.admission.release_hop(hop)
 
     def on_owned_sessions(self, peer: PeerId, live: OwnedSessions) -> None:
-        """Free what the gateway no longer knows. It is told so, in case this list was a late one."""
+        """Free the hops that the gateway does not list, and report each one, in case the list was out of date."""
         named = {(entry.handle, entry.session) for entry in live.sessions}
         for hop in self.hops.owned_by([peer]):
             if (hop.handle, hop.session) not in named:
                 self._report_and_free(hop, "not in the gateway's list of live sessions")
 
     def on_lease_lapsed(self, gateway: PeerId) -> None:
-        """Its lease was over before it spoke again: it is one of those that want its hops, the epoch decides. Else it
-        could keep one hop from who has taken the others, and none would have the session."""
+        """The gateway's lease expired before it reconnected, so it loses its priority.
+
+        Its hops go to the gateway with the higher epoch. Otherwise two gateways could each keep a part of a session.
+        """
         for hop in self.hops.owned_by([gateway]):
             hop.started_by_owner = False
 
     def on_started(self, hop: Hop) -> None:
-        """Go came: from now on only the lease can free the hop."""
+        """StartEpoch came: from now on only the lease can free the hop."""
         self._start_deadlines.pop(hop, None)
 
     def tick(self, now: float) -> None:
         for hop in [hop for hop, until in self._start_deadlines.items() if now >= until]:
-            self._report_and_free(hop, "no Go came in time")
+            self._report_and_free(hop, "no StartEpoch came in time")
         owners = {hop.gateway for hop in self.hops}
         gone = [
             owner
@@ -347,7 +355,7 @@ def _last_run_epoch(fence: Fence) -> Epoch:
 
 
 def _merge_fences(old: Fence | None, new: Fence) -> Fence:
-    """A cut that was not made yet and the one that follows it, as one."""
+    """Return one Fence for a Fence that is still pending and the next one: the lower limits of both."""
     if old is None:
         return new
     return replace(

@@ -1,7 +1,7 @@
-"""Whose hop it is when a gateway fences one that another gateway had (R19, R20).
+"""Ownership of a hop when a gateway fences one that belongs to another gateway (R19: leases, R20: takeover).
 
-Pure; used by `lifecycle.py` for every Fence. The lease protects a gateway that lives, the epoch orders those that want
-what it left. Knows nothing of what a hop holds.
+Pure; used by `fencing.py` for every Fence. The lease protects a running gateway; the epoch orders the gateways that
+claim the sessions of a lost one. Knows nothing of what a hop holds.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from modelswarm_serving.core.hops.hop import Hop
 
 
 class Ownership(enum.Enum):
-    OWNER = "own"  # it is its owner that fences
-    TAKEN_OVER = "taken"  # another one has it from now on, with all that it holds
-    REPLACED = "replaced"  # nobody has it any more: it makes room for what the Fence creates
-    STALE_EPOCH = "outranked"  # it stays where it is
+    OWNER = "own"  # the owner itself fences
+    TAKEN_OVER = "taken"  # the other gateway owns it from now on, with its state
+    REPLACED = "replaced"  # it is freed, and the Fence creates a new hop
+    STALE_EPOCH = "outranked"  # the Fence is refused
 
 
 def decide_ownership(
     hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float
 ) -> Ownership:
-    """`silent`: for how many seconds the owner has not been heard.
+    """Decide a Fence of `peer`; `silent` is the time in seconds since the last message of the owner.
 
-    While its lease runs, the owner keeps every hop that it has run. One that it never ran is still being wanted, by it
-    as by the other: there the higher epoch wins, so that of two that adopt at once one gets all hops.
-    An owner whose lease was over when it spoke again is one that wants it, until it says Go.
-    An owner whose lease is over holds nothing: neither may its epoch keep others out for ever.
+    While its lease runs, the owner keeps every hop that it has started. A hop that it never started goes to the higher
+    epoch, so that one of two simultaneous takeovers gets all hops. An owner that returns after its lease has expired
+    competes by epoch as well, until its StartEpoch.
+    An owner with an expired lease keeps no hop; its epoch must not keep others out for ever.
     """
     if peer == hop.gateway:
         return Ownership.OWNER

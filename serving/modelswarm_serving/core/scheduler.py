@@ -1,8 +1,8 @@
-"""Which rows go into the next step: decode rows first and oldest first, then prefill chunks under a budget: what a loss
-or a move made necessary before the prompts of new turns, and the oldest first.
+"""Chooses the rows of the next step: decode rows first, then prefill chunks, under a budget of rows.
 
-Used by `server.py`, which says when a hop becomes ready; nothing here looks at hops that wait. Knows neither
-messages nor pages.
+Decode rows run oldest first. Prefill of recoveries and migrations precedes prompts of new turns, each oldest first.
+Used by `server.py` and `step.py`, which tell when a hop becomes ready. Knows neither messages nor pages, and never
+looks at hops that wait.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 from modelswarm_serving.core.hops.hop import Hop
 
 MIN_PREFILL_ROWS = 32
-"""Rows of prefill per step however many sessions decode, so that no prompt starves."""
+"""Rows of prefill per step, however many sessions decode, so that no prompt starves."""
 
 
 class Scheduler:
-    """Ready hops in queues: those at row n or later decode, the others prefill."""
+    """Queues of ready hops: hops at row n or later decode, the others prefill."""
 
     def __init__(self, token_budget: int) -> None:
         self._budget = token_budget
-        self._decode: dict[Hop, float] = {}  # in order of readiness, with the time of it
+        self._decode: dict[Hop, float] = {}  # in order of readiness, with its time
         self._prefill: dict[Hop, float] = {}
-        self._alone: dict[Hop, float] = {}  # each in a step of its own, before all others
+        self._alone: dict[Hop, float] = {}  # one per step, before all others
         self._prefill_order: dict[
             Hop, tuple[bool, int]
-        ] = {}  # repairs first, then by order of their Go
+        ] = {}  # recoveries first, then by StartEpoch
         self._next_start = 0
         self._decoding: dict[int, int] = {}  # hops of the route -> sessions that decode
 
@@ -33,22 +33,22 @@ class Scheduler:
 
     @property
     def has_decoding(self) -> bool:
-        """Whether somebody waits for tokens of sessions here."""
+        """True while a session decodes here."""
         return bool(self._decoding)
 
     def oldest_ready_at(self) -> float | None:
-        """When the row that waits longest became ready."""
+        """Return the time at which the row that waits longest became ready; None when no row waits."""
         first = next(iter(self._decode.values()), None)
         times = [*self._prefill.values(), *self._alone.values()]
         return min(times if first is None else [first, *times], default=None)
 
     def on_start(self, hop: Hop) -> None:
-        """Go came: from now on its prefill has a place in the queue."""
+        """StartEpoch came: the prefill of the hop gets its place in the order."""
         self._prefill_order[hop] = (not hop.for_recovery, self._next_start)
         self._next_start += 1
 
     def remove_hop(self, hop: Hop) -> None:
-        """It left the epoch: none of its rows are ready."""
+        """The hop left its epoch: none of its rows are ready."""
         for queue in (self._decode, self._prefill, self._alone):
             queue.pop(hop, None)
         hop.run_alone = False
@@ -56,7 +56,7 @@ class Scheduler:
         self._set_decode_hops(hop, 0)
 
     def enqueue(self, hop: Hop, now: float) -> None:
-        """Rows [kv, ready_end) may run; a hop that already waits keeps its place."""
+        """Queue the hop, whose rows [kv, ready_end) may run; a queued hop keeps its place."""
         started = hop.started
         assert started is not None
         if hop.run_alone:
@@ -67,14 +67,14 @@ class Scheduler:
             self._prefill.setdefault(hop, now)
 
     def update_decoding(self, hop: Hop, max_hops: int) -> None:
-        """Its KV grew: does it decode now? Sessions that finished no longer count."""
+        """The KV of the hop grew: count it if it decodes now. A finished session no longer counts."""
         started = hop.started
         assert started is not None
         decodes = hop.kv >= started.length - 1 and started.sample and not hop.finished
         self._set_decode_hops(hop, max(1, min(started.hops, max_hops)) if decodes else 0)
 
     def take_batch(self) -> list[tuple[Hop, int]]:
-        """Hops for the next step, each with the most rows it may run; they are no longer ready."""
+        """Take the hops of the next step out of the queues, each with its maximum of rows."""
         if self._alone:
             hop = next(iter(self._alone))
             del self._alone[hop]
@@ -103,8 +103,8 @@ class Scheduler:
         return chosen
 
     def _group_size(self) -> int:
-        """Decode rows per step: the sessions in as many groups as the longest route has hops, so that while one
-        group is here the others keep the other servers busy."""
+        """Return the decode rows of a step. Sessions are split into as many groups as the longest route has hops: while
+        one group is here, the others keep the other servers busy."""
         if not self._decoding:
             return self._budget
         return -(-sum(self._decoding.values()) // max(self._decoding))

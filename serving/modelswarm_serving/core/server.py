@@ -1,7 +1,7 @@
 """The server's half of the protocol: messages, ticks and step results in; messages and work out.
 
-Driven by the shell (`node.py`, `engine.py`) in real time and by the simulator in virtual time. Does no I/O, has no
-clock and knows nothing of torch. Here messages find their hop; what they do to it is in the other modules.
+Driven by the shell (`runtime/node.py`, `runtime/engine.py`) in real time and by the simulator in virtual time. Finds
+the hop of each message; the other modules of `core/` change it. Does no I/O, has no clock, knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ServerCore:
     def __init__(
         self, settings: ServerSettings, shape: ModelShape, random_bits: Callable[[], int]
     ) -> None:
-        """`draw` gives 64 random bits: handles are made of them."""
+        """`random_bits` returns 64 random bits; handles are made of them."""
         self._settings = settings
         self._shape = shape
         self._now = 0.0
         self._peers = Peers(settings.lease_seconds)
-        self._drain_state: DrainState | None = None  # the last one of any gateway
-        self._reconciled: set[PeerId] = set()  # gateways that have said on this link what they have
+        self._drain_state: DrainState | None = None  # the newest request of any gateway
+        self._reconciled: set[PeerId] = set()  # gateways whose OwnedSessions came on this link
         self._outbox = Outbox(settings.address.peer, self._peers)
         self._scheduler = Scheduler(settings.token_budget)
         self._replay_log = ReplayLog(shape.row_bytes, settings.replay_bytes)
@@ -89,7 +89,7 @@ class ServerCore:
     def on_peer_connected(
         self, peer: PeerId, role: Role, now: float, target: str = "", lease_seconds: float = 0.0
     ) -> None:
-        """Of a gateway: `target`, where others reach it, and the lease that it was started with."""
+        """A link is up. A gateway also states its `target`, where others reach it, and its own lease."""
         self._advance_clock(now)
         if self._peers.has_lapsed(peer, now):
             self._fencing.on_lease_lapsed(peer)
@@ -97,7 +97,10 @@ class ServerCore:
         self._peers.on_peer_connected(peer, role, target, lease_seconds, now)
 
     def on_peer_lost(self, peer: PeerId, now: float) -> None:
-        """What was under way on that link is lost: its gateways learn it; the sessions of a gateway go on."""
+        """A link is lost, with everything on its way there. Hops that use it stop and their gateways are told.
+
+        The sessions of a lost gateway go on.
+        """
         self._advance_clock(now)
         self._reconciled.discard(peer)
         self._peers.on_peer_lost(peer, now)
@@ -149,16 +152,16 @@ class ServerCore:
             case FindSession() | LogRequest():
                 self._session_lookup.on_request(peer, item, now)
             case _:
-                pass  # for gateways, or answered by the shell
+                pass  # meant for gateways, or answered by the shell
 
     def _on_owned_sessions(self, peer: PeerId, live: OwnedSessions) -> None:
-        """Once on each link: repeated, it would not know of what has been opened since."""
+        """Reconcile once per link: a later repetition would not list the sessions opened since."""
         if peer not in self._reconciled:
             self._reconciled.add(peer)
             self._fencing.on_owned_sessions(peer, live)
 
     def _on_drain_request(self, peer: PeerId, wish: DrainState | None) -> None:
-        """Whether sessions are to leave: said to one gateway, it goes for all of them."""
+        """Store the drain request of one gateway and repeat it to all, so that every gateway migrates sessions."""
         gateways = self._peers.gateways
         if wish is not None and peer in gateways:
             self._drain_state = wish
@@ -175,7 +178,7 @@ class ServerCore:
             return
         if message.epoch != hop.epoch or hop.phase is not Phase.FENCED:
             return
-        if hop.pending_fence is not None:  # not answered yet: no gateway can have planned with it
+        if hop.pending_fence is not None:  # no FenceAck was sent: no gateway can have planned with this hop
             return
         fault = hop.start_fault(message) or send.retained_fault(self._replay_log, hop, message)
         if fault is not None:
@@ -205,12 +208,12 @@ class ServerCore:
             self._transfers.on_copy_request(hop, copy)
 
     def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:
-        """A hop that this server gave up between its answer and this Go, or another gateway took and closed."""
+        """The hop was freed between its FenceAck and this StartEpoch, by this server or by a new owner."""
         self._report_unknown_handle(self._fencing.hops.freed_hop(message.handle), peer, message)
         self._reject_former_owner(peer, message)
 
     def _reject_former_owner(self, peer: PeerId, message: StartEpoch) -> None:
-        """Another gateway took the hop between this one's Fence and its Go."""
+        """Another gateway took the hop over between this gateway's Fence and its StartEpoch."""
         self._report_unknown_handle(self._fencing.hops.taken_hop(message.handle), peer, message)
 
     def _report_unknown_handle(
@@ -223,7 +226,7 @@ class ServerCore:
             self._outbox.send_to_gateway(peer, report)
 
     def _hop_in_epoch(self, item: Rows | Token | Window | Input) -> Hop | None:
-        """The hop of a message of its present epoch; all others are dropped (R1)."""
+        """Return the hop of a message of the current epoch; None for all others, which are dropped (R1, epochs)."""
         hop = self._fencing.hops.get(item.handle)
         if hop is None or item.epoch != hop.epoch or hop.phase is Phase.STOPPED:
             return None
@@ -296,13 +299,13 @@ class ServerCore:
     # --- steps -------------------------------------------------------------------------------
 
     def plan_step(self, now: float) -> tuple[Task, ...]:
-        """Tasks for the model; () when nothing is ready or a step is still out."""
+        """Return the tasks of the next step; () when none is ready or a step is still running."""
         self._advance_clock(now)
         return self._steps.plan(now)
 
     @property
     def has_ready_transfers(self) -> bool:
-        """There is something of a copy to plan, perhaps after a pause."""
+        """True when a KV transfer waits for a step; the step may have to wait for the transfer rate."""
         return self._transfers.ready_count > 0
 
     def finish_step(self, results: Sequence[Result], now: float) -> None:
@@ -311,12 +314,12 @@ class ServerCore:
         self._deliver_loopback(now)
 
     def fail_step(self, error: str, now: float) -> None:
-        """The whole step raised: none of its rows count; a session that was not alone in it is tried again."""
+        """The whole step raised, so none of its rows count. Hops that shared the step are run again, one by one."""
         self._advance_clock(now)
         self._steps.fail(error, now)
         self._deliver_loopback(now)
 
-    # --- time, effects, what others may know ---------------------------------------------------
+    # --- time, effects, heartbeat, statistics --------------------------------------------------
 
     def _advance_clock(self, now: float) -> None:
         self._now = now
@@ -327,16 +330,16 @@ class ServerCore:
         self._fencing.tick(now)
 
     def sample_stalls(self, now: float, slept: float) -> None:
-        """After each short sleep of so many seconds (`stalls.py`); one that took longer was a stall."""
+        """Called after each sleep of `slept` seconds (`stall_estimator.py`); a longer one shows a stall."""
         self._steps.sample_stalls(now, slept)
 
     def start_draining(self, now: float) -> None:
-        """A graceful stop has begun: sessions here go on until their gateways have moved them."""
+        """Begin a graceful stop: sessions go on here until their gateways have migrated them."""
         self._advance_clock(now)
         self._fencing.start_draining()
 
     def is_in_use(self, now: float) -> bool:
-        """Whether a graceful stop has to wait for sessions."""
+        """True while a graceful stop has to wait for sessions."""
         return self._fencing.is_in_use(now)
 
     def take_sends(self) -> list[Send]:
@@ -362,7 +365,7 @@ class ServerCore:
 
     @property
     def has_running_sessions(self) -> bool:
-        """Whether a session runs here."""
+        """True while at least one session runs here."""
         return self._running_count() > 0
 
     def _running_count(self) -> int:
@@ -375,14 +378,17 @@ class ServerCore:
 
     @property
     def busy_gateways(self) -> set[PeerId]:
-        """Those with a session that runs here, and all while sessions are to leave; they hear often (R21)."""
+        """Gateways due a heartbeat every 100 ms (R21, heartbeats): those with a running session here.
+
+        During a drain all linked gateways.
+        """
         if self._drain_state is DrainState.DRAIN and self._fencing.hops:
             return set(self._peers.gateways)
         return {hop.gateway for hop in self._fencing.hops if hop.phase is Phase.RUNNING}
 
     @property
     def max_session_length(self) -> int:
-        """Entries; what Hello says, so that a gateway never asks for more."""
+        """Log entries of the longest session; Hello states it, so that no gateway asks for more."""
         return self._fencing.admission.max_session_length
 
     @property
@@ -411,5 +417,5 @@ class ServerCore:
         )
 
     def handles(self) -> tuple[Handle, ...]:
-        """The hops there are, for tests and `status`."""
+        """Handles of all hops, for tests and `status`."""
         return tuple(hop.handle for hop in self._fencing.hops)

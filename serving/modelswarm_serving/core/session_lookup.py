@@ -1,8 +1,8 @@
-"""What a gateway that does not own a session can learn of it here: who has it, what is left of it, and its log (R20).
+"""Session lookups of other gateways: the owner of a session, its remaining hops, and its log (R20, takeover).
 
-Used by `server.py`. Changes nothing but how long a copy is kept: only a Fence takes a session over, see `ownership.py`.
-Of two gateways that are about to open a name that nobody has, each on servers of its own, no Fence would tell: so the
-first that asks here is the opener for a while, and the other one hears of it.
+Used by `server.py`. Changes only how long a log is kept: a session is taken over by Fence alone (`ownership.py`). Two
+gateways could open a new name at once on different servers, and no Fence would show it. So the first gateway that
+claims a name here keeps the claim for 2 s, and the other one is told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SessionLookup:
         self._outbox = out
         self._claims: dict[
             str, tuple[PeerId, float]
-        ] = {}  # by session, the oldest first; until when
+        ] = {}  # session -> claimant and end of the claim, the oldest first
 
     def on_request(self, peer: PeerId, item: FindSession | LogRequest, now: float) -> None:
         if isinstance(item, FindSession):
@@ -42,7 +42,7 @@ class SessionLookup:
             self._send_log(peer, item, now)
 
     def _answer_find(self, peer: PeerId, find: FindSession, now: float) -> None:
-        """What is older than what ran last is of no use to anybody: rewinds that it missed are not known any more."""
+        """Send SessionInfo. Hops older than the newest started epoch are left out: they may have missed a rewind."""
         hops, opener = self._hops_of(find.session), self._claimant(peer, find, now)
         if not hops:
             self._outbox.send_to_gateway(
@@ -69,8 +69,10 @@ class SessionLookup:
         self._outbox.send_to_gateway(peer, found)
 
     def _claimant(self, peer: PeerId, find: FindSession, now: float) -> PeerId:
-        """Who was first, if that is another gateway, and linked. What it sends may wait here while this process stands
-        still: such time does not count."""
+        """Return the gateway that claimed the name first, if it is another one and linked, else "".
+
+        Its messages may wait here while this process is stalled, so stalled time does not count.
+        """
         now = self._peers.elapsed(now)
         first, until = self._claims.get(find.session, (peer, now))
         if first != peer and now < until and self._peers.is_linked(first):
@@ -83,9 +85,9 @@ class SessionLookup:
         return ""
 
     def _send_log(self, peer: PeerId, request: LogRequest, now: float) -> None:
-        """The longest copy here of that epoch, in pieces; one piece of nothing if there is none.
+        """Send the longest log of that epoch in chunks; one empty chunk if there is none.
 
-        Who asks may be lost before its Fence comes: then the copy is to be there for the next one.
+        The asking gateway may be lost before its Fence comes, so the log is kept for the next one.
         """
         hops = self._hops_of(request.session)
         epoch = request.epoch or max((hop.epoch for hop in hops), default=NO_EPOCH)
@@ -109,7 +111,7 @@ class SessionLookup:
             self._outbox.send_to_gateway(peer, chunk, Lane.BULK)
 
     def _hops_of(self, session: str) -> list[Hop]:
-        """The newest first."""
+        """Return the hops of a session, the newest epoch first."""
         hops = [hop for hop in self._hops if hop.session == session]
         return sorted(hops, key=lambda hop: hop.epoch, reverse=True)
 
@@ -119,5 +121,5 @@ def _hop_info(hop: Hop) -> HopInfo:
 
 
 def _log_after_fence(hop: Hop) -> list[int]:
-    """What a cut that waits for a step to retire will leave of it."""
+    """Return the log as it will be once a pending Fence has truncated it."""
     return hop.log if hop.pending_fence is None else hop.log[: max(0, hop.pending_fence.log_cut)]

@@ -1,6 +1,6 @@
-"""What an operator may turn in the server core; filled by the process's own settings, never read from the environment.
+"""Settings of the server core, filled from the process's own settings and never read from the environment.
 
-Used by `server.py` and by the shell that builds it.
+Used by `server.py` and by the shell that builds it. Knows no flags.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from modelswarm.protocol.identity import Address
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    address: Address  # this server; what it sends to itself never reaches a link
-    grant_seconds: float = 5.0  # a created hop without Go is freed after this (R12)
-    lease_seconds: float = 30.0  # R19: freed without its gateway, under pressure after 1x, else 2x
-    recovery_fraction: float = 0.1  # of the pages, which only repairs may take (R12)
+    address: Address  # this server; messages to itself never reach a link
+    grant_seconds: float = 5.0  # a new hop without StartEpoch is freed after this (R12, admission)
+    lease_seconds: float = 30.0  # R19 (leases): freed without its gateway after 2x, for new hops after 1x
+    recovery_fraction: float = 0.1  # share of the pages for recoveries only (R12, admission)
     token_budget: int = 512  # rows per step
-    row_window: int = 1024  # rows a predecessor may be ahead of what is applied (R11)
-    in_flight_bytes: int = 32 << 20  # of rows that one peer may have to send here on bulk (R12)
-    replay_bytes: int = 256 << 20  # of host memory for kept rows (R6); 0: none are kept
+    row_window: int = 1024  # rows a predecessor may send beyond the applied ones (R11, windows)
+    in_flight_bytes: int = 32 << 20  # bytes of rows that one peer may have in flight to here (R12)
+    replay_bytes: int = 256 << 20  # host memory of the replay log (R6); 0: no replay log
     transfer_rate: int = (
-        0  # bytes per second of copies (R13) while sessions decode here; 0: no limit
+        0  # bytes/s of KV transfers (R13) while sessions decode; 0: no limit
     )
 
 
 TRANSFER_RATE = 32 << 20
-"""Bytes per second of copies where sessions decode. What that costs two processes (read, packed, sent, unpacked and
-written: some 0.5 ms of a core for 128 KiB) the rows of sessions hardly notice; of twice as much they do."""
+"""Bytes per second of KV transfers where sessions decode. 128 KiB cost the two processes some 0.5 ms of a core (read,
+pack, send, unpack, write). At this rate the rows of sessions are hardly delayed; at twice the rate they are."""
 
 TRANSFER_WINDOW_BYTES = 4 << 20
-"""Of KV that may wait at a copy, or be on its way there."""
+"""Bytes of KV that may wait at the receiver of a transfer or be in flight to it."""
 
 ROW_WINDOW_BYTES = 2 << 20
 MIN_ROW_WINDOW, MAX_ROW_WINDOW = 32, 1024
 
 
 def row_window(row_bytes: int) -> int:
-    """Rows of one session that may wait here or on their way here: about 2 MiB, so that many long prompts at once do
-    not fill the queue of the link they come over."""
+    """Return the rows of one session that may wait here or be in flight: about 2 MiB, so that many long prompts at once
+    do not fill the queue of their link."""
     return max(MIN_ROW_WINDOW, min(MAX_ROW_WINDOW, ROW_WINDOW_BYTES // row_bytes))

@@ -1,10 +1,10 @@
-"""How much of the time this process gets at all: it may be throttled, stopped or starved of a core.
+"""Estimates the share of time in which this process is stalled: throttled, stopped or starved of a core.
 
-Pure; used by `steps.py`. The steps do not show it: whoever gets 5 of every 100 ms mostly stands still between two of
-them, and each is as short as ever. Short sleeps that end late do show it, as in Gil Tene's jHiccup. Told is a share of
-the last seconds, not a sum: what a step costs must not depend on how many there are. A step that was hit by a stall
-shows that by itself: its share on top of it would count twice. Stalls that are shorter than the sleeps between two
-looks are not seen.
+Pure; used by `step.py`. Step times do not show throttling: a process that runs 5 of every 100 ms is paused mostly
+between steps, so each step looks short. Short sleeps that end late do show it, as in Gil Tene's jHiccup.
+The estimate is a share of the last seconds, not a sum, so that the cost of a step does not depend on the number of
+steps. A step that was hit by a stall is longer by itself; adding its share would count the stall twice. Stalls shorter
+than the sleep between two samples are not seen. Knows no clock of its own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StallEstimator:
         self._longest_step = 0.0  # seconds; of the steps that have ended since the last look
 
     def sample(self, now: float, running: float, slept: float) -> None:
-        """After a sleep that should have taken `slept` seconds. `running`: so long has a step run; 0: none does."""
+        """Take a sample after a sleep meant to last `slept` seconds; `running`: seconds of the running step, or 0."""
         if self._last_sample is not None:
             passed = min(max(0.0, now - self._last_sample), slept + MAX_STALL)
             late = passed - slept
-            # on average it fell asleep in the middle of what it was to sleep
+            # on average the stall began in the middle of the sleep
             stalled = late + slept / 2 if late >= MIN_STALL else 0.0
             if self._longest_step >= late:
-                stalled = 0.0  # it may have been that step that kept the loop from looking
+                stalled = 0.0  # perhaps that step kept the event loop from sampling
             elif running >= late:
                 self._stalled_in_step += stalled
             kept = 0.5 ** (passed / HALF_LIFE)
@@ -41,19 +41,18 @@ class StallEstimator:
         self._last_sample, self._longest_step = now, 0.0
 
     def scaled(self, took: float) -> float:
-        """A step is over that took so many seconds. Those that it takes here with its share of all stalls: more, if it
-        was spared."""
+        """Return the seconds of a finished step with its share of all stalls; at least `took`."""
         worked, self._stalled_in_step = max(0.0, took - self._stalled_in_step), 0.0
         self._longest_step = max(self._longest_step, took)
         return max(took, worked * self.slowdown)
 
     def discard_step(self) -> None:
-        """A step is over that is not told, as those of copies are not: the stall that hit it shows nowhere else."""
+        """A step ended that is not reported (KV transfers): the stall that hit it must not count for the next one."""
         self._stalled_in_step = 0.0
 
     @property
     def slowdown(self) -> float:
-        """How many times longer things take here than they would if it never stood still; at least 1."""
+        """Ratio of elapsed time to running time, at least 1."""
         if not self._stalled:
             return 1.0
         alive = max(self._elapsed - self._stalled, self._elapsed / MAX_SLOWDOWN)

@@ -1,4 +1,4 @@
-"""What a server counts of itself: for its metrics and its log, never for a decision."""
+"""Statistics of the server core, for metrics and logs; no decision uses them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from modelswarm.protocol.messages import FaultKind
 @dataclass(frozen=True, slots=True)
 class ServerStats:
     sessions: int
-    running: int  # of those, with a Go
-    ready: int  # of those, with rows or parts of copies that wait for a step
+    running: int  # sessions with a started epoch
+    ready: int  # sessions with rows or KV transfers that wait for a step
     free_pages: int
     total_pages: int
     steps: int
     rows: int
     step_seconds: float  # running mean
-    filled_pages: int  # given to sessions, and KV lies in them
-    recovery_pages: int  # that only repairs may take
-    oldest_ready_seconds: float  # how long the rows that wait longest have waited
+    filled_pages: int  # given to sessions, and holding KV
+    recovery_pages: int  # reserved for recoveries
+    oldest_ready_seconds: float  # wait of the rows that wait longest
     servers: int  # linked
     gateways: int  # linked
-    reports: Mapping[FaultKind, int]  # to gateways, of what was wrong with an epoch
+    reports: Mapping[FaultKind, int]  # fault reports sent to gateways, by kind
     draining: bool
-    replay_bytes: int  # of kept rows ...
-    replay_limit: int  # ... and how many there may be
-    replay_evictions: int  # sessions whose kept rows went because memory was short
+    replay_bytes: int  # held by the replay log
+    replay_limit: int  # most bytes of the replay log
+    replay_evictions: int  # sessions whose rows the replay log dropped for want of memory

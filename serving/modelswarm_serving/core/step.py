@@ -1,6 +1,7 @@
-"""One step of the engine: which work goes out, and what its results do to the hops.
+"""Steps of the engine: plans the tasks of each step and applies their results to the hops.
 
-Used by `server.py`. Between `plan` and `finish` the hops of the step are busy: whatever cuts or frees them waits.
+Used by `server.py`. Between `plan` and `finish` the hops are `in_step`: truncating and freeing them waits. Knows no
+threads and no torch.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from modelswarm_serving.core.scheduler import Scheduler
 from modelswarm_serving.core.stall_estimator import StallEstimator
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, SampleRequest, Task
 
-MEAN_WEIGHT = 0.1  # of the newest step in the running mean
-RECENT_STEPS = 128  # of which the p99 is told
+MEAN_WEIGHT = 0.1
+"""Weight of the newest step in the running mean of step times."""
+RECENT_STEPS = 128
+"""Steps over which the p99 of heartbeats is computed."""
 
 
 class Steps:
@@ -45,20 +48,20 @@ class Steps:
         self._transfers = transfers
         self._running: list[tuple[Hop, BatchItem]] = []
         self._started_at = 0.0
-        self._transferred_last = False  # in the last step
+        self._transferred_last = False  # the last step was one of KV transfers
         self.rows = 0
         self.mean_seconds = 0.0
-        self.busy_seconds = 0.0  # in steps that ran rows, each with its share of stalls
+        self.busy_seconds = 0.0  # of steps that ran rows, each with its share of stalls
         self._stall_estimator = StallEstimator()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def seconds_running(self, now: float) -> float:
-        """Seconds since the step that is out began; 0 when none is."""
+        """Seconds since the running step began; 0 when none runs."""
         return max(0.0, now - self._started_at) if self._task_count else 0.0
 
     @property
     def _task_count(self) -> int:
-        """Of the step that is out, which is one of rows or one of copies."""
+        """Tasks of the running step: all of rows, or all of KV transfers."""
         return len(self._running) + self._transfers.running_count
 
     def sample_stalls(self, now: float, slept: float) -> None:
@@ -76,7 +79,7 @@ class Steps:
         rows = self._scheduler.ready_count > 0
         copies = self._transfers.ready_count and not (
             self._transferred_last and rows
-        )  # else it is the turn of rows
+        )  # rows and transfers take turns
         tasks = self._transfers.plan(now, self._scheduler.has_decoding) if copies else []
         self._transferred_last = bool(tasks)
         if tasks:
@@ -108,7 +111,8 @@ class Steps:
         )
 
     def _first_emitted(self, hop: Hop, first: int, end: int) -> int:
-        """All rows are kept, also those that the successor has (R6)."""
+        """Return the first position whose output row is needed. The replay log takes all rows, also those that the
+        successor has (R6, replay log)."""
         if hop.is_tail:
             return end
         assert hop.started is not None
@@ -128,7 +132,7 @@ class Steps:
                 self._retire(hop, work, result, now)
 
     def _record_step(self, took: float) -> None:
-        """A step of rows; those of copies say nothing of the pace."""
+        """Record the time of a step of rows. Steps of KV transfers do not count: they say nothing about speed."""
         self._fencing.steps += 1
         self._recent.append(took)
         self.busy_seconds += self._stall_estimator.scaled(took)
@@ -142,10 +146,10 @@ class Steps:
                 self._transfers.schedule_writes(hop)
 
     def fail(self, error: str, now: float) -> None:
-        """The step raised, and one session may be to blame for all: each runs once more, alone (I7)."""
+        """The step raised, perhaps because of one session: each session runs once more, alone (I7, isolation)."""
         if (
             self._transfers.running_count or len(self._running) <= 1
-        ):  # copies are begun again elsewhere
+        ):  # the gateway starts a failed transfer again
             self.finish([Result(error=error)] * self._task_count, now)
             return
         running, self._running = self._running, []
@@ -165,7 +169,7 @@ class Steps:
         hop.last_used = now
         wrong = self._result_fault(work, result)
         if wrong is None and not hop.is_freed:
-            # also for an epoch that has ended: the rows were right, a pending cut takes what must go
+            # Also after the end of the epoch: the rows are right, and a pending Fence truncates them if need be.
             hop.kv = work.first + work.count
             self.rows += work.count
             if result.rows is not None:
@@ -180,7 +184,7 @@ class Steps:
         self._release_hop(hop, now)
 
     def _release_hop(self, hop: Hop, now: float) -> bool:
-        """The step no longer holds it: what had to wait for that is done. Whether it is still there."""
+        """The step no longer holds the hop: apply what waited for that. Returns False if the hop was freed."""
         if hop.is_freed:
             self._fencing.admission.release_hop(hop)
         elif hop.pending_fence is not None:
@@ -192,15 +196,15 @@ class Steps:
             return result.error
         wanted = (work.first + work.count - work.emit_from) * self._shape.row_bytes
         if wanted != (0 if result.rows is None else len(result.rows)):
-            return "the model returned another number of rows than it was asked for"
+            return "the model returned a wrong number of rows"
         if work.sample is not None and result.sampled is None:
-            return "the model picked no token"
+            return "the model sampled no token"
         return None
 
     def _send_outputs(self, hop: Hop, work: BatchItem, result: Result) -> None:
         started = hop.started
         assert started is not None
-        first = max(work.emit_from, started.send_from)  # the successor has the rows before
+        first = max(work.emit_from, started.send_from)  # the successor has the earlier rows
         if started.successor is not None and result.rows and first < work.first + work.count:
             rows = result.rows
             if first > work.emit_from:
@@ -212,7 +216,7 @@ class Steps:
             self._flow_control.grant_window(hop)
 
     def schedule_ready(self, hop: Hop, now: float) -> None:
-        """Something changed that rows of a running hop may have waited for."""
+        """Queue the hop if it can run rows now; called after every change that its rows may have waited for."""
         if hop.phase is not Phase.RUNNING or hop.in_step:
             return
         if hop.is_standby:
@@ -225,7 +229,7 @@ class Steps:
             self._scheduler.enqueue(hop, now)
 
     def stop_hop(self, hop: Hop, peer: str, fault: Fault) -> None:
-        """Report, and do nothing more in this epoch, not even at Go: only a Fence helps."""
+        """Stop the hop for this epoch and report the fault. Only a Fence starts it again, StartEpoch does not."""
         if hop.phase is not Phase.STOPPED:
             hop.phase = Phase.STOPPED
             self._scheduler.remove_hop(hop)

@@ -1,4 +1,4 @@
-"""The API level that other tests stand on: it does what it says when its parts are killed, paused and doubled."""
+"""The API level that other tests use: its parts can be killed, paused and doubled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """Not the shared one: here it is killed and paused."""
+    """An API level of this module's own, which is killed and paused."""
     level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), ApiSettings(audit=True))
     try:
         yield level.start()
@@ -82,9 +82,7 @@ def test_resumed_api_server_answers_again(own_api: ApiLevel) -> None:
     own_api.pause_apiserver()
     try:
         refusal = _refusal(own_api.kubectl, "get", "ns", "--request-timeout=1s")
-        assert re.search(
-            "[Tt]imeout|deadline exceeded", refusal
-        )  # whichever of Go's clocks is first
+        assert re.search("[Tt]imeout|deadline exceeded", refusal)  # by whichever of Go's timers
     finally:
         own_api.resume_apiserver()
     assert own_api.kubectl.items("namespaces")
@@ -125,7 +123,9 @@ def test_fake_node_runs_pods_and_counts_gpus(kwok_api: ApiLevel, namespace: str)
         assert node is not None
         assert node["status"]["allocatable"]["nvidia.com/gpu"] == "4"
     finally:
-        kwok_api.kubectl("delete", "node", "fake-gpus")  # others would be placed there
+        kwok_api.kubectl(
+            "delete", "node", "fake-gpus"
+        )  # pods of other tests would be scheduled there
 
 
 @pytest.mark.full

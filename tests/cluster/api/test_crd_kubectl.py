@@ -1,4 +1,4 @@
-"""What people see of a swarm and do with it by kubectl, and what is kept of its status: at a real API server."""
+"""ModelSwarms by kubectl, at a real API server: columns, scale, explain, apply, edit, patch, and the stored status."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ JSON_PATCH = json.dumps([{"op": "replace", "path": "/spec/rollout/surge", "value
 
 
 def test_object_older_than_a_rule_can_be_corrected(level: ApiLevel, swarms: SwarmApi) -> None:
-    """An upgrade of the resource meets objects of yesterday: status and finalizers must stay writable."""
+    """After an upgrade of the CRD, status and finalizers of older objects must stay writable."""
     lax = definition()
     whole = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     whole["properties"]["spec"]["properties"]["replicas"]["maximum"] = 5000

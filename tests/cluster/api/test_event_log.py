@@ -1,4 +1,4 @@
-"""What tests see of a cluster by watches: it comes, and a watch that is closed leaves nothing behind."""
+"""The watches of tests: events come, and a closed watch leaves no thread and no connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIGS = "/api/v1/namespaces/{}/configmaps"
 
 
 def test_closed_watch_has_released_its_connection(api: ApiLevel, namespace: str) -> None:
-    """Else its thread would read what the next pipe or socket of the test brings."""
+    """Otherwise its thread would read from the next pipe or socket of the test."""
     seen: list[str] = []
 
     def note(when: float, kind: str, found: Json) -> None:

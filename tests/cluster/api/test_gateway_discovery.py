@@ -1,5 +1,7 @@
-"""The gateway finds servers by their pods: a real API server, real servers on addresses of their own, and what happens
-to streams when pods, watches and the API server go and come back."""
+"""The gateway finds servers by their pods: a real API server, and real servers on addresses of their own.
+
+Streams go on and discovery catches up while pods, watches and the API server fail and come back.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def pods(tmp_path: Path, api: ApiLevel, namespace: str) -> Iterator[PodSwarm]:
 
 @pytest.fixture(scope="module")
 def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """Not the shared one: here it is killed and paused. What is older than a second or two is forgotten."""
+    """An API level of this module's own, which is killed and paused. Its history is compacted every second."""
     settings = ApiSettings(apiserver_flags=("--etcd-compaction-interval=1s",))
     level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), settings)
     try:
@@ -55,11 +57,13 @@ def own_pods(tmp_path: Path, own_api: ApiLevel) -> Iterator[PodSwarm]:
 
 BODY = IDS | {"max_tokens": 2000}
 TWICE = {"a0": "0:2", "a1": "2:4", "b0": "0:2", "b1": "2:4"}
-SMALL = [(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)]  # else the kernel would read for us
+SMALL = [
+    (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+]  # else the kernel's buffer would take the whole answer
 
 
 class Reader:
-    """A client that reads one stream slowly, in a thread of its own."""
+    """A client that reads one stream slowly, in a thread."""
 
     def __init__(self, doors: Doors, body: dict[str, Any] = BODY) -> None:
         self.tokens: list[int] = []
@@ -91,7 +95,7 @@ class Reader:
 
 
 def route(doors: Doors) -> list[str]:
-    """The pods of the only session that has a route."""
+    """Return the pods on the route of the only session that has one."""
     with grpc.insecure_channel(doors.grpc) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     [session] = [session for session in seen.sessions if session.route]
@@ -131,7 +135,9 @@ def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
     for name in ("a0", "b1"):
         pods.kill(name)
         reader.more(40)
-        pods.run(name)  # the container starts again in the same pod: a new life at the same address
+        pods.run(
+            name
+        )  # the container starts again in the same pod: a new process at the same address
         eventually("it is linked again", lambda: pods.linked(doors) == 4)
     for name in ("b0", "a1"):
         pods.kill(name)
@@ -149,7 +155,7 @@ def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> Non
     eventually("the model is expected", lambda: ask(doors).status_code == 503)
     [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
     assert (model["id"], model["ready"]) == (MODEL, False)
-    time.sleep(3.0)  # they are dialled, more and more rarely
+    time.sleep(3.0)  # the pauses between two dials grow
     seconds = [until_linked(pods, doors, name, count) for count, name in enumerate(names, 1)]
     assert median(seconds) < 1.0, f"readiness is a reason to dial at once, not after {seconds}"
     eventually("a model answers", lambda: ask(doors).status_code == 200)
@@ -159,7 +165,7 @@ def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> Non
 
 
 def until_linked(pods: PodSwarm, doors: Doors, name: str, count: int) -> float:
-    """Seconds from its readiness."""
+    """Start the pod's server, and return the seconds from its readiness to its link."""
     pods.run(name)
     came = time.monotonic()
     eventually(f"{name} is linked", lambda: pods.linked(doors) == count)
@@ -171,11 +177,11 @@ def ask(doors: Doors) -> httpx.Response:
 
 
 def test_new_gateway_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
-    """Else the Service would send it requests that it answers with "no such model"."""
+    """Otherwise the Service would send it requests that it refuses with "no such model"."""
     pods.start_pods(TWICE)
-    pods.start_pod("starting", "0:4", serves=False)  # nobody waits for this one
+    pods.start_pod("starting", "0:4", serves=False)  # readiness does not wait for this one
     for name in ("gateway-0", "gateway-1"):
-        doors = pods.pod_gateway(name=name)  # returns as soon as it says that it is ready
+        doors = pods.pod_gateway(name=name)  # returns as soon as /ready returns 200
         assert ask(doors).status_code == 200
         assert pods.linked(doors) == 4
 
@@ -194,8 +200,8 @@ def test_terminating_pod_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> N
     assert pods.linked(doors) == 4
     pods.kill(first)
     reader.more(10)
-    pods.launch(first)  # a kubelet would not: whoever listens there is not dialled any more
-    eventually("somebody listens", lambda: pods.serves(first))
+    pods.launch(first)  # a kubelet would not; the address is not dialled any more
+    eventually("a server listens", lambda: pods.serves(first))
     pods.remove_pod(second)
     assert reader.all() == expected
     time.sleep(2.5)
@@ -217,7 +223,7 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
     # Its successor has another incarnation: the address and the name alone are not enough.
     pods.kill("a0")
     pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
-    pods.run("a0")  # still says incarnation 1
+    pods.run("a0")  # its hello still has incarnation 1
     eventually(
         "it is refused",
         lambda: "a0/2 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
@@ -280,7 +286,7 @@ def test_one_gateway_watches_several_namespaces(
         for name, flags in (("named", both), ("every", ())):
             doors = pods.gateway(*admin, *flags, name=name)
             eventually("both are linked", partial(sees, doors, {"first", "second"}))
-        # A namespace that may not be read stops nothing else.
+        # A namespace without permission does not stop the others.
         mine = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
         doors = pods.gateway(*mine, *both, name="partly")
         eventually("its own are linked", lambda: peers(doors) == {"first"})
@@ -300,7 +306,7 @@ def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
     try:
         reader.more(30)
         [first, _] = route(doors)
-        pods.kill(first)  # its place is known, so its next life needs no API server to be found
+        pods.kill(first)  # its address is known: the next process is found without the API server
         pods.launch(first)
         eventually("it is linked again", lambda: pods.linked(doors) == 4)
         assert ready(doors) == (True, "")
@@ -313,7 +319,7 @@ def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
 
 
 def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
-    """The API server that comes back keeps no history: mostly, the watch is refused and the pods are listed."""
+    """The API server comes back without history: mostly it refuses the watch, and the pods are listed."""
     pods, api = own_pods, own_pods.api
     second = api.add_apiserver("second")
     try:
@@ -374,7 +380,7 @@ def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
 
 
 def reason(doors: Doors, part: str) -> str:
-    """Why it is not ready, once that contains `part`."""
+    """Return why it is not ready, if the reason contains `part`."""
     good, said = ready(doors)
     assert not good
     return said if part in said else ""
@@ -384,7 +390,7 @@ def reason(doors: Doors, part: str) -> str:
 def test_random_faults_keep_answers_right(
     own_pods: PodSwarm,
 ) -> None:
-    """Minutes of pods that die, restart, go and come at random, and an API server that is killed and paused."""
+    """Minutes of random kills, restarts and replacements of pods, and of kills and pauses of the API server."""
     seed = int(os.environ.get("SEED", "1"))
     pods, api, rng = own_pods, own_pods.api, random.Random(seed)
     spans = ("0:2", "2:4", "0:4")

@@ -1,4 +1,4 @@
-"""Pod templates at a real API server: what is misspelt is told of, before any good server has gone for it."""
+"""Pod templates at a real API server: a misspelt field becomes a condition before any good server is replaced."""
 
 from __future__ import annotations
 

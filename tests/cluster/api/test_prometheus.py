@@ -1,7 +1,7 @@
-"""A real Prometheus at a real API server: it finds the pods of ModelSwarm, and the operator's panels all answer.
+"""A real Prometheus at a real API server: it finds the pods of ModelSwarm, and every panel of the operator answers.
 
-Servers are real processes whose pods exist at the API only; the operator's pods are played by a thread. The whole
-cluster, with pods that run, has a test of its own.
+Servers are real processes whose pods exist at the API only; a thread plays the kubelet of the operator's pods. The
+release on real nodes has a test of its own.
 """
 
 from __future__ import annotations
@@ -77,15 +77,13 @@ def test_gateway_metrics_count_the_known_pods(
         assert doors.metric("modelswarm_gateway_kube_api_failures_total") == 0
         pods.delete_pod("b0")
         wait_for(lambda: known("terminating") == 1, SEEN_SECONDS, lambda: "not seen to leave")
-        assert (
-            doors.metric("modelswarm_gateway_coverage") == 1
-        )  # it lives, and serves until it ends
+        assert doors.metric("modelswarm_gateway_coverage") == 1  # it runs, and serves until it ends
         pods.remove_pod("b0")
         wait_for(lambda: known("terminating") == 0, SEEN_SECONDS, lambda: "not seen to go")
         wait_for(
             lambda: doors.metric("modelswarm_gateway_coverage") == 0,
             SEEN_SECONDS,
-            lambda: "its blocks are held by nobody",
+            lambda: "no server holds its blocks",
         )
         assert not lint(httpx.get(f"http://{doors.metrics}/metrics", timeout=10).content)
 

@@ -1,4 +1,4 @@
-"""Who waits on a busy machine bears that a server is away for a moment, but not that it says no."""
+"""`wait_for` bears that a server does not answer for a moment, and ends at once when it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_after_the_other(*looks: Look) -> Look:
 
 @pytest.fixture
 def away(api: ApiLevel) -> Kubectl:
-    """Of an API server that nobody has started."""
+    """A client of an API server that does not run."""
     return Kubectl(api.user_kubeconfig("admin", "system:masters", NOWHERE))
 
 
@@ -54,5 +54,5 @@ def test_refusal_ends_the_wait(api: ApiLevel, away: Kubectl) -> None:
             wait_for("it", one_after_the_other(answer(code)), 30)
     with pytest.raises(CommandFailed, match="NotFound"):
         wait_for("it", one_after_the_other(lambda: api.kubectl.get("configmap", "none")), 30)
-    with pytest.raises(CommandFailed, match="refused"):  # an order: who knows whether it was obeyed
+    with pytest.raises(CommandFailed, match="refused"):  # it may have been done
         wait_for("it", one_after_the_other(lambda: away("delete", "pod", "one")), 30)

@@ -1,6 +1,7 @@
-"""An API server that fails in every way it can: the end is that of a clean run, with no pod more than needed.
+"""Faults of the API server: the end is that of a clean run, and no pod more than needed was created.
 
-Cases 8 to 28 of operator.md section 3; those that kill parts of the control plane have one of their own.
+Cases 8 to 28 of operator.md section 3. Tests that kill parts of the control plane have a control plane of their own;
+tests that end watches have an operator of their own, whose pauses between watches would slow down later tests.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def test_failing_api_server_is_waited_for(fresh_stage: Scene, seconds: int) -> N
     fresh_stage.proxy.fault = lambda call: None
     fresh_stage.wait("replacements", lambda: len(fresh_stage.created_pods()) == 6)
     fresh_stage.settle()
-    assert asked < 100 + 20 * seconds  # it did not hammer
+    assert asked < 100 + 20 * seconds  # the operator backs off
     fresh_stage.check_invariants()
 
 
@@ -284,7 +285,7 @@ def test_refused_watch_is_tried_again(fresh_stage: Scene) -> None:
 
 @pytest.mark.full
 def test_list_that_ends_with_410_is_made_again(stage: Scene) -> None:
-    """Compacted away between two pages."""
+    """The list was compacted between two pages."""
     stage.apply(swarm())
     stage.settle()
     stage.proxy.fault = first(3, Fault(answer=410, reason="Expired"), is_pod_list)
@@ -402,7 +403,7 @@ def test_operator_goes_on_after_an_etcd_kill(own_api: ApiLevel, own_stage: Scene
     own_api.stop_etcd()
     time.sleep(3)
     own_api.start_etcd()
-    # Its first writes may still fail: of an etcd that was lost, a write is not tried again by the API server.
+    # The first writes may still fail: the API server does not repeat a write after it has lost etcd.
     own_stage.wait("an edit", lambda: own_stage.edit(replicas=3))
     own_stage.settle(servers=6)
     own_stage.check_invariants()
@@ -427,7 +428,7 @@ def test_operator_goes_on_after_the_crd_was_deleted(own_api: ApiLevel, own_stage
     own_stage.apply(swarm())
     own_stage.settle()
     own_api.kubectl("delete", "crd", "modelswarms.modelswarm.io", "--timeout=60s")
-    own_stage.wait("a word about it", lambda: "is not installed" in own_stage.operator.text())
+    own_stage.wait("the log to say so", lambda: "is not installed" in own_stage.operator.text())
     assert own_stage.operator.running
     for pod in own_stage.client.items(PODS.format(own_stage.namespace)):
         own_stage.delete_pod(pod)

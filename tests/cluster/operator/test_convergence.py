@@ -1,4 +1,4 @@
-"""The operator against a real API server: what is applied comes to be, and what is broken by hand is put right.
+"""The operator against a real API server: it creates what a swarm wants, and restores what was changed by hand.
 
 Pods exist at the API only; a thread plays scheduler and kubelet. Faults have files of their own.
 """

@@ -1,7 +1,7 @@
-"""The operator is killed at every one of its writes: before it reached the server, and after, before the answer came.
+"""Kills of the operator at its writes: before the server gets the write, and after it but before the response.
 
-The end must be that of an undisturbed run, no pod more may have been made, none twice, none lost. Cases 1 to 6 of
-operator.md section 3.
+The end must be that of an undisturbed run, with no pod created twice and none lost. Cases 1 to 6 of operator.md
+section 3. All scenarios and all writes run in the soak; unit tests run them in virtual time.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from support.kubernetes.fault_proxy import Call, Fault
 from support.kubernetes.operator_process import shown
 from support.kubernetes.operator_scene import Scene, swarm
 
-LIVES = 80  # more restarts than any scenario can need
+MAX_RESTARTS = 80  # more than any scenario can need
 SAMPLE = (2, 5)  # writes
 STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forced one
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`prepare` brings the swarm to where `act` starts from; `act` is what the operator dies in."""
+    """`prepare` makes the swarm that `act` starts from; the operator is killed during `act`."""
 
     name: str
     prepare: Callable[[Scene], None]
     act: Callable[[Scene], object]
     servers: int  # at the end; -1: the swarm is gone
-    made: int  # pods, from `act` on
+    made: int  # pods created from `act` on
 
 
 def _fresh(stage: Scene) -> None:
@@ -97,10 +97,10 @@ def stage(fresh_stage: Scene) -> Scene:
 
 
 class Killer:
-    """Kills the operator at chosen writes of one life, counted from 1.
+    """Kills the operator at a chosen write of one process, counted from 1.
 
-    It decides in the proxy's thread. After a write, the kill comes when the API server has answered: others may have
-    seen what was written long before, so from the decision on the operator is doomed.
+    It decides in the proxy's thread. A kill after a write comes when the API server has responded; the test may see
+    the written object before that, so the decision is final.
     """
 
     def __init__(self, stage: Scene) -> None:
@@ -109,7 +109,7 @@ class Killer:
         self._seen = 0
         self._at = 0
         self._after = False
-        self._doomed = False
+        self._decided = False
         self.killed = False
         stage.proxy.fault = self._fault
 
@@ -117,17 +117,17 @@ class Killer:
         with self._lock:
             self._seen, self._at, self._after = 0, at, after
 
-    def spare(self) -> bool:
-        """From now on nobody is killed; False if somebody is doomed already."""
+    def disarm(self) -> bool:
+        """Cancel further kills. Returns False if one is decided already."""
         with self._lock:
-            if not self._doomed:
+            if not self._decided:
                 self._at = 0
-            return not self._doomed
+            return not self._decided
 
-    def bury(self) -> None:
-        """Who was killed is forgotten; nobody else is killed until it is armed again."""
+    def reset(self) -> None:
+        """Forget the last kill; the next comes only after `arm`."""
         with self._lock:
-            self._at, self._doomed, self.killed = 0, False, False
+            self._at, self._decided, self.killed = 0, False, False
 
     def _fault(self, call: Call) -> Fault | None:
         with self._lock:
@@ -136,7 +136,7 @@ class Killer:
             self._seen += 1
             if self._seen != self._at:
                 return None
-            self._doomed = True
+            self._decided = True
         return Fault(after=self._kill) if self._after else Fault(before=self._kill)
 
     def _kill(self) -> None:
@@ -166,41 +166,41 @@ def clear(stage: Scene) -> None:
 
 
 def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int:
-    """From `act` to the end, through as many lives as `kill` leaves; how often it died."""
+    """Run from `act` to the end with the kills that `kill` arms, and return how many there were."""
     killer = Killer(stage)
     scenario.prepare(stage)
-    made, deaths = len(stage.created_pods()), 0
+    made, kills = len(stage.created_pods()), 0
     kill(killer)
     scenario.act(stage)
-    for _ in range(LIVES):
+    for _ in range(MAX_RESTARTS):
         stage.wait(
-            "a death or the end",
-            lambda: killer.killed or (is_at_end(stage, scenario) and killer.spare()),
+            "a kill or the end",
+            lambda: killer.killed or (is_at_end(stage, scenario) and killer.disarm()),
         )
         if not killer.killed:
             break
-        deaths += 1
+        kills += 1
         stage.operator.process.wait(10)
-        killer.bury()
+        killer.reset()
         kill(killer)
         stage.operator.start()
-    assert killer.spare()
-    stage.operator.wait_ready()  # the last life has seen everything ...
+    assert killer.disarm()
+    stage.operator.wait_ready()  # the last process has listed everything
     stage.wait("the end", lambda: is_at_end(stage, scenario))
-    stage.wait_quiet()  # ... and done what was left to do
+    stage.wait_quiet()  # and has done the rest
     stage.check_invariants()
     assert len(stage.created_pods()) - made == scenario.made
-    return deaths
+    return kills
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @BY_NAME
 def test_one_write_per_process_reaches_the_end(stage: Scene, scenario: Scenario) -> None:
-    """It dies after every single write, and each life gets one step further."""
+    """It is killed after each write, so every process gets one step further."""
     wanted = clean_end(stage, scenario)
-    deaths = run(stage, scenario, lambda killer: killer.arm(1, after=True))
-    assert deaths > 0
+    kills = run(stage, scenario, lambda killer: killer.arm(1, after=True))
+    assert kills > 0
     assert shown(stage.end_state()) == shown(wanted)
     stage.check_quiet(4.5)
 
@@ -216,10 +216,10 @@ def test_one_write_per_process_reaches_the_end(stage: Scene, scenario: Scenario)
 def test_kill_at_a_sampled_write_changes_nothing(
     stage: Scene, scenario: Scenario, after: bool
 ) -> None:
-    """A sample; all writes of all scenarios in `make soak`."""
+    """A sample; `make soak` runs all writes of all scenarios."""
     wanted = clean_end(stage, scenario)
     for number in SAMPLE:
-        assert one_death(stage, scenario, number, after, wanted) == 1
+        assert kill_once(stage, scenario, number, after, wanted) == 1
 
 
 @pytest.mark.soak
@@ -228,32 +228,32 @@ def test_kill_at_a_sampled_write_changes_nothing(
 @BY_NAME
 def test_kill_at_each_write_changes_nothing(stage: Scene, scenario: Scenario, after: bool) -> None:
     wanted = clean_end(stage, scenario)
-    for number in range(1, LIVES):
-        if one_death(stage, scenario, number, after, wanted) == 0:
+    for number in range(1, MAX_RESTARTS):
+        if kill_once(stage, scenario, number, after, wanted) == 0:
             assert number > 2
             return
     raise AssertionError("the writes have no end")
 
 
-def one_death(stage: Scene, scenario: Scenario, number: int, after: bool, wanted: Json) -> int:
-    """At that write, if there are so many; how often it died."""
+def kill_once(stage: Scene, scenario: Scenario, number: int, after: bool, wanted: Json) -> int:
+    """Kill at that write, if there are so many. Return how many kills there were."""
     left = [number]
 
     def once(killer: Killer) -> None:
         if left:
             killer.arm(left.pop(), after=after)
 
-    deaths = run(stage, scenario, once)
+    kills = run(stage, scenario, once)
     assert shown(stage.end_state()) == shown(wanted)
     stage.delete_swarm()
     stage.wait_gone()
-    return deaths
+    return kills
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [1, 2])
 def test_two_kills_at_random_writes_change_nothing(stage: Scene, seed: int) -> None:
-    two_random_deaths(stage, seed)
+    kill_twice(stage, seed)
 
 
 @pytest.mark.soak
@@ -261,10 +261,10 @@ def test_two_kills_at_random_writes_change_nothing(stage: Scene, seed: int) -> N
 @pytest.mark.parametrize("batch", range(10))
 def test_two_kills_at_random_writes_200_times(stage: Scene, batch: int) -> None:
     for seed in range(100 + 20 * batch, 120 + 20 * batch):
-        two_random_deaths(stage, seed)
+        kill_twice(stage, seed)
 
 
-def two_random_deaths(stage: Scene, seed: int) -> None:
+def kill_twice(stage: Scene, seed: int) -> None:
     chance = random.Random(seed)
     scenario = chance.choice(SCENARIOS)
     left = [(chance.randint(1, 6), chance.random() < 0.5) for _ in range(2)]
@@ -310,7 +310,7 @@ def _at_least(seen: list[int], count: int) -> bool:
 
 @pytest.mark.full
 def test_changes_while_the_operator_is_down_are_made_good(stage: Scene) -> None:
-    """Case 7, shortened: pods die, one is on a node that goes, the spec changes twice."""
+    """Case 7, shortened: two pods are deleted, and the spec changes twice."""
     stage.apply(swarm())
     stage.settle()
     stage.operator.kill()

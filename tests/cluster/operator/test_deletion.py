@@ -1,4 +1,4 @@
-"""Deleting a swarm, its namespace or its nodes, with Kubernetes' own controllers at work: garbage collection, eviction.
+"""Deletion of a swarm, its namespace or its nodes, with Kubernetes' own garbage collection and eviction.
 
 Cases 41, 42 and 49 of operator.md section 3, on kwok: real controller manager and scheduler, pods without containers.
 """
@@ -44,7 +44,7 @@ def test_deleted_swarm_takes_its_objects_along(stage: Scene, policy: str) -> Non
     for path in CHILDREN:
         where = path.format(stage.namespace)
         stage.wait(f"no {where}", lambda where=where: not stage.client.items(where))  # type: ignore[misc]
-    assert len(stage.created_pods()) == made  # nothing was made again while it went
+    assert len(stage.created_pods()) == made  # nothing was created again meanwhile
 
 
 def test_swarm_deleted_with_orphans_creates_nothing(stage: Scene) -> None:

@@ -54,7 +54,7 @@ def test_failed_pod_is_replaced(stage: Scene) -> None:
     set_status(stage.client, good[0], **failed("Evicted"))
     stage.wait("a replacement", lambda: len(stage.created_pods()) == 5)
     stage.settle()
-    assert names(good[1:]) < names(stage.pods())  # good pods are never touched
+    assert names(good[1:]) < names(stage.pods())  # good pods stay
     stage.check_invariants()
 
 
@@ -71,7 +71,7 @@ def test_pods_that_always_fail_are_replaced_ever_later(stage: Scene) -> None:
     assert len(stage.created_pods()) == 5
 
     def is_reported() -> bool:
-        fail_the_first_span(stage, created)  # the newest too: else the swarm would be well
+        fail_the_first_span(stage, created)  # the newest too: otherwise the swarm would recover
         degraded = stage.condition("Degraded")
         return degraded.get("status") == "True" and "weights are corrupt" in degraded["message"]
 
@@ -177,7 +177,7 @@ def test_cordon_starts_replacements_before_pods_go(stage: Scene) -> None:
         return not names(doomed) & names(stage.live_pods()) and stage.is_settled()
 
     stage.wait("the pods to have moved", moved)
-    assert min(least) == 2  # no span ever had less than it wants
+    assert min(least) == 2  # no span ever had fewer servers than wanted
     stage.check_invariants()
 
 
@@ -233,7 +233,7 @@ def test_pods_refused_by_pod_security_are_a_condition(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, stage: Scene) -> None:
-    """The younger one is told that the served name is taken; a name of its own helps. Neither touches the other."""
+    """The younger swarm gets a condition that the served name is taken; with another name it is served."""
     with api.namespace() as other:
         config = api.user_kubeconfig("operator", "system:masters")
         stage.operator.stop()
@@ -276,7 +276,7 @@ def test_swarm_with_large_annotations_is_served(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_restarted_container_is_counted_again(stage: Scene) -> None:
-    """The kubelet restarts containers; the operator only watches while they come back."""
+    """The kubelet restarts containers; the operator does nothing meanwhile."""
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     pod = stage.live_pods()[0]

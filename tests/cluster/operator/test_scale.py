@@ -1,4 +1,4 @@
-"""Many swarms, many pods, many failures at once. Cases 56 to 61 of operator.md section 3.
+"""Many swarms, many pods and many failures at once. Cases 56 to 61 of operator.md section 3.
 
 The large ones are soak tests on kwok, at the size of MODELSWARM_SCALE (1: a thousand swarms); what they assert does not
 depend on the machine: the right pods, no write that nothing asked for, and memory that follows the number of pods.
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 
 SCALE = float(os.environ.get("MODELSWARM_SCALE", "1"))
 FAULTS_SECONDS = float(os.environ.get("MODELSWARM_FAULTS_SECONDS", "7200"))
-POD_SECONDS = 3.0  # that a pod may take, when all are made at once on two busy cores
+POD_SECONDS = 3.0  # for each pod, when all are created at once on two busy cores
 LEAST_SECONDS = 300.0
 LEAST_MIB, MIB_OF_POD = 200.0, 0.1
 NODES = tuple(f"node-{number}" for number in range(10))
@@ -33,7 +33,7 @@ NODES = tuple(f"node-{number}" for number in range(10))
 
 @pytest.fixture
 def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """On ten nodes."""
+    """An operator of this test's own, and ten nodes."""
     with scene(api, namespace, tmp_path, "--resync", "2", nodes=NODES) as made, made.operator:
         made.operator.wait_ready()
         try:
@@ -45,7 +45,7 @@ def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_failure_of_a_third_of_the_nodes_moves_only_its_pods(stage: Scene) -> None:
-    """Case 59: not a blip, as most nodes are up; what returns with the nodes goes when its successor serves."""
+    """Case 59: most nodes are up. Pods that return with their nodes go when their successors serve."""
     stage.apply(swarm(spans={"count": 4}, replicas=5))
     stage.settle(servers=20)
     stage.check_invariants()
@@ -114,7 +114,7 @@ def test_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
 
 
 def small(name: str, *, spans: int, replicas: int) -> Json:
-    """kwok's nodes have room for hundreds of pods, not for thousands: none asks for anything."""
+    """Return a swarm whose pods request nothing: kwok's nodes have room for hundreds, not for thousands."""
     return swarm(name, spans={"count": spans}, replicas=replicas)
 
 
@@ -135,13 +135,13 @@ def wait_whole(plane: ControlPlane, swarms: int, pods: int, what: str) -> None:
 
 
 def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
-    """The next process finds everything as it should be, and writes nothing but its Lease."""
+    """Restart the operator; the next process must write nothing but its Lease."""
     skip, _ = plane.requests()
     plane.operator.kill()
     plane.operator.start()
     plane.operator.wait_ready(LEAST_SECONDS)
     wait_whole(plane, swarms, pods, "after a restart")
-    time.sleep(10.0)  # every swarm has had its turn
+    time.sleep(10.0)  # every swarm has been reconciled
     _, seen = plane.requests(skip)
     asked = ("leases", "selfsubjectaccessreviews")
     writes = [each for each in seen if each[0] in WRITES and each[1] not in asked]
@@ -152,7 +152,7 @@ def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_hours_of_random_faults_do_not_grow_memory(stage: Scene) -> None:
-    """Case 61: pods end or are deleted, nodes go and come, the spec changes; the end is that of a clean run."""
+    """Case 61: pods end or are deleted, nodes fail and return, the spec changes; the end is that of a clean run."""
     chance, plain = random.Random(61), stage.client
     stage.apply(swarm())
     stage.settle()

@@ -1,4 +1,4 @@
-"""What nodes have and what they are asked for, with Kubernetes' own scheduler and controllers at work on kwok.
+"""Resources, priorities and GPUs of nodes, with Kubernetes' own scheduler and controllers on kwok.
 
 Cases 50 and 51 of operator.md section 3: preemption by a pod of higher priority, GPUs that vanish from a node.
 """
@@ -46,7 +46,7 @@ def stage(kwok_api: ApiLevel, stage: Scene) -> Iterator[Scene]:
 
 
 def pool(stage: Scene, resources: dict[str, Any]) -> list[dict[str, Any]]:
-    """On this test's nodes."""
+    """Return a pool on this test's nodes."""
     template = {"spec": {"nodeSelector": {"test": stage.namespace}}}
     return [{"name": "a", "resources": resources, "podTemplate": template}]
 
@@ -63,7 +63,7 @@ def test_server_gets_the_zone_of_its_node(stage: Scene) -> None:
         (zone,) = (each for each in container["env"] if each["name"] == "NODE_ZONE")
         assert zone["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{ZONE}']"
         assert pod["metadata"]["labels"][ZONE] == f"zone-of-{pod['spec']['nodeName']}"
-    stage.check_quiet(3.0)  # a label that is not ours is no reason to write
+    stage.check_quiet(3.0)  # the kubelet's label is no reason to write
 
 
 def test_preempted_pod_waits_for_room_and_others_stay(stage: Scene) -> None:
@@ -85,7 +85,7 @@ def test_preempted_pod_waits_for_room_and_others_stay(stage: Scene) -> None:
 
 
 def important(namespace: str, importance: str) -> dict[str, Any]:
-    """Fits nowhere beside two of our servers."""
+    """Return a pod that fits on no node beside two servers."""
     container = {
         "name": "c",
         "image": "none",

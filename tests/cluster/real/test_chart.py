@@ -1,4 +1,4 @@
-"""The chart as helm renders it: what every set of values gives, what is refused, which flags the processes get."""
+"""The chart as helm renders it: the objects of every values file, refused values, and the flags of the processes."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_old_kubernetes_is_refused() -> None:
 
 @pytest.mark.full
 def test_names_fit_for_any_release_name() -> None:
-    long = "a" * 53  # the longest that helm takes
+    long = "a" * 53  # the longest that helm accepts
     for values, found in product((None, EVERYTHING), ("x", long)):
         text = NO_CLUSTER.helm(
             "template", found, str(CHART), *(("-f", str(values)) if values else ())
@@ -323,7 +323,7 @@ def test_names_fit_for_any_release_name() -> None:
 
 
 def test_docs_list_every_value_with_its_default() -> None:
-    """After a change of values.yaml: tools/make_chart_docs.py."""
+    """tools/make_chart_docs.py writes the table after a change of values.yaml."""
     page = (ROOT / "docs" / "install.md").read_text()
     assert with_table(page) == page
 

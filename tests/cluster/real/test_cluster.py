@@ -1,5 +1,6 @@
-"""The test cluster is a cluster: restricted pods run, find and reach one another across nodes, nodes die and come back,
-and nothing is left when it is taken down."""
+"""The test cluster itself: restricted pods run and reach one another across nodes, nodes fail and come back, and
+nothing is left when the cluster is removed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def pod(name: str, node: str, *command: str, **more: Any) -> dict[str, Any]:
-    """A restricted pod of the base image on one node."""
+    """Return a restricted pod of the base image on one node."""
     container = {
         "name": "only",
         "image": BASE_IMAGE,
@@ -64,7 +65,7 @@ def pod(name: str, node: str, *command: str, **more: Any) -> dict[str, Any]:
 
 
 def web(name: str, node: str) -> dict[str, Any]:
-    """Answers with its own name; Ready when it does."""
+    """Return a pod that serves its own name by HTTP, and is Ready when it does."""
     probe = {"httpGet": {"path": "/hostname", "port": 8000}, "periodSeconds": 1}
     command = ("python3", "-m", "http.server", "8000", "-d", "/etc")
     return pod(name, node, *command, container={"readinessProbe": probe})
@@ -85,8 +86,8 @@ def test_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> Non
     kubectl = cluster.kubectl.in_namespace(namespace)
     started = time.monotonic()
     kubectl.apply(pod("hello", "n1", "python3", "-c", "import os; print('user', os.getuid())"))
-    wait_for("the pod's words", lambda: "user 65532" in _logs(kubectl, "hello"), POD_SECONDS)
-    print(f"from apply to its words: {time.monotonic() - started:.1f} s")
+    wait_for("the pod's output", lambda: "user 65532" in _logs(kubectl, "hello"), POD_SECONDS)
+    print(f"from apply to its output: {time.monotonic() - started:.1f} s")
 
 
 def test_pods_of_both_nodes_reach_a_service_by_name(cluster: RealCluster, namespace: str) -> None:
@@ -205,7 +206,7 @@ def test_dead_node_becomes_unready_and_comes_back(cluster: RealCluster, namespac
 def test_chosen_cluster_takes_objects(
     any_cluster: RealCluster | ExistingCluster, namespace: str
 ) -> None:
-    """Ours, or with CLUSTER=existing the one behind KUBECONFIG."""
+    """The test cluster, or with CLUSTER=existing the one behind KUBECONFIG."""
     kubectl = any_cluster.kubectl.in_namespace(namespace)
     kubectl("create", "configmap", "taken")
     assert kubectl.find("configmap", "taken") is not None
@@ -229,14 +230,14 @@ def test_second_cluster_runs_beside_the_first(cluster: RealCluster, namespace: s
     print(f"down: {time.monotonic() - stopped:.1f} s")
     assert leftovers(layout, second.network.octet) == []
     assert second.network.octet not in _octets()
-    first = cluster.kubectl.in_namespace(namespace)  # is untouched
+    first = cluster.kubectl.in_namespace(namespace)  # goes on
     first.apply(web("goes-on", "n1"))
     first.wait_condition("pod", "goes-on", "Ready", POD_SECONDS)
 
 
 @pytest.mark.soak
 def test_cluster_of_a_killed_owner_is_removed(cluster: RealCluster) -> None:
-    """The processes die with their owner; pods, mounts and groups do not, until the next cluster starts."""
+    """The processes end with their owner; pods, mounts and groups stay until the next cluster starts."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}-", dir=PARENT))
     program = (
         "import sys, time; from pathlib import Path; from tools.devcluster.layout import Layout;"
@@ -275,18 +276,18 @@ def test_command_line_starts_and_ends_an_api_level(tmp_path: Path) -> None:
 def test_command_line_without_root_says_so(tmp_path: Path) -> None:
     require(obstacles())
     state = str(tmp_path / "state")
-    nobody = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
-    refused = _command("up", "--state", state, lead=nobody)
+    as_user = ("unshare", "--user", "--map-user=1000", "--map-group=1000")
+    refused = _command("up", "--state", state, lead=as_user)
     assert refused.returncode == 1
     assert "not root" in refused.stderr
     assert "up --api-only" in refused.stderr
     assert not Path(state).exists()
-    up = _command("up", "--api-only", "--state", state, lead=nobody)
+    up = _command("up", "--api-only", "--state", state, lead=as_user)
     try:
         assert up.stdout.strip() == f"export KUBECONFIG={state}/kubeconfig"
         assert Kubectl(Path(state) / "kubeconfig").items("namespaces")
     finally:
-        assert "gone" in _command("down", "--state", state, lead=nobody).stderr
+        assert "gone" in _command("down", "--state", state, lead=as_user).stderr
 
 
 def _command(*words: str, lead: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -303,7 +304,7 @@ def _command(*words: str, lead: tuple[str, ...] = ()) -> subprocess.CompletedPro
 
 
 def _reaches(kubectl: Kubectl, caller: str, address: str, name: str) -> None:
-    """kube-proxy learns of an endpoint a moment after it is Ready."""
+    """Wait until it is reached: kube-proxy learns of an endpoint a moment after it is Ready."""
     program = _attempt(address)
     wait_for(
         f"{caller} reaching {address}",

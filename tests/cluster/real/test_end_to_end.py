@@ -83,7 +83,7 @@ def test_stream_goes_on_after_a_pod_is_deleted(
 def test_stream_goes_on_after_a_container_is_killed(
     release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """The same pod comes back, by the kubelet; the operator leaves it alone."""
+    """The kubelet restarts the container in the same pod; the operator does nothing."""
     processes = processes_of(release)
     stream, carried = begin(release, ask)
     victim = carried.servers[-1]
@@ -100,7 +100,7 @@ def test_stream_goes_on_after_a_container_is_killed(
 def test_stream_goes_on_after_a_node_dies(
     release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """No packet tells of it. The stream goes on at once; the slots are refilled elsewhere when the node is given up."""
+    """No packet says so. The stream goes on at once; the slots are refilled elsewhere once the node is NotReady."""
     stream, node = begin_across(release, ask)
     try:
         lost = [pod["metadata"]["name"] for pod in release.pods() if node_of(pod) == node]
@@ -143,7 +143,7 @@ def test_deleted_gateway_finishes_its_stream(
 def test_killed_gateway_ends_its_streams_and_another_answers(
     release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """No stream outlives its gateway's process by itself: the client is told, and asks again."""
+    """No stream outlives its gateway's process by itself: the client gets an error, and asks again."""
     processes = processes_of(release)
     stream, carried = begin(release, ask)
     fault = release.timeline.now(f"kill -9 of the process in {carried.gateway}")
@@ -164,7 +164,7 @@ def test_killed_gateway_ends_its_streams_and_another_answers(
 def test_stream_goes_on_without_the_operator(
     release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """It is killed, and a server with it: the stream goes on, and who leads next refills the slot."""
+    """The leader is killed and a server deleted: the stream goes on, and the next leader refills the slot."""
     processes = processes_of(release)
     stream, carried = begin(release, ask)
     leader, victim = release.leader(), carried.servers[-1]
@@ -188,9 +188,7 @@ def test_streams_run_while_the_api_server_is_down(
     fault = release.timeline.now("the API server is killed")
     api.stop_apiserver()
     try:
-        os.kill(
-            processes[carried.servers[0]], signal.SIGKILL
-        )  # and nobody but the kubelet can know
+        os.kill(processes[carried.servers[0]], signal.SIGKILL)  # only the kubelet can see it
         release.timeline.now("kill -9 of the head's process")
         finish(release, stream, fault, undisturbed, model)
         check_twins(model, undisturbed, release.stream(ask).read_and_cancel(READ_ON))
@@ -232,7 +230,7 @@ def processes_of(release: Release) -> dict[str, int]:
 
 
 def begin(release: Release, ask: Ask) -> tuple[Stream, StreamRoute]:
-    """A stream under way in a whole swarm."""
+    """Start a stream in a whole swarm, and return it with its route."""
     release.wait_whole()
     stream = release.stream(ask)
     stream.wait_tokens(KILL_AT)
@@ -240,7 +238,7 @@ def begin(release: Release, ask: Ask) -> tuple[Stream, StreamRoute]:
 
 
 def begin_across(release: Release, ask: Ask) -> tuple[Stream, str]:
-    """A stream with a hop on a node that its gateway is not on; that node."""
+    """Start a stream with a hop on a node that its gateway is not on, and return it with that node."""
     for _ in range(20):
         stream, carried = begin(release, ask)
         home = release.node_of(carried.gateway)
@@ -273,7 +271,7 @@ def code_of(error: grpc.RpcError | None) -> object:
 
 
 def ask_until_answered(release: Release, ask: Ask) -> Stream:
-    """As a client does that is told UNAVAILABLE: the same question again, through the Service."""
+    """Ask again through the Service, as a client does after UNAVAILABLE, until tokens come."""
     deadline = time.monotonic() + NEXT_GATEWAY_SECONDS
     while True:
         stream = release.stream(ask)

@@ -1,6 +1,6 @@
-"""The project's own images, as `make images` builds them: small, without torch where none belongs, run by nobody.
+"""The project's own images, as `make images` builds them: small, without torch where none belongs, run as 65532.
 
-Looks into the archives that the test cluster imports, and runs what is in them as the kubelet would: as 65532.
+Reads the archives that the test cluster imports, and runs their programs as the kubelet would.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOREIGN = {
 class Image:
     archive: Path
     config: dict[str, dict[str, object]]
-    files: dict[str, tarfile.TarInfo]  # of all layers, without those that a later one took away
+    files: dict[str, tarfile.TarInfo]  # of all layers, without those that a later one removes
 
     @property
     def size(self) -> int:
@@ -126,7 +126,7 @@ def test_image_user_can_write_nothing_outside_tmp(images: dict[str, Image], targ
 
 
 class Container:
-    """A working container of buildah, in a store of this test's own."""
+    """A working container of buildah, in its own store."""
 
     def __init__(self, store: Path) -> None:
         self._store = ("buildah", "--root", str(store / "store"), "--runroot", str(store / "run"))

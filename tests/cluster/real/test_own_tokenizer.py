@@ -31,7 +31,7 @@ ONCE, TWICE = "{{ messages[0]['content'] }}", "{{ messages[0]['content'] * 2 }}"
 
 @pytest.fixture
 def models() -> Iterator[Path]:
-    """Folders that anybody may read: `bare` has no tokenizer, `words` nothing else."""
+    """Make folders that every user may read: `bare` has no tokenizer, `words` nothing else."""
     with tempfile.TemporaryDirectory(prefix="modelswarm-models-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -92,7 +92,7 @@ def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> N
 
 
 def asked(release: Release) -> int:
-    """Tokens of the prompt that a message becomes."""
+    """Return the number of tokens of the prompt that a message becomes."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 1}
     answer = httpx.post(f"{release.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -110,7 +110,7 @@ def condition(release: Release, kind: str) -> dict[str, Any]:
 
 
 def degraded(release: Release, reason: str) -> str:
-    """The message, once the operator gives that reason."""
+    """Wait for that reason, and return its message."""
     told = wait_for(
         reason,
         lambda: (found := condition(release, "Degraded")).get("reason") == reason and found,

@@ -30,7 +30,7 @@ from support.kubernetes.release import SWARM, Release
 pytestmark = pytest.mark.full
 
 PROCESSES = 8  # two operators, two gateways, four servers
-STREAMS, LONG = 4, 900  # tokens: seconds
+STREAMS, LONG = 4, 900  # LONG: tokens, some seconds
 SEEN_SECONDS = 60.0
 REPLACED_SECONDS = 180.0
 REROUTES = "sum(modelswarm_gateway_reroutes_total)"
@@ -112,7 +112,7 @@ def busy(release: Release) -> str:
 
 
 def check(release: Release, prometheus: Prometheus) -> None:
-    """The dashboard as the chart delivered it."""
+    """Every panel of the dashboard that the chart has delivered must have an answer."""
     delivered: dict[str, Any] = release.kubectl.get("configmap", "modelswarm-dashboard-modelswarm")
     assert delivered["metadata"]["labels"]["grafana_dashboard"] == "1"
     asked = check_panels(json.loads(delivered["data"]["modelswarm.json"]), prometheus, window="5m")

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.eventually import eventually
 from support.models.tokenizers import byte_level, encode_bytes
-from support.processes.swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans
+from support.processes.swarm import BRIEF_HOLD, CONTEXT, ENDLESS, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -224,29 +224,14 @@ def test_reflection_names_the_services(channel: grpc.Channel) -> None:
     assert found.package == "modelswarm.v1"
 
 
-def test_no_room_is_resource_exhausted_with_retry_after(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    pages = ("--pages", "80")
-    with two_spans(tmp_path_factory.mktemp("full"), *pages, context=2 * CONTEXT) as swarm:
-        doors = swarm.gateway()
-        with grpc.insecure_channel(doors.grpc) as channel:
-            stub = inference(channel)
-            first = stub.GenerateStream(request(max_tokens=750), timeout=30)
-            next(first)
-            status, trailing = failure(channel, request(max_tokens=750))
-            assert (status, trailing["error-code"]) == ("RESOURCE_EXHAUSTED", "no_capacity")
-            assert float(trailing["retry-after"]) > 0
-            assert sum(len(part.token_ids) for part in first) == 749
-
-
+@pytest.mark.full
 def test_a_session_that_breaks_is_internal_and_then_unavailable(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    with two_spans(tmp_path_factory.mktemp("broken")) as swarm:
-        doors = swarm.gateway("--hold-limit", "0.5")
+    with two_spans(tmp_path_factory.mktemp("broken"), context=ENDLESS) as swarm:
+        doors = swarm.gateway(*BRIEF_HOLD)
         with grpc.insecure_channel(doors.grpc) as channel:
-            stream = inference(channel).GenerateStream(request(max_tokens=500))
+            stream = inference(channel).GenerateStream(request(max_tokens=50_000))
             next(stream)
             swarm.kill("s0")
             with pytest.raises(grpc.RpcError) as broken:

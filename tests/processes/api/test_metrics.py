@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from support.eventually import eventually
 from support.kubernetes.prometheus import lint
-from support.processes.swarm import MODEL, REPORTED, Doors, HashSwarm, two_spans
+from support.processes.swarm import BRIEF_HOLD, ENDLESS, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.identity import name_of
@@ -86,14 +86,8 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
             for _ in lines:
                 pass
         assert (stream(doors, "recovered"), stream(doors, "completed")) == (1, 0)
-        told = sum(recoveries(doors, "resumed", cause=cause) for cause in REPORTED)
-        killed, resumed = (
-            recoveries(doors, "resumed", cause="link_down"),
-            recoveries(doors, "resumed"),
-        )
-        assert told == killed == 1 or resumed > told, "or a server stood still"
-        timed = doors.metric("modelswarm_gateway_recovery_seconds_count")
-        assert timed == resumed >= 1
+        assert recoveries(doors, "resumed") == recoveries(doors, "resumed", cause="link_down") == 1
+        assert doors.metric("modelswarm_gateway_recovery_seconds_count") == 1
         assert doors.metric("modelswarm_gateway_replayed_tokens_total") > 0
         assert doors.metric("modelswarm_gateway_reroutes_total", cause="link_down") >= 1
         lose_the_head(swarm, doors)
@@ -105,7 +99,9 @@ def lose_the_head(swarm: HashSwarm, doors: Doors) -> None:
     with streaming(doors) as waits:
         with streaming(doors, prompt="another"):
             swarm.kill("s0")
-            eventually("held", lambda: doors.metric("modelswarm_gateway_sessions", state="held") == 2)
+            eventually(
+                "held", lambda: doors.metric("modelswarm_gateway_sessions", state="held") == 2
+            )
             assert doors.metric("modelswarm_gateway_coverage") == 0
         eventually("it was left", lambda: recoveries(doors, "abandoned") == 1)
         assert stream(doors, "cancelled") == 1

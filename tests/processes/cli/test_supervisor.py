@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.processes.server import alive, gone_within
 
-from modelswarm.local.backoff import RestartBackoff
+from modelswarm.local.supervisor import RestartBackoff
 from modelswarm.local.supervisor import Job, JobChange, JobState, StartError, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -79,7 +79,13 @@ def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
         assert again
         assert supervisor.job_statuses()[0].pid != before.pid
     states = [change.job.state for change in changes]
-    assert states == [JobState.STARTING, JobState.READY, JobState.WAITING, JobState.STARTING, JobState.READY]
+    assert states == [
+        JobState.STARTING,
+        JobState.READY,
+        JobState.WAITING,
+        JobState.STARTING,
+        JobState.READY,
+    ]
     died, started = changes[2], changes[3]
     assert died.job.exit_reason == "killed by SIGKILL"
     assert 0.4 < started.at - died.at < 2.0

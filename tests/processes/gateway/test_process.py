@@ -115,9 +115,18 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
             ["--discovery-dir", "x", "--hold-limit", "3", "--keepalive", "3"],
             "--keepalive: 3 s is not below --hold-limit 3 s",
         ),
-        (["--discovery-dir", "x", "--hold-limit", "3", "--fence-timeout", "4"], "--fence-timeout: 4 s is more than --hold-limit 3 s"),
-        (["--discovery-dir", "x", "--suspect-after", "5"], "--suspect-after: 5 s is not below --fence-timeout 5 s"),
-        (["--discovery-dir", "x", "--kubernetes"], "--discovery-dir: give either --discovery-dir FOLDER or --kub"),
+        (
+            ["--discovery-dir", "x", "--hold-limit", "3", "--fence-timeout", "4"],
+            "--fence-timeout: 4 s is more than --hold-limit 3 s",
+        ),
+        (
+            ["--discovery-dir", "x", "--suspect-after", "5"],
+            "--suspect-after: 5 s is not below --fence-timeout 5 s",
+        ),
+        (
+            ["--discovery-dir", "x", "--kubernetes"],
+            "--discovery-dir: give either --discovery-dir FOLDER or --kub",
+        ),
         (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
         (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
         (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),

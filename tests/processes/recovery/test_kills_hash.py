@@ -6,19 +6,22 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
-from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
+from _pytest.mark.structures import ParameterSet
+from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes import kill_scenarios
 from support.processes.kill_scenarios import PLACES, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Answer, Ask
-from support.processes.swarm import Running
+from support.processes.swarm import ENDLESS, Running
 
 from modelswarm.protocol.messages import Sampling
 
-NEW, AT = 300, 30
+NEW, AT = 300, 30  # tokens of a whole answer, and before a kill
+LONG = 50_000  # tokens of an answer that is cancelled
 CLIENTS, ASKS = 8, 2
 
 
@@ -32,26 +35,29 @@ def swarm(hash_spans: Running) -> Iterator[Running]:
 
 def judge(answer: Answer) -> None:
     check_contiguous(answer)
-    check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)
+    check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
+
+
+def only(fast: str) -> list[ParameterSet]:
+    """All places of a route; the fast tier has the one that is named."""
+    marks = {place: () if place == fast else (pytest.mark.full,) for place in PLACES}
+    return [pytest.param(place, marks=marks[place]) for place in PLACES]
+
+
+@pytest.mark.parametrize("place", only("tail"))
+def test_kill_during_prefill_keeps_answer_exact(swarm: Running, place: str) -> None:
+    ask = Ask(prompt_of(4000, 1, VOCAB), LONG)
+    judge(kill_scenarios.kill_in_prefill(swarm, ask, PLACES[place]))
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_server_dies_while_the_prompt_is_read(swarm: Running, place: str) -> None:
-    for answer in kill_scenarios.kill_in_prefill(
-        swarm, Ask(prompt_of(900, 1, VOCAB), 40), PLACES[place]
-    ):
-        judge(answer)
+def test_kill_during_decode_keeps_answer_exact(swarm: Running, place: str) -> None:
+    ask = Ask(prompt_of(200, 2, VOCAB), LONG, SAMPLED)
+    judge(kill_scenarios.kill_in_decode(swarm, ask, PLACES[place], AT))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_server_dies_while_tokens_come(swarm: Running, place: str) -> None:
-    ask = Ask(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
-    for answer in kill_scenarios.kill_in_decode(swarm, ask, PLACES[place], AT):
-        judge(answer)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_a_server_dies_between_two_turns_of_a_session(swarm: Running, place: str) -> None:
+@pytest.mark.parametrize("place", only("middle"))
+def test_kill_between_turns_keeps_next_turn_exact(swarm: Running, place: str) -> None:
     first = Ask(prompt_of(60, 3, VOCAB), 40, SAMPLED, session="talk")
     for turn in kill_scenarios.kill_between_turns(
         swarm, first, prompt_of(20, 4, VOCAB), PLACES[place]
@@ -59,28 +65,31 @@ def test_a_server_dies_between_two_turns_of_a_session(swarm: Running, place: str
         judge(turn)
 
 
-def test_three_servers_die_in_one_stream(swarm: Running) -> None:
-    ask = Ask(prompt_of(100, 5, VOCAB), NEW + 100, SAMPLED)
+def test_three_kills_in_one_stream_keep_answer_exact(swarm: Running) -> None:
+    ask = Ask(prompt_of(100, 5, VOCAB), LONG, SAMPLED)
     judge(kill_scenarios.kill_three_times(swarm, ask, AT, later=60))
 
 
-def test_a_stream_waits_when_nobody_is_left_for_its_blocks(swarm: Running) -> None:
-    judge(kill_scenarios.kill_in_the_loop(swarm, Ask(prompt_of(100, 6, VOCAB), NEW), AT))
+@pytest.mark.full
+def test_stream_waits_until_its_blocks_are_served_again(swarm: Running) -> None:
+    judge(kill_scenarios.kill_in_the_loop(swarm, Ask(prompt_of(100, 6, VOCAB), LONG), AT))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", PLACES)
-def test_servers_die_under_eight_streams(swarm: Running, place: str) -> None:
+def test_kills_under_eight_streams_keep_answers_exact(swarm: Running, place: str) -> None:
     lengths = (5, 333, 64, 1, 150, 31, 90, 17)
     asks = [
-        Ask(prompt_of(length, 20 + seed, VOCAB), NEW, SAMPLED if seed % 2 else Sampling())
+        Ask(prompt_of(length, 20 + seed, VOCAB), LONG, SAMPLED if seed % 2 else Sampling())
         for seed, length in enumerate(lengths)
     ]
-    asks[5:7] = [kill_scenarios.with_stop(swarm, ask) for ask in asks[5:7]]
+    asks[5:7] = [kill_scenarios.with_stop(swarm, replace(ask, new=NEW)) for ask in asks[5:7]]
     for answer in kill_scenarios.kill_under_many(swarm, asks, PLACES[place], at=10):
         judge(answer)
 
 
-def test_answers_stay_exact_while_servers_die_at_random(swarm: Running) -> None:
+@pytest.mark.full
+def test_random_kills_keep_all_answers_exact(swarm: Running) -> None:
     """Eight clients; every moment one of those servers dies that live, now and then both of a span."""
     swarm.wait_whole()
     before = swarm.faults()

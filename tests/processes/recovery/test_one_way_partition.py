@@ -16,19 +16,21 @@ from pathlib import Path
 import pytest
 from support.chaos.proxy import Weather
 from support.chaos.swarm import Plan, World, world
+from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Ask
-from support.processes.swarm import Running, metrics, total, wait_until
+from support.processes.swarm import Running, metrics, total
 
 from modelswarm.local.commands import GATEWAY_JOB
 from modelswarm.protocol.identity import name_of
 
+pytestmark = pytest.mark.full  # it is about time
+
 NEW = 500  # tokens
 WITHIN = 14.0  # seconds from the first swallowed frame to the end; a link is closed after 15 s of silence
 TRIES = 3
-TAKEN_BACK = 60.0  # after it is healed, on a busy machine
 LOOK_SECONDS = 0.02
 CAUSE = "partition"
 
@@ -94,7 +96,7 @@ def make_well(swarm: Running) -> None:
         swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
         return not any(server.state for server in swarm.view.explain_routes().servers)
 
-    wait_until(well, TAKEN_BACK, lambda: f"not taken back: {swarm.view.explain_routes().servers}")
+    eventually("all are used again", well, explain=lambda: swarm.view.explain_routes().servers)
     swarm.wait_empty()
 
 

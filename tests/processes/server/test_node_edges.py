@@ -77,7 +77,9 @@ async def test_a_busy_tail_says_how_it_does_while_its_tokens_flow(tmp_path: Path
     async with served(tmp_path, EvenModel) as (_, gateway):
         route = await gateway.open("one", 303)
         await gateway.generate(route, [1, 2, 3])
-        said = [item for item in gateway.of(Heartbeat) if isinstance(item, Heartbeat) and item.running]
+        said = [
+            item for item in gateway.of(Heartbeat) if isinstance(item, Heartbeat) and item.running
+        ]
         assert len({beat.steps for beat in said}) >= 2, "it ran for a second and a half"
         assert all(beat.free_pages < beat.total_pages for beat in said)
         assert said[-1].step_ms >= 5

@@ -13,7 +13,7 @@ from support.models.tiny_models import EOS, FAMILIES, VOCAB, load_whole, make_mo
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import KvRead, KvWrite, SampleRequest, Result, BatchItem
+from modelswarm_serving.model.base import BatchItem, KvRead, KvWrite, Result, SampleRequest
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import load_span
@@ -222,7 +222,9 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
 
 def test_a_work_that_cannot_run_fails_alone(folder: Path) -> None:
     span: TransformerSpan = load_span(folder, 0, 4, replace(OPTIONS, max_length=64))
-    good = BatchItem((0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, SampleRequest(Sampling(), 3, (1, 2, 3)))
+    good = BatchItem(
+        (0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, SampleRequest(Sampling(), 3, (1, 2, 3))
+    )
     bad = {
         "tokens must be within 0:320": replace(good, tokens=(1, 2, VOCAB)),
         "3 tokens are needed, not 2": replace(good, tokens=(1, 2)),

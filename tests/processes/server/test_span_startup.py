@@ -219,7 +219,9 @@ def test_a_server_takes_what_its_plan_counted(folder: Path, tmp_path: Path) -> N
     for slot in slots_of(plan.name, plan.spans, 1):
         command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
         settings = parse(command[command.index("modelswarm_serving") + 1 :])
-        shape, facts = plan_shape(folder, settings.first, settings.last, span_options(settings, None))
+        shape, facts = plan_shape(
+            folder, settings.first, settings.last, span_options(settings, None)
+        )
         server = plan.servers[slot.span_index]
         kv = shape.total_pages * shape.page_size * slot.span.blocks * facts.kv_bytes(plan.dtype)
         assert (kv, replay_limit(settings, shape)) == (server.kv_bytes, server.replay_bytes)

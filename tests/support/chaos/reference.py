@@ -65,7 +65,9 @@ def _check_hash(answer: Answer) -> None:
     """Oracle 1. A stop string may end the answer before the reference ends."""
     ask = answer.ask
     end = min(TOY_LENGTH, len(ask.prompt) + ask.new)
-    right = reference_tokens(ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB)
+    right = reference_tokens(
+        ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB
+    )
     count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
     assert list(answer.tokens) == right[:count], "not what the hash model says"
 

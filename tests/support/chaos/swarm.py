@@ -19,8 +19,9 @@ import grpc
 from chaos.schedule import LEASE_SECONDS
 from support.chaos.gateways import MoreGateways, gateway_names
 from support.chaos.proxy import HOST, Network
+from support.eventually import eventually
 from support.models.tiny_models import TOY_LENGTH
-from support.processes.swarm import Running, local_settings, metrics, total, wait_until
+from support.processes.swarm import Running, local_settings, metrics, total
 
 from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
 from modelswarm.local.planning import plan_document
@@ -126,10 +127,10 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
             more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY_JOB], changed)
             try:
                 more.start()
-                wait_until(
+                eventually(
+                    "the model is ready",
                     lambda: any(model.ready for model in running.view.fetch_snapshot().models),
                     READY_SECONDS,
-                    "the model did not become ready",
                 )
                 running.wait_whole()
                 with _stubs([local.grpc, *(more.announced(name).grpc for name in names)]) as stubs:

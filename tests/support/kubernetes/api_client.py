@@ -1,6 +1,7 @@
-"""Requests of an administrator without a program in between: kubectl costs a tenth of a second per call.
+"""Requests to an API server as its administrator, over plain HTTP: kubectl takes a tenth of a second per call.
 
-Used by tests that look often or write a lot. One `ApiClient` per thread.
+`ApiClient` for objects of any kind, `SwarmApi` for ModelSwarms and the refusals of their rules. Used by tests that read
+often, write a lot or try hundreds of documents. One client per thread.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ Json = dict[str, Any]
 CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
 SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
 PODS = "/api/v1/namespaces/{}/pods"
-USER = "system:serviceaccount:{}:{}"  # the user that a ServiceAccount is: namespace, name
+USER = "system:serviceaccount:{}:{}"  # user name of a ServiceAccount: namespace, name
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 WATCH = httpx.Timeout(30, read=None)  # silent while nothing happens
 
 
 class Unanswered(httpx.HTTPStatusError, NoResponse):
-    """The server is too busy or lacks a part of itself: 429 or 5xx."""
+    """The server is too busy, or a part of it does not run: 429 or 5xx."""
 
 
 class ApiClient:
@@ -62,7 +63,7 @@ class ApiClient:
         return checked_json(self._client.post(path, json=body))
 
     def post_code(self, path: str, body: Json) -> int:
-        """The code, whatever it is."""
+        """Return the code of the response, whatever it is."""
         return self._client.post(path, json=body).status_code
 
     def put(self, path: str, body: Json) -> Json:
@@ -72,14 +73,14 @@ class ApiClient:
         return checked_json(self._client.patch(path, json=body, headers={"Content-Type": kind}))
 
     def delete(self, path: str, **options: Any) -> Json:
-        """Gone already is fine."""
+        """Delete an object or a collection. One that does not exist is no error."""
         answer = self._client.request("DELETE", path, json=options or None)
         return {} if answer.status_code == 404 else checked_json(answer)
 
     def is_allowed(
         self, user: str, verb: str, resource: str, namespace: str = "", group: str = ""
     ) -> bool:
-        """Whether that user may, as the API server sees it at this moment: of changed rules it learns by a watch."""
+        """Say whether the API server allows it at this moment. It learns of changed rules by a watch."""
         kind, _, subresource = resource.partition("/")
         asked = {"namespace": namespace, "group": group, "resource": kind, "verb": verb}
         review = {
@@ -93,7 +94,7 @@ class ApiClient:
     def request(
         self, verb: str, path: str, body: Json | None, content: str, **query: str
     ) -> Answer:
-        """The response, whatever its code."""
+        """Return the response, whatever its code."""
         headers = {"Content-Type": content}
         answer = self._client.request(verb, path, params=query, json=body, headers=headers)
         return Answer(answer.status_code, answer.json(), tuple(answer.headers.get_list("Warning")))
@@ -101,10 +102,10 @@ class ApiClient:
     def watch_lines(
         self, path: str, opened: Callable[[socket.socket], None], **query: str
     ) -> Iterator[str]:
-        """Of a watch, until the API server ends it or somebody shuts the socket given to `opened`. From any thread.
+        """Yield the lines of a watch until the API server ends it, or a thread shuts the socket given to `opened`.
 
-        Closing this client under such a thread would be wrong: it would go on to read from whatever gets the same
-        file descriptor next.
+        To close this client under such a thread would be wrong: the thread would read from the next user of the same
+        file descriptor.
         """
         with self._client.stream("GET", path, params=query, timeout=WATCH) as answer:
             opened(answer.extensions["network_stream"].get_extra_info("socket"))
@@ -134,7 +135,7 @@ class Answer:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """`field: sentence` of everything that is wrong; the whole message where there is no list."""
+        """`field: sentence` of every error; the whole message where there is no list."""
         told = self.body.get("details", {}).get("causes", ())
         listed = tuple(f"{cause.get('field', '')}: {cause['message']}" for cause in told)
         return listed or (str(self.body.get("message", "")),)
@@ -150,7 +151,7 @@ class SwarmApi:
         return self._send("POST", self._path, document, dry_run=dry_run, strict=strict)
 
     def replace(self, document: Json) -> Answer:
-        """As `kubectl replace`: whatever is stored."""
+        """Replace whatever is stored, as `kubectl replace` does."""
         name = document["metadata"]["name"]
         version = self.get(name)["metadata"]["resourceVersion"]
         document = document | {"metadata": {"name": name, "resourceVersion": version}}
@@ -208,6 +209,6 @@ def swarm(name: str = "counting", **spec: Any) -> Json:
 
 
 def created(answer: Answer) -> Json:
-    """What is stored now."""
+    """Return the stored object of an accepted request."""
     assert answer.accepted, answer.causes
     return answer.body

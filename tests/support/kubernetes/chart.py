@@ -1,4 +1,7 @@
-"""The project's chart as tests use it: rendered into objects, or refused with helm's words."""
+"""The project's chart as tests use it: rendered into objects, or refused with helm's message.
+
+Used by tests of the chart, which need no cluster. Knows nothing of values that are right or wrong.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ KUBERNETES = "1.36.0"
 
 
 def render(values: Path | None = None, *flags: str) -> list[Object]:
-    """What `helm install modelswarm` would send, hooks too."""
+    """Return the objects that `helm install modelswarm` would send, hooks too."""
     chosen = () if values is None else ("-f", str(values))
     text = NO_CLUSTER.helm(
         "template", "modelswarm", str(CHART), "--kube-version", KUBERNETES, *chosen, *flags
@@ -29,7 +32,7 @@ def render(values: Path | None = None, *flags: str) -> list[Object]:
 
 
 def refusal(*flags: str) -> str:
-    """helm's words about values that the chart does not take."""
+    """Return helm's message about values that the chart refuses."""
     try:
         render(None, *flags)
     except CommandFailed as failed:
@@ -48,7 +51,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def pods(objects: list[Object]) -> list[Object]:
-    """Every pod that would come of them."""
+    """Return every pod of these objects, those of Deployments too."""
     made = []
     for found in objects:
         if found["kind"] == "Pod":
@@ -64,7 +67,7 @@ def pods(objects: list[Object]) -> list[Object]:
 
 
 def arguments(objects: list[Object], component: str) -> list[str]:
-    """The flags of operator or gateway, with the pod's name put in as the kubelet does."""
+    """Return the flags of operator or gateway, with the pod's name and address put in as the kubelet does."""
     deployment = find_object(objects, "Deployment", f"modelswarm-{component}")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return [

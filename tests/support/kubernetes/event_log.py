@@ -1,7 +1,7 @@
-"""A watch of the API server that notes when things happened, for tests and benchmarks that tell a story in seconds.
+"""A watch of the API server that records when events came, for timelines of tests and benchmarks.
 
-One thread per path. It begins with what there is and ends with `close`; a watch that breaks (the API server may be
-killed meanwhile) begins again. Times are `time.perf_counter()` at this client.
+One thread per path. It begins with the existing objects and ends with `close`; a watch that breaks (the API server may
+be killed meanwhile) begins again. Times are `time.perf_counter()` at this client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Seen = Callable[[float, str, Json], None]  # when; ADDED, MODIFIED or DELETED; t
 
 
 class Watch:
-    """`seen` runs in the watch's thread."""
+    """Calls `seen` in a thread of its own for every event."""
 
     def __init__(self, plain: ApiClient, path: str, selector: str, seen: Seen) -> None:
         self._plain = plain
@@ -36,7 +36,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Events that come later are not told; the thread has ended, so that the client may be closed."""
+        """End the thread, so that the client may be closed. Later events are ignored."""
         self._closed.set()
         if self._socket is not None:
             _shut(self._socket)
@@ -64,14 +64,14 @@ class Watch:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Whoever reads from it sees its end. Past TLS, whose state is the reader's."""
+    """End the reader's connection below TLS, whose state belongs to the reader."""
     with contextlib.suppress(OSError):  # it is closed already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)
 class PodTimes:
-    """When one pod came, was ready, was to go and was gone; 0: it did not happen (yet)."""
+    """Moments of one pod; 0: it has not happened."""
 
     name: str
     slot: str
@@ -85,7 +85,7 @@ class PodTimes:
 
 
 class PodLog:
-    """Of all server pods of a namespace. `told` hears of every change, in words."""
+    """The moments of all server pods of a namespace. `told` is called with every change, in words."""
 
     def __init__(self, told: Callable[[float, str], None] | None = None) -> None:
         self._told = told or (lambda _when, _words: None)
@@ -127,7 +127,7 @@ class PodLog:
     def wait(
         self, what: str, found: Callable[[list[PodTimes]], PodTimes | None], seconds: float
     ) -> PodTimes:
-        """The first pod that `found` picks."""
+        """Wait for a pod that `found` picks, and return it."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
@@ -140,7 +140,7 @@ class PodLog:
                 self._changed.wait(left)
 
     def wait_ready_again(self, name: str, after: float, seconds: float) -> PodTimes:
-        """The same pod, Ready again since then, with a container that was started since then."""
+        """Wait until the same pod is Ready again with a container that was started after that moment."""
         before = self._lives[name].restarts
 
         def found(lives: list[PodTimes]) -> PodTimes | None:
@@ -151,7 +151,7 @@ class PodLog:
         return self.wait(f"{name} being Ready again", found, seconds)
 
     def wait_successor(self, of: str, after: float, seconds: float) -> PodTimes:
-        """The pod that was created for the same slot since then, once it is Ready."""
+        """Wait for the pod that was created for the same slot after that moment to be Ready, and return it."""
         slot = self._lives[of].slot
         return self.wait(
             f"a Ready successor of {of}",

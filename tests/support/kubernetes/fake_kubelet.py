@@ -1,6 +1,6 @@
-"""A kubelet and a scheduler for pods that exist only at the API: they are bound, run, become ready and go.
+"""A kubelet and a scheduler for pods that exist only at the API: binds them, and sets their status.
 
-Used by the operator's tests where there are no nodes. Runs in a thread; a test says which pods fare worse.
+Used by the operator's tests where there are no nodes. Runs in a thread; a test can give pods another state than ready.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tools.devcluster.control_plane.api_level import ApiLevel
 EVERY = 0.05
 END_SECONDS = 40.0  # longer than a request may take to be answered
 READY = "ready"
-RUNNING = "running"  # but not ready
+RUNNING = "running"  # and not ready
 PENDING = "pending"  # bound, and nothing more
 UNBOUND = "unbound"
 
 
 def make_node(plain: ApiClient, name: str, **labels: str) -> None:
-    """Ready, with some room."""
+    """Make a node that is Ready and has room."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -62,7 +62,7 @@ def set_status(plain: ApiClient, pod: Json, **status: Any) -> None:
 
 
 def running(ready: bool, restarts: int = 0) -> Json:
-    """The status of a pod whose container runs."""
+    """Return the status of a pod whose container runs."""
     conditions = [
         {"type": kind, "status": "True" if ready or kind == "PodScheduled" else "False"}
         for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
@@ -86,7 +86,7 @@ def running(ready: bool, restarts: int = 0) -> Json:
 
 
 def failed(reason: str, exit_code: int = 1, message: str = "") -> Json:
-    """The status of a pod that has ended."""
+    """Return the status of a pod that has ended."""
     ended = {"exitCode": exit_code, "reason": reason, "message": message, "finishedAt": now()}
     container = {
         "name": "server",
@@ -106,7 +106,7 @@ def failed(reason: str, exit_code: int = 1, message: str = "") -> Json:
 
 
 class FakeKubelet:
-    """For all pods of one namespace. `fate` says how far a pod gets; it is asked again and again."""
+    """Serves all pods of one namespace. `target_state` is called again and again for each."""
 
     def __init__(self, level: ApiLevel, namespace: str, nodes: tuple[str, ...]) -> None:
         self.target_state: Callable[[Json], str]

@@ -1,7 +1,7 @@
-"""Between the operator and the API server: every request gets a number, and any of them can go wrong in any way.
+"""A proxy between the operator and the API server that records every request and can let any of them fail.
 
 Used by the operator's tests at API level. Ends TLS with a certificate of the cluster's authority and passes tokens on.
-Runs in a thread of its own; `fault` is asked there, once per request, and watches can be frozen, thinned and cut.
+Runs in a thread of its own, which calls `fault` once per request; watches can be frozen, filtered and cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 @dataclass(slots=True)
 class Call:
-    """One request, as it came; `code` is what the server answered (0: it was not asked)."""
+    """One request; `code` is the server's (0: the request did not reach it)."""
 
     number: int
     verb: str
@@ -48,7 +48,7 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Leases, questions about rights and Events aside: they change nothing that is looked at."""
+        """Leases, access reviews and Events do not count: they change nothing that tests judge."""
         aside = ("/leases", "/selfsubjectaccessreviews", "/events")
         return self.verb in WRITES and not any(part in self.path for part in aside)
 
@@ -60,15 +60,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request. `before` and `after` run when the server has not yet, or has, done it."""
+    """A fault of one request. `before` runs instead of the request, `after` when the server has done it."""
 
-    answer: int = 0  # this code instead of the server's
+    answer: int = 0  # code of a response that the server does not see
     reason: str = ""
     retry_after: int | None = None
-    hang: float = 0.0  # seconds without an answer, then the connection goes
+    hang: float = 0.0  # seconds without a response, then the connection is closed
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
-    truncated: bool = False  # the answer breaks off in its middle
+    truncated: bool = False  # the response ends in its middle
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class FaultProxy:
         self.fault: Callable[[Call], Fault | None] = lambda call: None
         self.rewrite: Callable[[Call, bytes], bytes] = lambda call, body: body  # of a request
         self.drops: Callable[[Call, dict[str, Any]], bool] = lambda call, event: False
-        self.frozen: set[str] = set()  # plurals whose watches say nothing
+        self.frozen: set[str] = set()  # plurals whose watches deliver nothing
         self._ca = ca
         self._own = own
         self._port = 0  # until it listens
@@ -112,7 +112,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(job, self._loop).result(30)
 
     def cut_watches(self, plural: str = "") -> int:
-        """Their connections go; how many there were."""
+        """Close the connections of watches, and return how many there were."""
 
         async def cut() -> int:
             chosen = [each for each in self._watches if plural in ("", each.call.plural)]
@@ -123,7 +123,7 @@ class FaultProxy:
         return self._within(cut())
 
     def inject(self, plural: str, event: dict[str, Any]) -> int:
-        """As if the API server had said this to everybody who watches."""
+        """Send an event to all watches of that plural, as if from the API server. Return how many there were."""
 
         async def inject() -> int:
             chosen = [each for each in self._watches if each.call.plural == plural]
@@ -219,7 +219,7 @@ class FaultProxy:
             await response.prepare(request)
             await self._stream(answer, response, watch)
         except (aiohttp.ClientError, ConnectionError):
-            return response  # one side is gone
+            return response  # one side has closed
         finally:
             self._watches.discard(watch)
             answer.close()
@@ -228,7 +228,7 @@ class FaultProxy:
     async def _stream(
         self, answer: aiohttp.ClientResponse, response: web.StreamResponse, watch: _Watch
     ) -> None:
-        """Line by line: each is one event."""
+        """Pass on line by line: each is one event."""
         reading = asyncio.ensure_future(answer.content.readuntil(b"\n"))
         waiting = asyncio.ensure_future(watch.inject.get())
         cutting = asyncio.ensure_future(watch.cut.wait())
@@ -260,7 +260,7 @@ class FaultProxy:
 def _break(request: web.Request) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
-    return web.Response(status=503)  # nobody reads it
+    return web.Response(status=503)  # no client gets it
 
 
 def _status(fault: Fault) -> web.Response:

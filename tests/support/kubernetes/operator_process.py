@@ -1,6 +1,6 @@
 """The operator's real process, as tests run it: against an API server, or a proxy before it, with the least rights.
 
-Used by the operator's tests. Knows how to start, kill, stop and question it; what must hold is the tests' business.
+Used by the operator's tests and benchmarks. Starts, kills, stops and probes it; knows no expectation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forc
 
 
 def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
-    """An account in the namespace with exactly the operator's needs, less some (resource, verb) of them.
+    """Make an account in the namespace with exactly the operator's needs, without some (resource, verb) of them.
 
-    What it may no longer do is refused from here on; what it may do, soon.
+    A right that was removed is refused when this returns; a new one is granted soon after.
     """
     left_out = set(without)
     rules = _rules([*swarm_permissions(), *lease_permissions()], left_out)
@@ -84,7 +84,7 @@ def _binding(kind: str, role: str, name: str, namespace: str) -> dict[str, objec
 
 
 class Operator:
-    """One process after another, on the same flags; their output goes to one file."""
+    """One process after another, with the same flags and one log file."""
 
     def __init__(
         self, kubeconfig: Path, namespace: str, folder: Path, *flags: str, elect: bool = False
@@ -133,7 +133,7 @@ class Operator:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """At once, without a word; nothing if it does not run."""
+        """Send SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(10)
@@ -150,7 +150,7 @@ class Operator:
         return self.probe("ready")[0] == 200
 
     def probe(self, name: str) -> tuple[int, str]:
-        """Code and text; 0 if nothing answers."""
+        """Return code and text; 0 if nothing answers."""
         try:
             answer = httpx.get(f"http://127.0.0.1:{self.port}/{name}", timeout=5)
         except httpx.TransportError:
@@ -158,7 +158,7 @@ class Operator:
         return answer.status_code, answer.text
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of that name that carry these labels."""
+        """Return the sum of all samples of that name that carry these labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         total = 0.0
         for line in self.probe("metrics")[1].splitlines():
@@ -181,8 +181,8 @@ class Operator:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def check_log(self) -> None:
-        """No traceback, no forgotten task."""
-        for sign in ("Traceback", "never awaited", "never retrieved", "fault of ours"):
+        """The log must hold no traceback and no forgotten task."""
+        for sign in ("Traceback", "never awaited", "never retrieved"):
             assert sign not in self.text(), self.text()[-6000:]
 
 

@@ -1,8 +1,8 @@
-"""A namespace with pods that live at the API only, an operator, and the fault proxy between it and the API server.
+"""A namespace with pods that exist at the API only, an operator, and the fault proxy between it and the API server.
 
-Used by the operator's tests at API level. Holds what every run must satisfy (operator.md section 3): the same end as
-a clean run (O1), no more pods made than that (O2), never two for one slot (O3), nothing left (O4), a status that never
-goes back (O5), silence when all is well (O6), no traceback (O7).
+Used by the operator's tests at API level. Has the checks of every run (operator.md section 3): the same end as a clean
+run (O1), no more pods created than there (O2), never two for one slot (O3), nothing left (O4), a status that never goes
+back (O5), no write when all is well (O6), no traceback (O7). `SharedScene` serves the tests of a module one by one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scene:
             self.edit(name, **document["spec"])
 
     def edit(self, name: str = "counting", **spec: Any) -> Json:
-        """What is stored now."""
+        """Merge into the spec, and return the stored object."""
         return self.client.patch(f"{SWARMS.format(self.namespace)}/{name}", {"spec": spec})
 
     def annotate(self, name: str, **annotations: str | None) -> None:
@@ -104,7 +104,7 @@ class Scene:
         self.client.delete(f"{PODS.format(self.namespace)}/{name}", **options)
 
     def is_settled(self, name: str = "counting", servers: int = 4) -> bool:
-        """Ready, of the newest generation, and as many pods as wanted, none of them going."""
+        """Say whether it is Ready for its newest generation, with as many pods as wanted and none terminating."""
         found = self.stored_swarm(name) or {}
         status = found.get("status") or {}
         fresh = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
@@ -128,7 +128,7 @@ class Scene:
         return wait_for(what, look, seconds, every=0.05, explain=self.explain)
 
     def wait_gone(self, name: str = "counting", seconds: float = SETTLED_SECONDS) -> None:
-        """O4: the swarm and its pods (its Services and budgets go by the garbage collector)."""
+        """O4: wait until the swarm and its pods are gone (Services and budgets go by the garbage collector)."""
         self.wait(
             f"{name} and its pods to go",
             lambda: self.stored_swarm(name) is None and not self.pods(name),
@@ -141,7 +141,7 @@ class Scene:
         return f"{shown(status)}\n{pods}\n{self.kubelet.errors[-3:]}\n{end}"
 
     def created_pods(self) -> list[str]:
-        """O2: who created pods, through the proxy: one path per pod that the server made."""
+        """O2: return one path per pod that the operator has created through the proxy."""
         return [
             call.path
             for call in self.proxy.calls
@@ -152,7 +152,7 @@ class Scene:
         return [call for call in self.proxy.calls if call.writes]
 
     def end_state(self, name: str = "counting") -> Json:
-        """O1: what two runs must have in common: everything but times, versions and incarnations."""
+        """O1: return everything that two runs must have in common: all but times, versions and incarnations."""
         pods = [
             (
                 pod["metadata"]["labels"]["modelswarm.io/slot"],
@@ -191,7 +191,7 @@ class Scene:
         self.operator.check_log()
 
     def wait_quiet(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
-        """Until nothing was written for so many seconds: what follows readiness (children, say) has come to its end."""
+        """Wait until nothing was written for so many seconds: writes that follow readiness have come to their end."""
         began = quiet_since = time.monotonic()
         count = len(self.writes())
         while time.monotonic() - quiet_since < seconds:
@@ -201,7 +201,7 @@ class Scene:
                 count, quiet_since = len(self.writes()), time.monotonic()
 
     def check_quiet(self, seconds: float) -> None:
-        """O6: not one write while nothing happens."""
+        """O6: not one write during so many seconds in which nothing happens."""
         before = len(self.proxy.calls)
         time.sleep(seconds)
         new = [f"{call.verb} {call.path}" for call in self.proxy.calls[before:] if call.writes]
@@ -231,7 +231,7 @@ def _ports(service: Json) -> list[Json]:
 
 
 def _without_times(status: Json) -> Json:
-    """Nor what counts how often something had to be made."""
+    """Leave out times, and counters of how often something was created."""
     kept = {key: value for key, value in status.items() if key not in ("incarnation", "slots")}
     kept["conditions"] = [
         {key: value for key, value in each.items() if key not in TIMES}
@@ -240,7 +240,7 @@ def _without_times(status: Json) -> Json:
     kept["spans"] = [
         {**each, "servers": len(each.get("servers", ()))} for each in status.get("spans", ())
     ]
-    kept["selector"] = ""  # carries the uid
+    kept["selector"] = ""  # has the uid in it
     return kept
 
 
@@ -248,7 +248,7 @@ def _without_times(status: Json) -> Json:
 def scene(
     level: ApiLevel, namespace: str, folder: Path, *flags: str, nodes: tuple[str, ...] = NODES
 ) -> Iterator[Scene]:
-    """The operator is made but not started. No `nodes`: somebody else plays scheduler and kubelet."""
+    """The operator is not started yet. Without `nodes` the fake kubelet does nothing: kwok does its work."""
     install_crd(level)
     grant(level, namespace)
     own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])

@@ -1,8 +1,8 @@
 """A swarm whose pods exist in a real API server while their processes run here: the tests play the kubelet.
 
 Every pod has a loopback address of its own, so that its server listens on port 7000 as it does in a cluster. Used by
-the tests of the gateway's pod watch. Nobody schedules or collects anything: a pod that is deleted stays Terminating
-until `bury`.
+the tests of the gateway's discovery. Without scheduler and garbage collector, a deleted pod stays Terminating until
+`remove_pod`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "7001"}
 
 
 def new_address() -> str:
-    """A loopback address that nobody else listens on; another test run may be on."""
+    """Return a loopback address that no other process listens on; another test run may be under way."""
     return f"127.{1 + os.getpid() % 250}.{1 + os.getpid() // 250 % 250}.{next(_ADDRESSES)}"
 
 
@@ -64,7 +64,7 @@ class PodSwarm(HashSwarm):
         address: str = "",
         serves: bool = True,
     ) -> None:
-        """A pod that runs; with `serves`, its server is ready too."""
+        """Make a pod. With `serves`, start its server and wait until it is ready."""
         self.addresses[name] = address or new_address()
         labels = {
             "app.kubernetes.io/part-of": "modelswarm",
@@ -97,7 +97,7 @@ class PodSwarm(HashSwarm):
             self.set_pod_status(name)
 
     def start_pods(self, spans: Mapping[str, str], *flags: str, model: str = MODEL) -> None:
-        """Pods by name and blocks, all ready."""
+        """Make pods by name and blocks, and wait until all are ready."""
         for name, blocks in spans.items():
             self.start_pod(name, blocks, *flags, model=model, serves=False)
             self.launch(name)
@@ -105,7 +105,7 @@ class PodSwarm(HashSwarm):
             self.wait_serves(name)
 
     def run(self, name: str) -> None:
-        """Starts the container, again if it ran before; ready when this returns."""
+        """Start the server, again if it ran before, and wait until it is ready."""
         self.launch(name)
         self.wait_serves(name)
 
@@ -149,17 +149,17 @@ class PodSwarm(HashSwarm):
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
     def delete_pod(self, name: str) -> None:
-        """From now on it is Terminating; its process knows nothing of it."""
+        """Delete the pod, which becomes Terminating; its process runs on."""
         self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=60")
 
     def remove_pod(self, name: str) -> None:
-        """Its process ends, and the pod is gone."""
+        """End the process, and remove the pod."""
         self.kill(name, signal.SIGTERM)
         self.processes[name].wait(10)
         self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
 
     def make_kubeconfig(self) -> Path:
-        """A kubeconfig with the rights that the chart gives a gateway in one namespace, and no others."""
+        """Return a kubeconfig with exactly the rights that the chart gives a gateway in one namespace."""
         if self.kubectl.find("serviceaccount", ACCOUNT) is None:
             self.kubectl("create", "serviceaccount", ACCOUNT)
             rights = ("--verb=list", "--verb=watch", "--resource=pods")
@@ -169,7 +169,7 @@ class PodSwarm(HashSwarm):
         return self.api.service_account_kubeconfig(self.namespace, ACCOUNT)
 
     def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Doors:
-        """A gateway that knows the pods; with `whole`, it is linked to so many servers."""
+        """Start a gateway that watches the pods; with `whole`, wait until it is linked to so many servers."""
         where = (
             "--kubernetes",
             "--namespace",

@@ -50,7 +50,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One question of a panel, and what came back."""
+    """One query of a panel, and its result."""
 
     row: str
     panel: str
@@ -59,7 +59,7 @@ class PanelQuery:
 
     @property
     def answered(self) -> bool:
-        """A number, not only a division of nothing by nothing."""
+        """Say whether there is a number, not only a division of 0 by 0."""
         return any(math.isfinite(series.value) for series in self.series)
 
     def __str__(self) -> str:
@@ -80,18 +80,18 @@ class Prometheus:
             return False
 
     def query(self, expr: str) -> list[Series]:
-        """What it is now."""
+        """Run an instant query."""
         found = self._ask("query", query=expr)["result"]
         return [Series(each["metric"], float(each["value"][1])) for each in found]
 
     def number(self, expr: str) -> float:
-        """Of an expression that gives one number; 0 if it gives none."""
+        """Return the value of an expression of at most one series; 0 if it has none."""
         found = self.query(expr)
         assert len(found) <= 1, found
         return found[0].value if found else 0.0
 
     def healthy(self, job: str) -> list[str]:
-        """Instances that answered the last time they were asked."""
+        """Return the instances whose last scrape succeeded."""
         active = self._ask("targets", state="active")["activeTargets"]
         return [
             target["labels"]["instance"]
@@ -100,7 +100,7 @@ class Prometheus:
         ]
 
     def target_errors(self) -> list[str]:
-        """What it finds wrong with its targets; that it has none, if so."""
+        """Return the errors of failed scrapes, or that there is no target."""
         active = self._ask("targets", state="active")["activeTargets"]
         found = [
             f"{target['labels'].get('pod')} {target['scrapeUrl']}: {target['lastError']}"
@@ -126,7 +126,7 @@ def binary(name: str) -> str:
 
 
 def lint(shown: bytes) -> str:
-    """What promtool says against a page of metrics; nothing if all is well."""
+    """Return promtool's objections to a page of metrics; an empty text if there is none."""
     checked = subprocess.run(
         [binary("promtool"), "check", "metrics"], input=shown, capture_output=True, timeout=30
     )
@@ -135,7 +135,7 @@ def lint(shown: bytes) -> str:
 
 @contextmanager
 def run_prometheus(settings: Json, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus of its own, on a free port of this machine."""
+    """Run a Prometheus on a free port of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / "prometheus.yml"
     written.write_text(json.dumps(settings))  # JSON is YAML
@@ -156,7 +156,7 @@ def run_prometheus(settings: Json, folder: Path) -> Iterator[Prometheus]:
 
 
 def _start(config: Path, folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Port 0 is any free one; its log says which."""
+    """Start it with port 0, and read the chosen port from its log."""
     command = [
         binary("prometheus"),
         f"--config.file={config}",
@@ -190,7 +190,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 class Targets:
-    """The list as it is at the moment. Use as a context manager."""
+    """The current list of targets, served over HTTP while the context is open."""
 
     def __init__(self) -> None:
         self._shown = b"[]"
@@ -225,7 +225,7 @@ class Targets:
         self._shown = json.dumps(groups).encode()
 
     def show_local(self, targets: Mapping[str, str]) -> None:
-        """Name of a process of this machine -> host:port."""
+        """Show processes of this machine: name -> host:port."""
         self.show([(at, {"namespace": "local", "pod": name}) for name, at in targets.items()])
 
 
@@ -233,14 +233,14 @@ class Targets:
 def follow_pods(
     level: ApiLevel, targets: Targets, namespaces: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Keeps them up to date with the pods; no namespaces: of all."""
+    """Keep the targets equal to the pods of these namespaces, or of all."""
     stop = threading.Event()
     with ApiClient(level) as plain:
 
         def look() -> None:
             try:
                 targets.show(pod_targets(pods_of(plain, namespaces)))
-            except httpx.HTTPError as error:  # the API server may be away: what is known stays
+            except httpx.HTTPError as error:  # the API server may be down: the known targets stay
                 log.warning("pods cannot be listed: %s", error)
 
         def keep_looking() -> None:
@@ -282,7 +282,7 @@ def _labels(meta: Json) -> Mapping[str, str]:
 
 
 def config(targets: Targets, every: str = "1s") -> Json:
-    """`every`: the interval of scrapes; a process that takes longer to answer counts as down."""
+    """Return a configuration. A process that takes longer than `every`, the scrape interval, counts as down."""
     discovery = [{"url": targets.url, "refresh_interval": "1s"}]
     return {
         "global": {"scrape_interval": every, "scrape_timeout": every},
@@ -296,7 +296,7 @@ def config(targets: Targets, every: str = "1s") -> Json:
 def check_panels(
     dashboard: Json, prometheus: Prometheus, rows: Collection[str] = (), window: str = "5m"
 ) -> list[PanelQuery]:
-    """Every question of every panel of these rows (none given: of all), as Grafana asks it with all chosen."""
+    """Run every query of every panel of these rows, or of all, as Grafana does with all variables chosen."""
     asked: list[PanelQuery] = []
     row = ""
     for panel in dashboard["panels"]:
@@ -310,7 +310,7 @@ def check_panels(
 
 
 def summary(asked: Sequence[PanelQuery], prometheus: Prometheus) -> str:
-    """In words, for whoever reads the test's output."""
+    """Return a line for the test's output."""
     seconds = prometheus.number("sum(modelswarm_gateway_recovery_seconds_sum)")
     times = prometheus.number("sum(modelswarm_gateway_recovery_seconds_count)")
     reroutes = prometheus.number("sum(modelswarm_gateway_reroutes_total)")
@@ -322,7 +322,7 @@ def summary(asked: Sequence[PanelQuery], prometheus: Prometheus) -> str:
 
 
 def fill_variables(expr: str, window: str) -> str:
-    """With its variables replaced."""
+    """Return the expression with its dashboard variables replaced."""
     for name, value in {
         "$__rate_interval": window,
         "$__range": window,

@@ -1,6 +1,6 @@
 """The commands of docs/kubernetes.md, run word for word: block by block, in a shell, in the repository's root.
 
-Used by the end-to-end tests, whose installation they are. Only the folder of the cluster is another one.
+Used by the tests on real nodes, which they install the release for. Only the folder of the cluster is replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECONDS = 420.0
 
 
 def blocks() -> dict[str, str]:
-    """Of the quickstart, by what they are for."""
+    """Return the blocks of the quickstart by name."""
     section = PAGE.read_text().split("## Quickstart\n")[1].split("\n## ")[0]
     found = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     return dict(zip(BLOCKS, found, strict=True))
@@ -34,7 +34,7 @@ class Quickstart:
     cluster: RealCluster
 
     def run(self, name: str) -> str:
-        """The output of one block; it ends at the first command that fails."""
+        """Run one block up to its first failing command, which is an error, and return the output."""
         root = self.cluster.layout.root
         text = blocks()[name].replace(str(DEFAULT_STATE), str(root))
         done = subprocess.run(
@@ -62,7 +62,7 @@ class Quickstart:
 
 
 def remove_installation(cluster: RealCluster) -> None:
-    """Whatever a run before left, in whatever state: the operator that would let a swarm go may be gone already."""
+    """Remove everything of an earlier installation, also where no operator runs that would remove finalizers."""
     kubectl = cluster.kubectl.in_namespace(NAMESPACE)
     if cluster.kubectl.find("crd", CRD) is not None:
         kubectl("delete", "modelswarms", "--all", "--wait=false")

@@ -33,12 +33,12 @@ SERVERS = "modelswarm.io/role=server"
 EVENTS = "/api/v1/namespaces/{}/events"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 WHOLE_SECONDS = 240.0
-NOTICED_SECONDS = 4.0  # until a fault has reached the stream, at the latest
+NOTICED_SECONDS = 4.0  # after a fault, in which a pause is its effect
 HTTP, GRPC, METRICS = 8000, 8001, 8002
 
 
 class Timeline:
-    """What happened, in seconds from a moment that is chosen later."""
+    """Events of a test, in seconds from a moment that is chosen later."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, str]] = []
@@ -76,7 +76,7 @@ class Release:
         self.client = plain
         self.timeline = Timeline()
         self.pod_log = PodLog(self.timeline.add)
-        self._told: dict[str, str] = {}  # the last words of each condition, and Events by uid
+        self._told: dict[str, str] = {}  # the last text of each condition, and Events by uid
         self._stack = stack
         service = self.kubectl.get("service", "modelswarm-gateway")
         self.address = str(service["spec"]["clusterIP"])
@@ -105,7 +105,7 @@ class Release:
     # ---- streams
 
     def stream(self, ask: Ask) -> Stream:
-        """Through the Service: any of the gateways."""
+        """Start a stream through the Service, by any of the gateways."""
         channel = grpc.insecure_channel(
             f"{self.address}:{GRPC}", options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -113,10 +113,10 @@ class Release:
         return Stream(api_pb2_grpc.InferenceStub(channel), ask)
 
     def find_route(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
-        """Of the only stream that runs."""
+        """Wait for the route of the only running stream."""
 
         def look() -> StreamRoute | None:
-            assert not stream.done, "the stream ended before anybody looked"
+            assert not stream.done, "the stream ended before its route was known"
             found = [
                 StreamRoute(gateway, tuple(name_of(hop.peer) for hop in session.route))
                 for gateway, session in self.sessions()
@@ -127,18 +127,18 @@ class Release:
         return wait_for("one running session", look, seconds, every=0.01)
 
     def sessions(self) -> list[tuple[str, api_pb2.Session]]:
-        """Of all gateways, with the gateway's pod."""
+        """Return the sessions of all gateways, with the gateway's pod."""
         found = []
         for name, address in self.gateways().items():
             with SwarmClient(f"{address}:{GRPC}") as door:
                 try:
                     found += [(name, session) for session in door.fetch_snapshot(2.0).sessions]
                 except SwarmClientError:
-                    continue  # it may just have gone; then it carries nothing
+                    continue  # it has just ended, and has no sessions
         return found
 
     def gateways(self) -> dict[str, str]:
-        """Running pods and their addresses."""
+        """Return the running gateway pods and their addresses."""
         selector = "app.kubernetes.io/component=gateway"
         pods = self.client.items(PODS.format(NAMESPACE), labelSelector=selector)
         return {
@@ -163,7 +163,7 @@ class Release:
         return str(found["spec"]["nodeName"])
 
     def delete_pod(self, name: str, *, force: bool = False) -> float:
-        """As `kubectl delete pod` (`--force`), without kubectl's own start; when it was asked."""
+        """Delete a pod as `kubectl delete pod` (`--force`) does, and return the moment of the request."""
         when = self.timeline.now(f"pod {name} is deleted{' by force' if force else ''}")
         options = {"gracePeriodSeconds": 0} if force else {}
         self.client.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
@@ -172,7 +172,7 @@ class Release:
     # ---- the operator
 
     def leader(self) -> str:
-        """Who leads, as it calls itself: its pod's name, "_" and a mark of this life; "" while nobody does."""
+        """Return the identity of the leading operator: pod name, "_", a mark of the process; "" while none leads."""
         (lease,) = self.client.items(LEASES.format(NAMESPACE))
         return str(lease["spec"].get("holderIdentity") or "")
 
@@ -186,7 +186,7 @@ class Release:
         return {each["type"]: each for each in told}
 
     def is_whole(self, servers: int = 4) -> bool:
-        """Ready, nothing under way, every server Ready and linked to every gateway, and nothing else there."""
+        """Say whether the swarm is Ready and settled, and every gateway is linked to exactly its servers."""
         states = {kind: each["status"] for kind, each in self.conditions().items()}
         if states.get("Ready") != "True" or states.get("Progressing") != "False":
             return False
@@ -220,7 +220,7 @@ class Release:
         return f"{pods}\n{events[-3000:]}\n{self.conditions()}"
 
     def events(self) -> list[str]:
-        """Reasons of the swarm's Events, oldest first."""
+        """Return the reasons of the swarm's Events, oldest first."""
         field = "involvedObject.kind=ModelSwarm"
         found = self.client.items(EVENTS.format(NAMESPACE), fieldSelector=field)
         return [each["reason"] for each in found]
@@ -233,7 +233,7 @@ class Release:
                 self.timeline.add(when, f"condition {words}")
 
     def _event_seen(self, when: float, kind: str, event: Json) -> None:
-        uid = event["metadata"]["uid"]  # a watch that begins again tells all of them again
+        uid = event["metadata"]["uid"]  # a watch that begins again repeats all of them
         if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._told:
             self._told[uid] = kind
             self.timeline.add(when, f"Event {event['reason']}: {event['message']}")
@@ -241,15 +241,15 @@ class Release:
 
 @contextmanager
 def open_release(cluster: RealCluster) -> Iterator[Release]:
-    """What the quickstart's block `install` has made."""
+    """Watch the release that the quickstart's block `install` has made."""
     with ApiClient(cluster.api) as plain, ExitStack() as stack:
         yield Release(cluster, plain, stack)
 
 
 def pause_after(stream: Stream, fault: float) -> tuple[float, float]:
-    """(the longest pause that began within seconds of the fault, when it ended).
+    """Return the longest pause that began within seconds of the fault, and the moment it ended.
 
-    A pause that the fault fell into counts from the fault.
+    A pause during which the fault happened counts from the fault.
     """
     gaps = [
         (b - max(a, fault), b)

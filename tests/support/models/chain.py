@@ -88,7 +88,9 @@ class Chain:
             tokens=stream.log[stream.done : end] if shape.is_head else None,
             rows=None if shape.is_head else rows,
             emit_from=end if shape.is_tail else stream.done,
-            sample=SampleRequest(stream.sampling, end, stream.log) if shape.is_tail and last else None,
+            sample=SampleRequest(stream.sampling, end, stream.log)
+            if shape.is_tail and last
+            else None,
         )
 
 

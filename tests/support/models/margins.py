@@ -14,7 +14,12 @@ from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import SampleRequest
-from modelswarm_serving.model.sampling.filters import Thresholds, Flags, find_thresholds, is_filtered
+from modelswarm_serving.model.sampling.filters import (
+    Thresholds,
+    Flags,
+    find_thresholds,
+    is_filtered,
+)
 from modelswarm_serving.model.sampling.noise import Floats, gumbel
 from modelswarm_serving.model.sampling.sampler import noise_keys, apply_penalty, apply_temperature
 

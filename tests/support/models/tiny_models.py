@@ -87,14 +87,14 @@ def make_model(
     return folder
 
 
-def make_toy(folder: Path) -> Path:
+def make_toy(folder: Path, length: int = TOY_LENGTH) -> Path:
     """Write a random Llama, heavy enough that a long prompt takes a moment to read."""
     return make_model(
         folder,
         blocks=TOY_BLOCKS,
         hidden_size=128,
         intermediate_size=256,
-        max_position_embeddings=TOY_LENGTH,
+        max_position_embeddings=length,
         initializer_range=0.1,
         shard_size="1MB",
     )

@@ -19,21 +19,23 @@ from modelswarm.checkpoint.inspection import facts_document, inspect_model
 from modelswarm.resources.spec import Spec
 from modelswarm_operator.reconcile.reconciler import reconcile
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
+from modelswarm_operator.reconcile.state.actions import (
     ApplyChild,
-    ContainerView,
     CreatePod,
     Decision,
     DeleteChild,
     DeletePod,
     LabelPod,
+    RecordEvent,
+    SetFinalizer,
+    WriteStatus,
+)
+from modelswarm_operator.reconcile.state.observed import (
+    ContainerView,
     NodeView,
     Observed,
     PodView,
-    SetFinalizer,
     SwarmView,
-    RecordEvent,
-    WriteStatus,
 )
 from modelswarm_operator.reconcile.state.policy import Policy
 

@@ -12,7 +12,8 @@ from typing import Any
 from support.operator.model_cluster import Node, Pod, World, demo_facts
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import Decision, DeletePod, Observed
+from modelswarm_operator.reconcile.state.actions import Decision, DeletePod
+from modelswarm_operator.reconcile.state.observed import Observed
 
 Step = tuple[int, int]  # which fault, and a number it makes of what it likes
 
@@ -251,7 +252,11 @@ class Storm:
             quiet = 0 if decision.actions else quiet + 1
             if quiet > 6 and decision.requeue_at is None:
                 return number
-            ahead = 1.0 if quiet <= 6 or decision.requeue_at is None else decision.requeue_at - world.now
+            ahead = (
+                1.0
+                if quiet <= 6 or decision.requeue_at is None
+                else decision.requeue_at - world.now
+            )
             world.pass_time(max(ahead, 0.5))
         raise AssertionError(f"no end after {most} rounds: {world.log[-15:]} {world.todo()}")
 

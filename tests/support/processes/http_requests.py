@@ -1,13 +1,18 @@
-"""Requests that the tests of the HTTP door send again and again, and how they read the answers."""
+"""Requests that tests of the HTTP API send, and functions that read their answers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import Any
 
 import httpx
-from support.processes.swarm import CONTEXT, MODEL, Doors
+from support.models.tokenizers import encode_bytes
+from support.processes.swarm import BLOCKS, CONTEXT, ENDLESS, MODEL, VOCABULARY, Doors
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.hash_model import reference_tokens
 
 LONG: dict[str, Any] = {
     "model": MODEL,
@@ -16,13 +21,14 @@ LONG: dict[str, Any] = {
     "ignore_eos": True,
 }
 IDS: dict[str, Any] = LONG | {"return_token_ids": True}
-WIDE = 2 * CONTEXT  # the context that SLOW needs; its sessions need 47 pages
-SLOW: dict[str, Any] = IDS | {"max_tokens": 750}
-"""Some two seconds, for who does something in the midst of it and may itself be kept waiting for a processor."""
+FOREVER: dict[str, Any] = IDS | {"max_tokens": ENDLESS - 2}
+"""An answer that no test reads to its end, of a swarm with `context=ENDLESS`."""
+READ_ON = 50  # tokens that are read after what a test waits for
+LOOK_EVERY = 20  # lines of a stream between two looks: a look takes longer than a token
 
 
-def lines(doors: Doors, body: dict[str, Any]) -> Iterator[str]:
-    """The lines of a stream, as they come."""
+def lines(doors: Doors, body: dict[str, Any]) -> Generator[str]:
+    """Yield the lines of a stream as they come."""
     with (
         httpx.Client(timeout=30) as client,
         client.stream(
@@ -31,6 +37,49 @@ def lines(doors: Doors, body: dict[str, Any]) -> Iterator[str]:
     ):
         assert answer.status_code == 200, answer.read()
         yield from (line for line in answer.iter_lines() if line)
+
+
+def read_until(
+    doors: Doors,
+    body: dict[str, Any],
+    act: Callable[[], object],
+    done: Callable[[list[str]], object],
+    at: int = 20,
+) -> tuple[list[int], list[str]]:
+    """Read a stream and call `act` after `at` tokens. Once `done(comments)` is true read a little more, and leave.
+
+    Return its tokens and its comments.
+    """
+    got: list[int] = []
+    comments: list[str] = []
+    acted, end = False, 0
+    with closing(lines(doors, body)) as stream:
+        for number, line in enumerate(stream):
+            got += tokens_of(line)
+            if line.startswith(":"):
+                comments.append(line)
+            if not acted and len(got) > at:
+                act()
+                acted = True
+            elif acted and not end and (line.startswith(":") or number % LOOK_EVERY == 0):
+                end = len(got) + READ_ON if done(comments) else 0
+            if end and len(got) >= end:
+                break
+    assert end, f"the stream ended after {len(got)} tokens"
+    return got, comments
+
+
+def expected_tokens(count: int, prompt: str = "go", sampling: Sampling | None = None) -> list[int]:
+    """Return the first tokens of the answer to `prompt`, as the reference computes them."""
+    tokens = encode_bytes(prompt)
+    return reference_tokens(
+        tokens,
+        sampling or Sampling(),
+        count,
+        len(tokens) + count,
+        n_blocks=BLOCKS,
+        vocabulary=VOCABULARY,
+    )
 
 
 def tokens_of(line: str) -> list[int]:

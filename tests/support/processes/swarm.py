@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 from safetensors.numpy import save_file
 from support.eventually import eventually
-from support.models.tokenizers import BYTES_FROM, END, model_files
+from support.models.tokenizers import END, model_files
 from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
@@ -44,6 +44,7 @@ BLOCKS, CONTEXT, MODEL = (
     512,
     "hash",
 )  # of the model of a `HashSwarm`, unless a test says otherwise
+VOCABULARY = BYTES_FROM + 256
 ENDLESS = (
     100_000  # a context so long that no answer ends before a test has done what it means to do
 )
@@ -54,6 +55,8 @@ COUNTED_SECONDS = 0.15  # after this, a server's metrics show at least what was 
 PATIENT = ("--suspect-after", "20", "--fence-timeout", "30")
 """Flags of a gateway in tests that are not about silence: there, a server that gets no processor for seconds is no
 fault, and a recovery is counted exactly."""
+BRIEF_HOLD = ("--hold-limit", "3", "--suspect-after", "2", "--fence-timeout", "3")
+"""The same where a test waits for a hold to end."""
 HASH = LocalSettings(hash_model=True, publish=False, flags={GATEWAY_JOB: PATIENT})
 TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 
@@ -262,7 +265,7 @@ def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
         "max_position_embeddings": context,
-        "vocab_size": BYTES_FROM + 256,
+        "vocab_size": VOCABULARY,
         "tie_word_embeddings": True,
         "eos_token_id": END,
     }

@@ -15,7 +15,8 @@ from support.operator.model_cluster import Node, World, document
 
 from modelswarm.resources.status import Status
 from modelswarm_operator.reconcile.reconciler import reconcile
-from modelswarm_operator.reconcile.state.observed import ContainerView, RecordEvent, WriteStatus
+from modelswarm_operator.reconcile.state.actions import RecordEvent, WriteStatus
+from modelswarm_operator.reconcile.state.observed import ContainerView
 from modelswarm_operator.reconcile.status.condition_rules import condition_updates
 from modelswarm_operator.reconcile.status.problems import PRIORITY
 
@@ -296,8 +297,8 @@ def test_a_mass_failure_is_told_in_few_events() -> None:
 def test_every_reason_is_explained_in_the_documentation() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
-    verdicts = Path(inspect.getfile(condition_updates)).read_text(encoding="utf-8")
-    told = set(re.findall(r'Verdict\(\w+, \w+, "(\w+)"', verdicts))
+    rules = Path(inspect.getfile(condition_updates)).read_text(encoding="utf-8")
+    told = set(re.findall(r'ConditionUpdate\(\s*\w+, \w+, "(\w+)"', rules))
     assert len(told) > 10
     assert not [reason for reason in (*PRIORITY, *sorted(told)) if f"`{reason}`" not in page]
 
@@ -368,4 +369,8 @@ def test_the_documentation_names_the_numbers_that_are_used() -> None:
         f"(at least {policy.min_budget})",
     ):
         assert said in page, said
-    assert (policy.mass_outage_fraction, policy.budget_per_slot, policy.stuck_after) == (0.5, 3, 60.0)
+    assert (policy.mass_outage_fraction, policy.budget_per_slot, policy.stuck_after) == (
+        0.5,
+        3,
+        60.0,
+    )

@@ -11,7 +11,7 @@ from support.operator.model_cluster import Node, World, document
 from support.operator.random_faults import Storm
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import Action, DeletePod
+from modelswarm_operator.reconcile.state.actions import Action, DeletePod
 
 Change = Callable[[World], None]
 

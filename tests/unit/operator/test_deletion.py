@@ -5,11 +5,11 @@ from __future__ import annotations
 from support.operator.model_cluster import World
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
+from modelswarm_operator.reconcile.state.actions import (
     CreatePod,
     DeletePod,
-    SetFinalizer,
     RecordEvent,
+    SetFinalizer,
     WriteStatus,
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelswarm_operator.controller.executor import _steps
-from modelswarm_operator.informer.parsing import parse_time, node_view, pod_view
+from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view
 from modelswarm_operator.kube.errors import (
     ConflictError,
     NotFoundError,
@@ -20,7 +20,12 @@ from modelswarm_operator.kube.errors import (
 from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, EventLimiter
 from modelswarm_operator.kube.leader_election import LeaseExpiry
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
-from modelswarm_operator.reconcile.state.observed import CreatePod, DeletePod, RecordEvent, WriteStatus
+from modelswarm_operator.reconcile.state.actions import (
+    CreatePod,
+    DeletePod,
+    RecordEvent,
+    WriteStatus,
+)
 
 Json = dict[str, Any]
 

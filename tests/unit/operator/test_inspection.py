@@ -10,7 +10,8 @@ from support.operator.model_cluster import World, document
 
 from modelswarm.checkpoint.inspection import facts_document, inspect_model
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import ContainerView, CreatePod, DeletePod
+from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
+from modelswarm_operator.reconcile.state.observed import ContainerView
 
 SOURCE = {"source": "hf://org/name", "revision": "main"}
 

@@ -9,7 +9,7 @@ from support.operator.model_cluster import Node, World, document
 
 from modelswarm_operator.reconcile.manifests.owned_objects import covers
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, WriteStatus
+from modelswarm_operator.reconcile.state.actions import ApplyChild, DeleteChild, WriteStatus
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.operator.model_cluster import POLICY, Node, World, document
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import DeletePod
+from modelswarm_operator.reconcile.state.actions import DeletePod
 
 
 def on_node(world: World, name: str) -> list[str]:

@@ -12,7 +12,7 @@ from support.operator.model_cluster import World, demo_facts, document
 from modelswarm.errors import UserError
 from modelswarm.resources.spec import Model
 from modelswarm_operator.controller.executor import Executor
-from modelswarm_operator.controller.worker import WorkItem, Workers
+from modelswarm_operator.controller.worker import Workers, WorkItem
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import pod_view
 from modelswarm_operator.informer.resync import Resync
@@ -22,15 +22,10 @@ from modelswarm_operator.kube.resources import SWARM
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.manifests.pod_template import apply_patches
 from modelswarm_operator.reconcile.model.facts import parse_inspection
-from modelswarm_operator.reconcile.pods.inventory import NodeState, NodeHealth
+from modelswarm_operator.reconcile.pods.inventory import NodeHealth, NodeState
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
-    Decision,
-    DeletePod,
-    LabelPod,
-    NodeView,
-    RecordEvent,
-)
+from modelswarm_operator.reconcile.state.actions import Decision, DeletePod, LabelPod, RecordEvent
+from modelswarm_operator.reconcile.state.observed import NodeView
 
 Json = dict[str, Any]
 

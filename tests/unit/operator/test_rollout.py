@@ -10,7 +10,7 @@ import pytest
 from support.operator.model_cluster import POLICY, Node, World, document
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import CreatePod, DeletePod
+from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
 
 
 def team(value: str) -> list[dict[str, Any]]:

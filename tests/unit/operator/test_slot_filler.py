@@ -6,14 +6,8 @@ import pytest
 from support.operator.model_cluster import POLICY, World, document
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.observed import (
-    NAME_TAKEN,
-    ContainerView,
-    CreatePod,
-    DeletePod,
-    LabelPod,
-    WriteStatus,
-)
+from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod, LabelPod, WriteStatus
+from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, ContainerView
 
 
 def created(world: World) -> list[str]:

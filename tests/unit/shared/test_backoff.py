@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm.local.backoff import RestartBackoff
+from modelswarm.local.supervisor import RestartBackoff
 
 
 def test_waits_double_up_to_the_most() -> None:

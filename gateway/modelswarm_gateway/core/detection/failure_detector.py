@@ -1,7 +1,9 @@
-"""Which servers have fallen silent (R21): no sign of life for four times the longest gap they usually leave.
+"""The failure detector: a server is suspected when it has been silent for its timeout (R21, failure detection).
 
-Pure; used by `detection.py`, which says who carries live routes. Times are of the awake clock. Anything a server says
-is a sign of life, but gaps are learnt only from servers on live routes: all others beat every 5 s. Knows no sessions.
+The timeout is four times the longest interval that the server usually leaves between messages. Pure; used by
+`monitor.py`, which says which servers carry running routes: only these are monitored. Times are those of the stall
+clock. Any message proves that a server runs, but intervals are learnt only from monitored servers: all others send a
+heartbeat every 5 s. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -13,25 +15,34 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import PeerId
 
-HEARTBEAT_INTERVAL = 0.1  # seconds between beats on a live route
-MIN_INTERVAL = HEARTBEAT_INTERVAL / 2  # shorter ones are of tokens, and say nothing of beats
-FIRST_ESTIMATE = 2 * HEARTBEAT_INTERVAL  # what is believed of a server until it has been seen to beat ...
-MIN_SAMPLES = 16  # ... so often
+# Interval in seconds between the heartbeats of a server on a running route.
+HEARTBEAT_INTERVAL = 0.1
+# Least interval in seconds that is learnt: shorter ones are between tokens and say nothing of heartbeats.
+MIN_INTERVAL = HEARTBEAT_INTERVAL / 2
+# Interval in seconds that is assumed until a server has sent MIN_SAMPLES messages.
+FIRST_ESTIMATE = 2 * HEARTBEAT_INTERVAL
+# Number of intervals from which the learnt ones replace the assumed one.
+MIN_SAMPLES = 16
+# Number of intervals that are kept.
 MAX_SAMPLES = 128
+# Timeout in usual longest intervals.
 TIMEOUT_INTERVALS = 4.0
-MAX_TIMEOUT = 2.0  # seconds; whatever a server's gaps have been
-MAX_HEARTBEAT_INTERVAL = 5.0  # seconds; nobody is believed to beat less often
+# Greatest timeout in seconds, whatever the intervals of a server have been.
+MAX_TIMEOUT = 2.0
+# Greatest heartbeat interval in seconds that a server may declare; a longer one counts as this.
+MAX_HEARTBEAT_INTERVAL = 5.0
+# Least timeout in declared heartbeat intervals.
 MIN_TIMEOUT_HEARTBEATS = 3.0
 
 
-def min_timeout(silent_seconds: float, beat_seconds: float) -> float:
-    """Silence shorter than this is never suspicious of a server that has told how often it beats (0: it has not)."""
-    beat = min(beat_seconds, MAX_HEARTBEAT_INTERVAL)
-    return silent_seconds if 2 * beat <= silent_seconds else MIN_TIMEOUT_HEARTBEATS * beat
+def min_timeout(silent_seconds: float, heartbeat_seconds: float) -> float:
+    """Return the least timeout of a server that has declared its heartbeat interval (0: it has not)."""
+    interval = min(heartbeat_seconds, MAX_HEARTBEAT_INTERVAL)
+    return silent_seconds if 2 * interval <= silent_seconds else MIN_TIMEOUT_HEARTBEATS * interval
 
 
 class HeartbeatIntervals:
-    """The last gaps between signs of life, sorted beside."""
+    """The last intervals between messages of one server, by arrival and by size."""
 
     def __init__(self) -> None:
         self._order: deque[float] = deque()
@@ -45,6 +56,7 @@ class HeartbeatIntervals:
 
     @property
     def p99(self) -> float:
+        """The longest usual interval in seconds."""
         count = len(self._sorted)
         longest = self._sorted[-1 - count // 100] if count else 0.0
         return longest if count >= MIN_SAMPLES else max(longest, FIRST_ESTIMATE)
@@ -52,23 +64,25 @@ class HeartbeatIntervals:
 
 @dataclass(slots=True)
 class _PeerState:
-    last_message: float  # last sign of life
-    min_timeout: float  # seconds of silence that are never suspicious
-    monitored_since: float | None = None  # since when it carries a live route, and is expected to beat often
+    last_message: float
+    min_timeout: float
+    monitored_since: float | None = (
+        None  # since then it carries a running route and sends frequent heartbeats
+    )
     intervals: HeartbeatIntervals = field(default_factory=HeartbeatIntervals)
     suspected: bool = False
 
 
 class FailureDetector:
     def __init__(self, silent_seconds: float) -> None:
-        """`silent_seconds`: shorter silence is never suspicious."""
+        """`silent_seconds`: the least timeout."""
         self._min_timeout = silent_seconds
         self._peers: dict[PeerId, _PeerState] = {}
         self._monitored: set[PeerId] = set()
         self.suspected: frozenset[PeerId] = frozenset()
 
-    def add_peer(self, peer: PeerId, time: float, beat_seconds: float = 0.0) -> None:
-        self._peers[peer] = _PeerState(time, min_timeout(self._min_timeout, beat_seconds))
+    def add_peer(self, peer: PeerId, time: float, heartbeat_seconds: float = 0.0) -> None:
+        self._peers[peer] = _PeerState(time, min_timeout(self._min_timeout, heartbeat_seconds))
 
     def remove_peer(self, peer: PeerId) -> None:
         self._peers.pop(peer, None)
@@ -76,21 +90,22 @@ class FailureDetector:
         self.suspected -= {peer}
 
     def on_message(self, peer: PeerId, time: float) -> bool:
-        """A sign of life. True when it ends a suspicion."""
-        vital = self._peers.get(peer)
-        if vital is None:
+        """Take a message of a server. True if it ends a suspicion."""
+        state = self._peers.get(peer)
+        if state is None:
             return False
-        gap, vital.last_message = time - vital.last_message, time
-        if vital.suspected:  # how long an outage was says nothing of beats
-            vital.suspected = False
+        interval, state.last_message = time - state.last_message, time
+        if state.suspected:  # the length of an outage says nothing of heartbeats
+            state.suspected = False
             self.suspected -= {peer}
             return True
-        if vital.monitored_since is not None and time - gap >= vital.monitored_since and gap >= MIN_INTERVAL:
-            vital.intervals.add_interval(gap)
+        since = state.monitored_since
+        if since is not None and time - interval >= since and interval >= MIN_INTERVAL:
+            state.intervals.add_interval(interval)
         return False
 
     def set_monitored(self, peers: Iterable[PeerId], time: float) -> None:
-        """These carry live routes now, and no others."""
+        """Set the servers that carry running routes: these and no others."""
         wanted = {peer for peer in peers if peer in self._peers}
         for peer in self._monitored - wanted:
             self._peers[peer].monitored_since = None
@@ -99,17 +114,17 @@ class FailureDetector:
         self._monitored = wanted
 
     def silence_of(self, peer: PeerId, time: float) -> float:
-        """Seconds without a sign of life; of a server on a live route, those that it should have beaten in."""
-        vital = self._peers[peer]
-        return time - max(vital.last_message, vital.monitored_since or 0.0)
+        """Return the seconds without a message in which a monitored server should have sent heartbeats."""
+        state = self._peers[peer]
+        return time - max(state.last_message, state.monitored_since or 0.0)
 
     def timeout(self, peer: PeerId) -> float:
-        """The silence that is suspicious, of a server on a live route."""
-        vital = self._peers[peer]
-        return max(vital.min_timeout, min(TIMEOUT_INTERVALS * vital.intervals.p99, MAX_TIMEOUT))
+        """Return the silence in seconds from which a monitored server is suspected."""
+        state = self._peers[peer]
+        return max(state.min_timeout, min(TIMEOUT_INTERVALS * state.intervals.p99, MAX_TIMEOUT))
 
     def detect(self, time: float) -> list[PeerId]:
-        """Who is suspected from now on."""
+        """Return the servers that are suspected from now on."""
         found = [
             peer
             for peer in sorted(self._monitored - self.suspected)
@@ -121,15 +136,15 @@ class FailureDetector:
         return found
 
     def interval_factor(self, peer: PeerId) -> float:
-        """How much longer than a beat's the longest usual gap of a server is, as a factor."""
-        vital = self._peers.get(peer)
-        return 1.0 if vital is None else max(1.0, vital.intervals.p99 / (2 * HEARTBEAT_INTERVAL))
+        """Return the ratio of a server's longest usual interval to that of an undisturbed one; at least 1."""
+        state = self._peers.get(peer)
+        return 1.0 if state is None else max(1.0, state.intervals.p99 / (2 * HEARTBEAT_INTERVAL))
 
     def has_message_since(self, peer: PeerId, time: float) -> bool:
-        """Whether there was a sign of life after `time`."""
-        vital = self._peers.get(peer)
-        return vital is not None and vital.last_message > time
+        """True if the server has sent a message after `time`."""
+        state = self._peers.get(peer)
+        return state is not None and state.last_message > time
 
     def silences(self, time: float) -> list[tuple[PeerId, float]]:
-        """All servers, with the seconds since their last sign of life."""
-        return [(peer, time - vital.last_message) for peer, vital in self._peers.items()]
+        """Return all servers with the seconds since their last message."""
+        return [(peer, time - state.last_message) for peer, state in self._peers.items()]

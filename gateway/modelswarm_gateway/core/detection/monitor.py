@@ -1,7 +1,8 @@
-"""Who is at fault when nobody says so: silent servers, hops that do not answer a Fence, our own lateness (R19, R21).
+"""The health monitor: drives all detectors at every tick and starts recovery for the faults that nothing reports.
 
-The core tells it what was heard and lets it look around at every tick; it puts sessions into the loop. What a server
-says of itself, links that break and gaps are not its business: those are faults that somebody reports.
+Used by `gateway.py`, which passes every message and every tick. Faults it finds: silent servers, hops that do not
+acknowledge a Fence, overdue tokens, outliers, and stalls of our own event loop (R19, ownership; R21, failure
+detection). Does not know faults that are reported: a server's own FaultReport, broken links, and gaps in rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from modelswarm_gateway.core.detection.failure_detector import FailureDetector
 from modelswarm_gateway.core.detection.outlier_detector import OutlierDetector
 from modelswarm_gateway.core.detection.probes import Probes
 from modelswarm_gateway.core.detection.stall_clock import StallClock
-from modelswarm_gateway.core.detection.token_deadlines import Progress, expected_seconds, is_token_due, token_timeout
+from modelswarm_gateway.core.detection.token_deadlines import (
+    Progress,
+    expected_seconds,
+    is_token_due,
+    token_timeout,
+)
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.hold_limit import Holds
@@ -23,8 +29,10 @@ from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE, ServerRe
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 from modelswarm_gateway.core.takeover.ownership_check import Absence
 
+# Time in seconds between two runs of the outlier detector.
 COMPARE_INTERVAL = 1.0
-ALIVE_ACK_SECONDS = 2.0  # a server that says other things may take so long over a Fence
+# Time in seconds in which a server that sends other messages must acknowledge a Fence.
+ALIVE_ACK_SECONDS = 2.0
 
 
 class HealthMonitor:
@@ -52,8 +60,8 @@ class HealthMonitor:
         self._outlier_detector = OutlierDetector(registry)
         self._probes = Probes(registry, migrations)
         self._compared_at = 0.0
-        self._slow: set[PeerId] = set()  # servers whose sessions are moved away
-        self.serving: set[PeerId] = set()  # servers that carry routes which run
+        self._slow: set[PeerId] = set()  # servers drained because they are slow
+        self.serving: set[PeerId] = set()  # servers that carry running routes
 
     def on_peer_connected(self, peer: PeerId, heartbeat_seconds: float, now: float) -> None:
         self._failure_detector.add_peer(peer, self._clock.elapsed(now), heartbeat_seconds)
@@ -67,17 +75,17 @@ class HealthMonitor:
         self._registry.set_suspected(self._failure_detector.suspected)
 
     def on_message(self, peer: PeerId, now: float) -> None:
-        """Anything is a sign of life."""
+        """Take any message of a server as a proof that it runs."""
         if self._failure_detector.on_message(peer, self._clock.elapsed(now)):
             self._registry.set_suspected(self._failure_detector.suspected)
 
     def tick(self, sessions: Collection[Session], now: float) -> None:
-        """At every tick."""
-        stood_still = self._clock.advance(now)
-        for session in sessions if stood_still else ():
-            session.fenced_at = min(now, session.fenced_at + stood_still)
+        """Run all detectors. The time of a stall of our own counts against no session."""
+        stalled = self._clock.advance(now)
+        for session in sessions if stalled else ():
+            session.fenced_at = min(now, session.fenced_at + stalled)
             if session.held_at is not None:
-                session.held_at = min(now, session.held_at + stood_still)
+                session.held_at = min(now, session.held_at + stalled)
         self.serving = {hop.peer for s in sessions if s.state is State.RUNNING for hop in s.hops}
         self._registry.set_idle_hops(self._idle_canary_hops(sessions))
         time = self._clock.elapsed(now)
@@ -95,31 +103,33 @@ class HealthMonitor:
             self._disconnect_silent(time)
 
     def _idle_canary_hops(self, sessions: Collection[Session]) -> Counter[PeerId]:
-        """By server on trial, the hops of sessions that owe no token: turns that are over, readers that are behind."""
-        trial = self._registry.health.on_canary
+        """Return the hops that no token is due on, by server on canary: of finished turns and of slow clients."""
+        on_canary = self._registry.health.on_canary
         return Counter(
             hop.peer
-            for session in (sessions if trial else ())
+            for session in (sessions if on_canary else ())
             if session.state is not State.FENCING and not is_token_due(session)
             for hop in session.hops
-            if hop.peer in trial
+            if hop.peer in on_canary
         )
 
     def after_stall(self, sessions: Collection[Session], now: float) -> None:
-        """Before anything else is done: after a sleep of half a lease, leases may have ended, and others may have taken
-        sessions for theirs; nothing goes on without a Fence (R19)."""
+        """Start recovery of all sessions after a stall of at least half a lease; called before anything else is done.
+
+        Leases may have expired, and other gateways may own sessions now: none continues without a Fence (R19, leases).
+        """
         if self._clock.tick_delay(now) <= self._settings.lease_seconds / 2:
             return
-        slept = self._clock.advance(now)
+        stalled = self._clock.advance(now)
         for session in sessions:
             self._absence.over(session)
             if session.held_at is not None:
-                session.held_at += slept  # servers may come back in a moment
+                session.held_at += stalled  # servers may reconnect in a moment
             if session.state is not State.HELD:
                 self._recovery.fault(session, "late", self._peer, now)
 
     def _suspect(self, peer: PeerId, sessions: Collection[Session], now: float) -> None:
-        """Every session on it looks for another route, those that wait for its answers too."""
+        """Eject a silent server and start recovery of every session on it, also of those that wait for its ack."""
         self._registry.set_suspected(self._failure_detector.suspected)
         self._registry.eject(peer, "silent", now)
         for session in sessions:
@@ -127,7 +137,7 @@ class HealthMonitor:
                 self._recovery.fault(session, "silent", peer, now)
 
     def _detect_outliers(self, sessions: Collection[Session], now: float) -> None:
-        """Slow servers are left for a while, and then have to show that they are no longer slow."""
+        """Eject outliers and drain them until the ejection ends; start probe migrations of undecided servers."""
         over = {peer for peer in self._slow if now >= self._registry.health.ejected_until(peer)}
         self._undrain(over, now)
         for peer in self._outlier_detector.detect(now):
@@ -135,11 +145,11 @@ class HealthMonitor:
             self._slow.add(peer)
             self._migrations.drain(peer, SLOW_CAUSE, now)
         for peer in self._outlier_detector.undecided:
-            if equal := self._probes.start_probe(peer, sessions, now):
-                self._outlier_detector.mark_probed(peer, equal)
+            if replica := self._probes.start_probe(peer, sessions, now):
+                self._outlier_detector.mark_probed(peer, replica)
 
     def _disconnect_silent(self, time: float) -> None:
-        """Coverage counts who is linked; a link that nobody speaks on is none."""
+        """Close links without messages: coverage counts connected servers, so a dead link would feign coverage."""
         for peer, silence in self._failure_detector.silences(time):
             if silence >= self._settings.dead_seconds:
                 self._registry.disconnect(peer, f"it has said nothing for {silence:.0f} s")
@@ -149,7 +159,7 @@ class HealthMonitor:
         for peer in peers:
             self._migrations.undrain(peer, SLOW_CAUSE, now)
 
-    # ---- answers to a Fence
+    # ---- acks of a Fence
 
     def _check_fence_acks(self, session: Session, now: float) -> None:
         waited = now - session.fenced_at
@@ -164,37 +174,41 @@ class HealthMonitor:
                 self._registry.eject(peer, "silent", now)
 
     def _is_ack_overdue(self, hop: Hop, session: Session, now: float) -> bool:
-        """Whether an answer should have come. Who says other things meanwhile has a step to finish first."""
-        patience = self._settings.answer_seconds + self._registry.health.step_times(hop.peer).longest_step
-        asked = self._clock.elapsed(now) - (now - session.fenced_at)
-        if self._failure_detector.has_message_since(hop.peer, asked) and not self._registry.health.step_times(hop.peer).is_hung:
-            patience = max(patience, ALIVE_ACK_SECONDS)
-        return now - session.fenced_at >= patience
+        """True if a hop's ack is overdue. A server that sends other messages may have to finish a step first."""
+        steps = self._registry.health.step_times(hop.peer)
+        timeout = self._settings.answer_seconds + steps.longest_step
+        fenced_at = self._clock.elapsed(now) - (now - session.fenced_at)
+        if self._failure_detector.has_message_since(hop.peer, fenced_at) and not steps.is_hung:
+            timeout = max(timeout, ALIVE_ACK_SECONDS)
+        return now - session.fenced_at >= timeout
 
     # ---- tokens
 
     def _check_tokens(self, sessions: Collection[Session], now: float) -> None:
-        """Which of these have waited too long for the token that the swarm owes them."""
+        """Start recovery of the sessions whose next token is overdue."""
         time = self._clock.elapsed(now)
         before, self._progress = self._progress, {}
-        reading: Counter[PeerId] = Counter()
+        pending_rows: Counter[PeerId] = Counter()
         for session in sessions:
             progress = before.get(session.name) or Progress(session.epoch, session.length, time)
             progress.observe(session, time)
             self._progress[session.name] = progress
             if session.reading:
-                reading.update({hop.peer: session.reading for hop in session.hops})
+                pending_rows.update({hop.peer: session.reading for hop in session.hops})
         for session in sessions:
             waited = time - self._progress[session.name].progress_at
             if waited < self._settings.overdue_seconds:
                 continue
-            if waited >= token_timeout(self._expected_seconds(session, reading, now), session.overdues):
+            expected = self._expected_seconds(session, pending_rows, now)
+            if waited >= token_timeout(expected, session.overdues):
                 session.overdue = session.epoch
                 session.overdues += 1
                 self._recovery.fault(session, "overdue", session.hops[-1].peer, now)
 
-    def _expected_seconds(self, session: Session, reading: Counter[PeerId], now: float) -> float:
+    def _expected_seconds(
+        self, session: Session, pending_rows: Counter[PeerId], now: float
+    ) -> float:
         gap = self._progress[session.name].seconds_per_token
-        rows = max(reading[hop.peer] for hop in session.hops)
-        paces = [self._registry.health.step_times(hop.peer) for hop in session.hops]
-        return expected_seconds(self._settings.overdue_seconds, gap, paces, rows, now)
+        rows = max(pending_rows[hop.peer] for hop in session.hops)
+        steps = [self._registry.health.step_times(hop.peer) for hop in session.hops]
+        return expected_seconds(self._settings.overdue_seconds, gap, steps, rows, now)

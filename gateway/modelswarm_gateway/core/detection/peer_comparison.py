@@ -1,8 +1,8 @@
-"""Servers that do the same work, and how long it takes each of them against all others: a column for a size of steps.
+"""Step times of the servers of one peer group, each compared with all others: one column per step size.
 
-Pure; used by `slowness.py`. Every server is compared with the median of its others, by the median of their deviations
-from it. Both differ by one place in the order from one server to the next, so that a look at thousands takes as long as
-a few sorts.
+Pure; used by `outlier_detector.py`. Each server is compared with the median of the others, in units of their median
+absolute deviation. From one server to the next, both medians differ by at most one place in the sorted order, so
+comparing thousands takes as long as a few sorts. Knows no health and no sessions.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,41 +20,49 @@ from modelswarm.protocol.identity import PeerId
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-MIN_SPREAD = 0.1  # of the median: what deviations are at least taken for
-MAD_TO_SIGMA = 1.4826  # times the median of deviations is what they are usually said in
-TIMER_NOISE = 0.0001  # seconds per block; shorter ones are all alike
-SPARE_ROWS = 64  # made at once, for servers that will come
+# Least spread of step times, as a share of the median.
+MIN_SPREAD = 0.1
+# Factor from the median absolute deviation to a standard deviation.
+MAD_TO_SIGMA = 1.4826
+# Time in seconds per block below which all times count as equal.
+TIMER_NOISE = 0.0001
+# Number of rows that a table grows by at least.
+SPARE_ROWS = 64
 
-SecondsBySize = Mapping[int, float]  # seconds per block, by the size of steps
+# Seconds per block of a step, by the step's size (log2 of its rows).
+SecondsBySize: TypeAlias = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every server against its others, by row, in the middle of all sizes of its steps; NaN: none to compare."""
+    """Every server against the others, by row: the median over its step sizes. NaN: no other server to compare with."""
 
     ratios: Floats  # own time over the median of the others
-    deviations: Floats  # between the two
+    deviations: Floats  # difference of the two, in standard deviations of the others
 
     def outliers(self, min_ratio: float, min_deviations: float) -> Bools:
         return (self.ratios >= min_ratio) & (self.deviations >= min_deviations)
 
 
 class PeerGroup:
+    """A structure of arrays: one row per server; the row of a removed server is reused."""
+
     def __init__(self) -> None:
-        self.peers: list[PeerId] = []  # by row; "": nobody's
-        self.fresh_until: Floats = np.zeros(0)  # from then on some of a row's times are too old
-        self.reported: Floats = np.zeros(0)  # of each row, what others were told last; NaN: nothing
+        self.peers: list[PeerId] = []  # by row; "": the row is free
+        self.fresh_until: Floats = np.zeros(0)  # from then on a time of the row is too old
+        self.reported: Floats = np.zeros(0)  # ratio last reported to the registry; NaN: none
         self._row_of: dict[PeerId, int] = {}
         self._free: list[int] = []
-        self.columns: dict[int, Floats] = {}  # NaN: not known
-        self._baselines: dict[int, Floats] = {}  # what a row is held to that has nobody beside it
-        self._known_healthy: Bools = np.zeros(0, dtype=np.bool_)  # and found well, in this life
+        self.columns: dict[int, Floats] = {}  # times by step size; NaN: not known
+        self._baselines: dict[int, Floats] = {}  # times a server without a peer is compared with
+        # Servers that were compared with others and were no outlier.
+        self._known_healthy: Bools = np.zeros(0, dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self._row_of)
 
     def add_peer(self, peer: PeerId) -> None:
-        """One that is not in it."""
+        """Add a server that is not in the group."""
         if not self._free:
             count, more = len(self.peers), max(SPARE_ROWS, len(self.peers))
             self._free = list(reversed(range(count, count + more)))
@@ -77,7 +86,7 @@ class PeerGroup:
         self._free.append(row)
 
     def set_times(self, peer: PeerId, times: SecondsBySize, fresh_until: float) -> None:
-        """What is known of a server now, in place of what was."""
+        """Replace the step times of a server."""
         row = self._row_of[peer]
         self.fresh_until[row] = fresh_until
         for size in times.keys() - self.columns.keys():
@@ -87,8 +96,11 @@ class PeerGroup:
             column[row] = times.get(size, math.nan)
 
     def compare(self) -> Comparison:
-        """By steps of the same size; who shares none with others, by larger ones of theirs: they take no less."""
-        with np.errstate(over="ignore", invalid="ignore"):  # whatever servers say of themselves
+        """Compare all servers by steps of equal size.
+
+        A server that shares no size with others is compared by their larger steps, which take no less time.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):  # servers may report any number
             sizes = sorted(self.columns)
             columns = [self.columns[size] for size in sizes]
             same = _median_size([_compare_column(column) for column in columns], len(self.peers))
@@ -96,7 +108,9 @@ class PeerGroup:
             if not any((alone & ~np.isnan(column)).any() for column in columns):
                 return same
             found = []
-            least = np.full(len(self.peers), math.nan)  # seconds that steps of a size take at most
+            least = np.full(
+                len(self.peers), math.nan
+            )  # upper bound of the time of a step of this size
             for column in reversed(columns):
                 known = ~np.isnan(column)
                 least = np.where(known, column, least)
@@ -108,24 +122,28 @@ class PeerGroup:
         )
 
     def compare_with_baseline(self, comparison: Comparison, slow: Bools, min_ratio: float) -> Bools:
-        """Who has nobody to be compared with, and takes so many times what it took when it had last, or ever took: that
-        is kept here. Those that are `slow` are held to what they took before."""
+        """Return servers without a peer whose step time is at least `min_ratio` times their own baseline.
+
+        The baseline is the time at the last comparison that found the server healthy, lowered by every shorter time
+        since. It is updated here, except for servers in `slow`.
+        """
         alone = np.isnan(comparison.ratios)
-        well = ~alone & ~slow
-        self._known_healthy |= well
+        healthy = ~alone & ~slow
+        self._known_healthy |= healthy
         found = np.zeros(len(self.peers), dtype=np.bool_)
         for size, column in self.columns.items():
-            vouched = self._baselines[size]
-            found |= alone & (np.maximum(TIMER_NOISE, column) >= min_ratio * np.maximum(TIMER_NOISE, vouched))
-            kept = np.where(alone, np.fmin(vouched, column), vouched)
-            self._baselines[size] = np.where(well & ~np.isnan(column), column, kept)
+            baseline = self._baselines[size]
+            limit = min_ratio * np.maximum(TIMER_NOISE, baseline)
+            found |= alone & (np.maximum(TIMER_NOISE, column) >= limit)
+            kept = np.where(alone, np.fmin(baseline, column), baseline)
+            self._baselines[size] = np.where(healthy & ~np.isnan(column), column, kept)
         return found
 
     def peers_at(self, rows: Bools) -> list[PeerId]:
         return [peer for row in np.flatnonzero(rows) if (peer := self.peers[row])]
 
     def never_compared(self, comparison: Comparison) -> Bools:
-        """Who has steps, and was never found well beside others."""
+        """Return servers with step times that were never compared with others and found healthy."""
         known = np.zeros(len(self.peers), dtype=np.bool_)
         for column in self.columns.values():
             known |= ~np.isnan(column)
@@ -133,7 +151,7 @@ class PeerGroup:
 
 
 def compare_groups(groups: Sequence[PeerGroup]) -> list[Comparison]:
-    """All of several groups against all others, whatever work they do: for each group a look."""
+    """Compare each server with those of all groups, although their work differs. Returns one comparison per group."""
     starts = np.cumsum([len(group.peers) for group in groups])[:-1]
     sizes = sorted({size for group in groups for size in group.columns})
     columns = [
@@ -143,19 +161,21 @@ def compare_groups(groups: Sequence[PeerGroup]) -> list[Comparison]:
         for size in sizes
     ]
     with np.errstate(over="ignore", invalid="ignore"):
-        look = _median_size(
+        comparison = _median_size(
             [_compare_column(column) for column in columns], sum(len(g.peers) for g in groups)
         )
     return [
         Comparison(ratios, deviations)
         for ratios, deviations in zip(
-            np.split(look.ratios, starts), np.split(look.deviations, starts), strict=True
+            np.split(comparison.ratios, starts),
+            np.split(comparison.deviations, starts),
+            strict=True,
         )
     ]
 
 
 def _median_size(found: Sequence[tuple[Floats, Floats]], count: int) -> Comparison:
-    """Of the ratios that are known of each row, and the deviations with it."""
+    """Return the median of the known ratios of each row over the step sizes, with the deviation that belongs to it."""
     if not found:
         return Comparison(np.full(count, math.nan), np.full(count, math.nan))
     ratios, deviations = (np.array(each) for each in zip(*found, strict=True))
@@ -168,7 +188,7 @@ def _median_size(found: Sequence[tuple[Floats, Floats]], count: int) -> Comparis
 
 
 def _compare_column(column: Floats, rows: Bools | None = None) -> tuple[Floats, Floats]:
-    """Ratios and deviations by one size of steps; of these rows only."""
+    """Return ratios and deviations by steps of one size; with `rows`, of these rows only."""
     ratios, deviations = np.full_like(column, math.nan), np.full_like(column, math.nan)
     known = np.flatnonzero(~np.isnan(column))
     if known.size < 2:
@@ -188,7 +208,10 @@ def _compare_column(column: Floats, rows: Bools | None = None) -> tuple[Floats, 
 
 
 def median_of_others(values: Floats) -> Floats:
-    """For each of two or more, the median of all others: what stands in its place in their order, or one further."""
+    """Return for each of two or more values the median of all others.
+
+    Without the value itself, the sorted order shifts by at most one place.
+    """
     others = values.size - 1
     low, high = (others - 1) // 2, others // 2
     ranks = sorted({low, low + 1, high, high + 1})

@@ -1,8 +1,9 @@
-"""Servers that look slow and have nobody to be compared with: an equal that has less to do gets one of their sessions.
+"""Probe migrations: an undecided server's session is migrated to a replica, so that the two can be compared.
 
-Used by `detection.py`. Where a single session runs, its server's equals rest, and nothing can be said against it that
-is fair: its own past was perhaps a shorter context, other servers have other work. A session on an equal makes the two
-comparable, by a move that no reader notices (R13); who is slow is for `slowness.py` to say after that.
+Used by `monitor.py`. Where a single session runs, the replicas of its server are idle, and no fair comparison exists:
+the server's own past may have been a shorter context, and other servers do other work. A session on a replica makes
+the two comparable, by a migration that no client notices (R13, migration). Does not decide which server is slow: the
+outlier detector does, afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from modelswarm_gateway.core.migration.rebalancer import can_receive, sessions_t
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
-PROBE_INTERVAL = 60.0  # between two of one server
+# Least time in seconds between two probe migrations of one server.
+PROBE_INTERVAL = 60.0
 
 
 class Probes:
@@ -29,21 +31,22 @@ class Probes:
         self._probed_at.pop(peer, None)
 
     def start_probe(self, peer: PeerId, sessions: Collection[Session], now: float) -> PeerId | None:
-        """The equal that one of its sessions goes to; None: not now, or there is none."""
-        if now - self._probed_at.get(peer, -PROBE_INTERVAL) < PROBE_INTERVAL or not self._migrations.is_idle:
+        """Migrate a session of `peer` to an idler replica. Returns the replica; None: not now, or there is none."""
+        last = self._probed_at.get(peer, -PROBE_INTERVAL)
+        if now - last < PROBE_INTERVAL or not self._migrations.is_idle:
             return None
         server = self._registry.get(peer)
         if server is None:
             return None
-        equals = [
-            equal
-            for equal in self._registry.replicas_of(server)
-            if equal is not server
-            and equal.load < server.load
-            and can_receive(self._registry, equal, now)
+        replicas = [
+            replica
+            for replica in self._registry.replicas_of(server)
+            if replica is not server
+            and replica.load < server.load
+            and can_receive(self._registry, replica, now)
         ]
-        for equal in sorted(equals, key=lambda equal: (equal.load, equal.hello.peer)):
-            shift = Shift(peer, equal.hello.peer)
+        for replica in sorted(replicas, key=lambda replica: (replica.load, replica.hello.peer)):
+            shift = Shift(peer, replica.hello.peer)
             for session, hop in sessions_to_shift(self._registry, sessions, shift, now):
                 if self._migrations.migrate(session, hop, shift.target, now):
                     self._probed_at[peer] = now

@@ -1,12 +1,14 @@
-"""Time as this process has lived it: it stands still while our own loop does (R21), so nobody is suspected for that.
+"""A clock that does not advance while our event loop is stalled (R21, failure detection).
 
-Pure: `now` comes in. Used by `detection.py`. Items that came while we stalled are read after the tick that ends
-the stall, so a tick lets this clock go on by little however late it is.
+So a stall of our own is not taken for a silent server. Pure: `now` is a parameter. Used by `monitor.py`. Messages that
+arrived during a stall are read after the tick that ends it, so a tick advances this clock by little, however late it
+is. Knows no servers.
 """
 
 from __future__ import annotations
 
-MAX_PER_TICK = 0.1  # seconds; ticks come every 50 ms
+# Greatest advance in seconds per tick; ticks come every 50 ms.
+MAX_PER_TICK = 0.1
 
 
 class StallClock:
@@ -15,18 +17,18 @@ class StallClock:
         self._elapsed = 0.0
 
     def advance(self, now: float) -> float:
-        """Seconds for which we stood still."""
+        """Take a tick. Returns the seconds for which the loop was stalled."""
         before, delay = self._elapsed, self.tick_delay(now)
         self._elapsed = self.elapsed(now)
         self._ticked = now
         return max(0.0, delay - (self._elapsed - before))
 
     def elapsed(self, now: float) -> float:
-        """The time lived by `now`, since it was first asked. Never goes back."""
+        """Return the seconds since the first call, without stalls. Never decreases."""
         if self._ticked is None:
             self._ticked = now
         return self._elapsed + min(self.tick_delay(now), MAX_PER_TICK)
 
     def tick_delay(self, now: float) -> float:
-        """Seconds since the last tick."""
+        """Return the seconds since the last tick."""
         return 0.0 if self._ticked is None else max(0.0, now - self._ticked)

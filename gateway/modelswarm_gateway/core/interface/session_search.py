@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
-from modelswarm.protocol.messages import Turn
+from modelswarm.protocol.messages import HopInfo, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import Heartbeat
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""When a server has had clearly more of this gateway's sessions than its equals for long, and who should have one.
+"""The imbalance detector: a server has had clearly more of this gateway's sessions than a replica for some time.
 
-Pure; asked by `balancer.py` about groups of servers that could take each other's place. It says one thing at a time and
-rests in between: what is moved shows in nobody's load at once. Knows no sessions and does not move them.
+Pure; used by `rebalancer.py` with groups of replicas. It proposes one shift at a time and pauses after it, because a
+started migration does not show in the load at once. Knows no sessions and migrates none.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from modelswarm.protocol.identity import PeerId
 
-MIN_LEAD = 4  # sessions more than the lightest of its equals has ...
-MIN_RATIO = 1.5  # ... and so many times as many: only then it is too many
-BALANCED_LEAD = 2  # from there on one more would but turn it round
-PAUSE_SECONDS = 5.0  # between two moves, however much there is to do
+# Number of sessions by which a server must exceed the least loaded replica.
+MIN_LEAD = 4
+# Ratio of sessions by which it must exceed that replica, too.
+MIN_RATIO = 1.5
+# Lead in sessions at which a group counts as balanced: one shift more would only reverse the imbalance.
+BALANCED_LEAD = 2
+# Time in seconds between two shifts.
+PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,12 @@ class Load:
 
     peer: PeerId
     own_sessions: int  # of this gateway
-    all_sessions: float  # of all gateways, as the server says
+    all_sessions: float  # of all gateways, as the server reports
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """One session had better go from one server to the other."""
+    """A proposal to migrate one session from one server to another."""
 
     source: PeerId
     target: PeerId
@@ -36,7 +40,7 @@ class Shift:
 
 @dataclass(slots=True)
 class _Imbalance:
-    """A group whose heaviest server has too much."""
+    """A group whose most loaded server has too many sessions."""
 
     heaviest: PeerId
     since: float
@@ -44,13 +48,13 @@ class _Imbalance:
 
 class ImbalanceDetector:
     def __init__(self, seconds: float) -> None:
-        """`seconds`: for how long a server has too much before anything is done; 0: nothing is ever."""
+        """`seconds`: time for which an imbalance must last before a shift is proposed; 0: never."""
         self._seconds = seconds
         self._imbalances: dict[Hashable, _Imbalance] = {}
         self._paused_until = 0.0
 
     def find_shift(self, groups: Mapping[Hashable, Sequence[Load]], now: float) -> Shift | None:
-        """Groups that are not given any more are forgotten."""
+        """Return a shift for one of the groups, or None. Groups that are missing here are forgotten."""
         found: Shift | None = None
         before, self._imbalances = self._imbalances, {}
         for group, loads in groups.items():
@@ -59,7 +63,7 @@ class ImbalanceDetector:
         return found if now >= self._paused_until else None
 
     def on_started(self, now: float) -> None:
-        """What was asked for is under way."""
+        """The proposed shift has started: pause."""
         self._paused_until = now + PAUSE_SECONDS
 
     def _check_group(
@@ -69,16 +73,16 @@ class ImbalanceDetector:
             return None
         heavy = max(loads, key=lambda load: (load.own_sessions, load.all_sessions, load.peer))
         light = min(loads, key=lambda load: (load.all_sessions, load.own_sessions, load.peer))
-        tilt = before if before is not None and before.heaviest == heavy.peer else None
-        lasted = tilt is not None and now - tilt.since >= self._seconds
+        imbalance = before if before is not None and before.heaviest == heavy.peer else None
+        lasted = imbalance is not None and now - imbalance.since >= self._seconds
         if not (_is_imbalanced(heavy, light) or (lasted and _lead(heavy, light) > BALANCED_LEAD)):
             return None
-        self._imbalances[group] = tilt or _Imbalance(heavy.peer, now)
+        self._imbalances[group] = imbalance or _Imbalance(heavy.peer, now)
         return Shift(heavy.peer, light.peer) if lasted else None
 
 
 def _lead(heavy: Load, light: Load) -> float:
-    """Both by our own sessions and by everybody's: what others have put there is theirs to move."""
+    """Return the lead by this gateway's sessions and by all: those of other gateways are theirs to migrate."""
     return min(heavy.own_sessions - light.own_sessions, heavy.all_sessions - light.all_sessions)
 
 

@@ -1,4 +1,7 @@
-"""One planned move (R13) as `moves.py` keeps it: what it is, how it ended, and what earlier ones have taught."""
+"""One live migration (R13, migration): its state, its outcome, and the back-off after failed ones.
+
+Kept by `migrations.py`. Sends no message and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,17 @@ from dataclasses import dataclass, field
 from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
-BALANCE = "balance"  # why a session leaves a server that goes on: an equal one has less to do
+# Cause of a migration away from a server that is not drained: a replica has less load.
+BALANCE = "balance"
 
 
 class MigrationOutcome(enum.Enum):
-    """How a move ended."""
+    """The outcome of a migration."""
 
-    MIGRATED = "moved"  # with a copy
-    RECOMPUTED = "rebuilt"  # without one: the loop had to run the rows again
-    ABORTED = "dropped"  # the copy failed or got no nearer; tried again later
-    SUPERSEDED = "overtaken"  # a fault, or the end of the turn, came first
+    MIGRATED = "migrated"  # with a copy
+    RECOMPUTED = "recomputed"  # without a copy: the new hops ran the rows again
+    ABORTED = "aborted"  # the copy failed or made no progress; tried again later
+    SUPERSEDED = "superseded"  # a fault or the end of the turn came first
 
 
 @dataclass(slots=True)
@@ -29,44 +33,47 @@ class Migration:
     epoch: Epoch
     cause: str
     old_hop: Hop
-    with_copy: bool  # with a copy
+    with_copy: bool
     started_at: float
     new_hops: list[Hop] = field(default_factory=list)
     is_copying: bool = False  # all new hops are open
-    min_lag: int = 1 << 60  # positions; the least so far
-    progress_at: float = 0.0  # when it last shrank
-    caught_up_at: float | None = None  # when the new hops first had nearly all
-    quiescing_since: float | None = None  # when the session was told to come to rest
-    quiescent_since: float | None = None  # when it did
-    kv_positions: dict[int, int] = field(default_factory=dict)  # of the new hops, by reply
-    log_sent: dict[int, int] = field(default_factory=dict)  # log entries that head and tail were sent
+    min_lag: int = 1 << 60  # positions; the least lag so far
+    progress_at: float = 0.0  # time at which the lag last shrank
+    caught_up_at: float | None = None  # time at which the copy first had caught up
+    quiescing_since: float | None = None  # time at which credit was stopped
+    quiescent_since: float | None = None
+    kv_positions: dict[int, int] = field(default_factory=dict)  # of the new hops, by gateway handle
+    log_sent: dict[int, int] = field(
+        default_factory=dict
+    )  # log entries sent to a new head or tail, by handle
 
 
 @dataclass(slots=True)
 class MigrationBackoff:
-    """What earlier moves of a session have taught."""
+    """The failed migrations of a session, and the time before which no other one starts."""
 
     epoch: Epoch
     failures: int = 0
     not_before: float = 0.0
-    refused_by: set[PeerId] = field(default_factory=set)
-    copy_targets: set[PeerId] = field(default_factory=set)  # of copies in `epoch`
+    refused_by: set[PeerId] = field(default_factory=set)  # servers that refused a new hop
+    copy_targets: set[PeerId] = field(default_factory=set)  # servers that a copy in `epoch` went to
 
     def postpone(self, now: float, pause: float, *, failed: bool) -> None:
-        """Before the next try. A move that was overtaken says nothing against copies."""
+        """Wait before the next migration. A superseded migration counts as no failure of its copy."""
         self.not_before = now + pause * 2 ** min(self.failures, 5)
         self.failures += failed
 
 
 class MigrationBackoffs(dict[str, MigrationBackoff]):
-    """By session."""
+    """Back-offs by session name."""
 
     def for_session(self, session: Session) -> MigrationBackoff:
-        rest = self.setdefault(session.name, MigrationBackoff(session.epoch))
-        if rest.epoch != session.epoch:
-            rest.epoch = session.epoch
-            rest.copy_targets.clear()
-        return rest
+        """Return the back-off of a session; copies of earlier epochs are forgotten."""
+        backoff = self.setdefault(session.name, MigrationBackoff(session.epoch))
+        if backoff.epoch != session.epoch:
+            backoff.epoch = session.epoch
+            backoff.copy_targets.clear()
+        return backoff
 
     def keep_only(self, sessions: Collection[str]) -> None:
         for name in self.keys() - sessions:
@@ -75,18 +82,18 @@ class MigrationBackoffs(dict[str, MigrationBackoff]):
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far a server has been left."""
+    """The progress of a drain."""
 
     draining: bool
-    hops: int  # of this gateway, that are still there
+    hops: int  # of this gateway, still on the server
     other_hops: int  # of other gateways
-    is_empty: bool  # the server itself says that there are none
-    migrating: int
-    sole_blocks: tuple[int, ...]  # blocks that no other server holds: nobody leaves
+    is_empty: bool  # the server reports no sessions
+    migrating: int  # sessions of this gateway in migration
+    sole_blocks: tuple[int, ...]  # blocks that no other server holds: their sessions stay
 
 
 def lag(migration: Migration) -> int:
-    """Positions that a new hop lacks of those that a loop would have it hold."""
+    """Return the number of positions that the slowest new hop lacks for a cutover."""
     return migration.session.length - 1 - min(migration.kv_positions.values())
 
 
@@ -98,11 +105,11 @@ def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
 
 
 def recovery_in_progress(sessions: Iterable[Session]) -> bool:
-    """Whether any is under way: they come before moves."""
+    """True if a recovery is in progress: recoveries come before migrations."""
     states = (State.FENCING, State.RUNNING)
     return any(s.fault_at is not None and s.state in states for s in sessions)
 
 
 def involved_servers(migration: Migration) -> set[PeerId]:
-    """Servers that have work with it."""
+    """Return the servers that a migration gives work to."""
     return {migration.old_hop.peer, *(hop.peer for hop in migration.new_hops)}

@@ -1,12 +1,13 @@
-"""Planned moves (R13): a session leaves a server that still works, and its reader does not notice.
+"""Live migrations (R13, migration): a session leaves a server that still works, and its client does not notice.
 
-The new hop, or a chain of them, is opened beside the route and takes a copy of the KV of the old one, while that
-serves; when it is nearly there, the swarm is given no more credit, so that the session comes to rest at a token: with
-nothing under way no work is lost, and the loop with the new route takes no longer than its messages do. Those of a
-server go over together (`waves.py`). Ticked and told what servers say by `gateway.py`; servers to be left are named by
-beats, by `modelswarm drain` and by whoever calls `leave`.
-A copy stands beside the session (`Session.spare`) and never touches it: whatever goes wrong with it ends the copy, and
-a loop that the session enters for another reason wins. Does not know how a loop is run (`recovery.py`).
+The new hop, or a chain of them, is opened beside the route and receives a KV transfer from the old hop, which keeps
+serving. When the copy has nearly caught up, the session gets no more credit, so that it becomes quiescent at a token
+boundary: with nothing in flight no work is lost, and the epoch change to the new route takes only its messages' time.
+The sessions of one server cut over together (`cutover.py`). Servers are drained by their heartbeats, by
+`modelswarm drain` and by callers of `drain`. Ticked by `gateway.py`, which also passes the servers' messages.
+
+A copy stands beside the session (`Session.spare`) and never touches it: a fault of the copy ends the copy, and a
+recovery that the session enters for another reason wins. Does not know how recovery works (`recovery.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration import cutover
 from modelswarm_gateway.core.migration.migration import (
     BALANCE,
-    MigrationOutcome,
-    Migration,
     DrainProgress,
+    Migration,
     MigrationBackoffs,
-    lag,
+    MigrationOutcome,
     beside,
     involved_servers,
+    lag,
     recovery_in_progress,
 )
 from modelswarm_gateway.core.recovery.recovery import Recovery
@@ -37,9 +38,12 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import STOPPING
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
-STARTS_PER_TICK = 8  # sessions that are looked at for a place elsewhere, at most
-NO_TARGET_SECONDS = 0.5  # a server whose blocks nobody else has is looked at again after this
-CREDIT_CAP = 4  # tokens that the swarm may be ahead of the reader of a session that is to move
+# Number of sessions per tick that new hops are searched for.
+STARTS_PER_TICK = 8
+# Time in seconds before new hops are searched for again if no other server holds the blocks.
+NO_TARGET_SECONDS = 0.5
+# Number of tokens the swarm may be ahead of the client of a session that is about to migrate.
+CREDIT_CAP = 4
 
 
 class Migrations:
@@ -58,27 +62,27 @@ class Migrations:
         self._emit = emit
         self._migrations: dict[str, Migration] = {}  # by session
         self._backoffs = MigrationBackoffs()
-        self._no_target_until: dict[PeerId, float] = {}  # until when it is not asked again
-        self._capped: set[str] = set()  # sessions that are to move, or were
+        self._no_target_until: dict[PeerId, float] = {}  # by drained server
+        self._capped: set[str] = set()  # sessions with a credit cap set here
 
-    # ---- servers to be left
+    # ---- drained servers
 
     def drain(self, peer: PeerId, cause: str, now: float) -> None:
-        """Its sessions are moved elsewhere, and new ones go there only if nobody else holds a block."""
+        """Migrate the sessions of a server away; it gets new hops only for blocks that no other server holds."""
         self._registry.drain(peer, cause)
         self.advance(now)
 
     def undrain(self, peer: PeerId, cause: str, now: float) -> None:
-        """Takes back a `leave` of that cause; copies under way come to nothing."""
+        """Take back a `drain` of that cause; copies in progress are discarded."""
         self._registry.undrain(peer, cause)
         self.advance(now)
 
     def is_draining(self, peer: PeerId, cause: str) -> bool:
-        """Whether a `leave` of that cause stands."""
+        """True while a `drain` of that cause stands."""
         return self._registry.drains.has_cause(peer, cause)
 
     def drain_progress(self, peer: PeerId) -> DrainProgress | None:
-        """How far it is with a server; None: it is not linked."""
+        """Return the progress of a drain; None if the server is not connected."""
         server = self._registry.get(peer)
         if server is None:
             return None
@@ -87,29 +91,34 @@ class Migrations:
             hops=self._registry.hops[peer],
             other_hops=server.other_sessions,
             is_empty=server.heartbeat is not None and server.heartbeat.sessions == 0,
-            migrating=sum(move.old_hop.peer == peer for move in self._migrations.values()),
+            migrating=sum(
+                migration.old_hop.peer == peer for migration in self._migrations.values()
+            ),
             sole_blocks=tuple(self._registry.sole_blocks_of(peer)),
         )
 
     # ---- time
 
     def advance(self, now: float) -> None:
-        for move in list(self._migrations.values()):
-            self._check(move, now)
+        """Continue all migrations and start new ones; called at every tick."""
+        for migration in list(self._migrations.values()):
+            self._check(migration, now)
         self._quiesce_batches(now)
         if self._registry.drains.peers or self._capped:
             self._cap_credit()
-        if any(self._registry.hops[peer] for peer in self._registry.drains.peers) and not recovery_in_progress(
-            self._sessions.values()
-        ):
+        if any(
+            self._registry.hops[peer] for peer in self._registry.drains.peers
+        ) and not recovery_in_progress(self._sessions.values()):
             self._start_some(now)
         self._backoffs.keep_only(self._sessions.keys())
 
     def _cap_credit(self) -> None:
-        """A session that is to move has little credit out, so that it comes to rest soon; all others have theirs."""
-        left = self._registry.drains.peers
+        """Give sessions that are about to migrate little credit, so that they become quiescent soon."""
+        draining = self._registry.drains.peers
         for session in self._sessions.values():
-            leaves = session.name in self._migrations or any(hop.peer in left for hop in session.hops)
+            leaves = session.name in self._migrations or any(
+                hop.peer in draining for hop in session.hops
+            )
             if leaves and session.credit_cap is None:
                 session.credit_cap = CREDIT_CAP
                 self._capped.add(session.name)
@@ -119,45 +128,53 @@ class Migrations:
                 self._recovery.orders.credit(session)
         self._capped &= self._sessions.keys()
 
-    def _check(self, move: Migration, now: float) -> None:
-        if not self._is_current(move):
-            self._stop(move, MigrationOutcome.SUPERSEDED, now)
-        elif move.is_copying and cutover.is_caught_up(move):
-            self._try_cutover(move, now)
-        elif now - move.progress_at >= self._settings.copy_seconds:
-            self._abort(move, now)
-        elif cutover.quiesce_expired(move, now):
-            self._resume(move)
+    def _check(self, migration: Migration, now: float) -> None:
+        if not self._is_current(migration):
+            self._stop(migration, MigrationOutcome.SUPERSEDED, now)
+        elif migration.is_copying and cutover.is_caught_up(migration):
+            self._try_cutover(migration, now)
+        elif now - migration.progress_at >= self._settings.copy_seconds:
+            self._abort(migration, now)
+        elif cutover.quiesce_expired(migration, now):
+            self._resume(migration)
 
-    def _is_current(self, move: Migration) -> bool:
-        """Whether the session still runs as it did when the move began, and the old hop is still to be left."""
-        session = move.session
+    def _is_current(self, migration: Migration) -> bool:
+        """True if the session still runs in the migration's epoch, and the hops are still to be exchanged."""
+        session = migration.session
         return (
             self._sessions.get(session.name) is session
-            and session.epoch == move.epoch
+            and session.epoch == migration.epoch
             and session.state is State.RUNNING
-            and (move.cause == BALANCE or move.old_hop.peer in self._registry.drains.peers)
-            and not any(hop.peer in self._registry.drains.peers for hop in move.new_hops)
-            and all(self._registry.is_connected(hop.peer) for hop in move.new_hops)
-            and not any(hop.peer in self._registry.suspected for hop in move.new_hops)
+            and (
+                migration.cause == BALANCE or migration.old_hop.peer in self._registry.drains.peers
+            )
+            and not any(hop.peer in self._registry.drains.peers for hop in migration.new_hops)
+            and all(self._registry.is_connected(hop.peer) for hop in migration.new_hops)
+            and not any(hop.peer in self._registry.suspected for hop in migration.new_hops)
         )
 
     def _start_some(self, now: float) -> None:
-        looked_at = 0
+        searched = 0
         busy = self._copies_by_server()
-        closed = {move.old_hop.peer for move in self._migrations.values() if move.caught_up_at is not None}
+        closed = {
+            migration.old_hop.peer
+            for migration in self._migrations.values()
+            if migration.caught_up_at is not None
+        }
         for session in list(self._sessions.values()):
             hop = next((h for h in session.hops if self._may_start(session, h, busy, now)), None)
             if hop is None or hop.peer in closed:
                 continue
-            looked_at += 1
-            if looked_at > STARTS_PER_TICK:
+            searched += 1
+            if searched > STARTS_PER_TICK:
                 return
             self._start(session, hop, busy, now)
 
     def _copies_by_server(self) -> Counter[PeerId]:
-        """By server, in how many copies it has a part."""
-        return Counter(peer for move in self._migrations.values() for peer in involved_servers(move))
+        """Return the number of copies that each server takes part in."""
+        return Counter(
+            peer for migration in self._migrations.values() for peer in involved_servers(migration)
+        )
 
     def _may_start(self, session: Session, hop: Hop, busy: Counter[PeerId], now: float) -> bool:
         if hop.peer not in self._registry.drains.peers or session.variant is None:
@@ -166,154 +183,199 @@ class Migrations:
             return False
         if session.state is State.PARKED:
             return True
-        if session.state is not State.RUNNING or session.mending or session.name in self._migrations:
+        if (
+            session.state is not State.RUNNING
+            or session.mending
+            or session.name in self._migrations
+        ):
             return False
         if busy[hop.peer] >= self._settings.copies_per_server:
             return False
         return self._backoffs.for_session(session).not_before <= now
 
-    # ---- one move
+    # ---- starting
 
     def _start(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
-        legs = places(self._registry, session, old, self._backoffs.for_session(session).refused_by, now)
+        legs = places(
+            self._registry, session, old, self._backoffs.for_session(session).refused_by, now
+        )
         parked = session.state is State.PARKED
-        if legs is None and not (parked and session.variant != self._registry.active_variant(session.model)):
+        if legs is None and not (
+            parked and session.variant != self._registry.active_variant(session.model)
+        ):
             self._no_target_until[old.peer] = now + NO_TARGET_SECONDS
             return
-        if parked or legs is None:  # no copy: its next turn goes elsewhere (R8)
+        if (
+            parked or legs is None
+        ):  # no copy: its next turn uses other servers (R8, parked sessions)
             session.hops.remove(old)
             self._recovery.hops.leave(old)
             return
-        rest = self._backoffs.for_session(session)
-        warm = rest.failures < self._settings.copy_tries
-        move = Migration(
-            session, session.epoch, self._registry.drains.first_cause(old.peer), old, warm, now, progress_at=now
+        backoff = self._backoffs.for_session(session)
+        with_copy = backoff.failures < self._settings.copy_tries
+        migration = Migration(
+            session,
+            session.epoch,
+            self._registry.drains.first_cause(old.peer),
+            old,
+            with_copy,
+            now,
+            progress_at=now,
         )
-        self._open_hops(move, legs, busy)
+        self._open_hops(migration, legs, busy)
 
-    def _open_hops(self, move: Migration, legs: Sequence[RouteHop], busy: Counter[PeerId]) -> None:
-        session, find = move.session, self._recovery.hops.find
-        move.new_hops = [find(session, leg.peer, leg.first, leg.last) for leg in legs]
-        if any(busy[peer] >= self._settings.copies_per_server for peer in involved_servers(move)):
+    def _open_hops(
+        self, migration: Migration, legs: Sequence[RouteHop], busy: Counter[PeerId]
+    ) -> None:
+        session, find = migration.session, self._recovery.hops.find
+        migration.new_hops = [find(session, leg.peer, leg.first, leg.last) for leg in legs]
+        if any(
+            busy[peer] >= self._settings.copies_per_server for peer in involved_servers(migration)
+        ):
             return
-        busy.update(involved_servers(move))
-        self._migrations[session.name] = move
-        self._backoffs.for_session(session).copy_targets.update(hop.peer for hop in move.new_hops)
-        for hop in move.new_hops:
+        busy.update(involved_servers(migration))
+        self._migrations[session.name] = migration
+        self._backoffs.for_session(session).copy_targets.update(
+            hop.peer for hop in migration.new_hops
+        )
+        for hop in migration.new_hops:
             self._recovery.open_beside(session, hop)
 
-    # ---- a session that had better be elsewhere, although its server goes on
+    # ---- migrations without a drain
 
     @property
     def is_idle(self) -> bool:
+        """True if no migration and no recovery is in progress."""
         return not self._migrations and not recovery_in_progress(self._sessions.values())
 
     def migrate(self, session: Session, old: Hop, to: PeerId, now: float) -> bool:
-        """Moves it to an equal server, with a copy or not at all. False: this one cannot go now."""
-        rest = self._backoffs.for_session(session)
-        if session.state is not State.RUNNING or session.mending or session.name in self._migrations:
+        """Migrate a hop to a replica, with a KV copy or not at all. False if the session cannot migrate now."""
+        backoff = self._backoffs.for_session(session)
+        if (
+            session.state is not State.RUNNING
+            or session.mending
+            or session.name in self._migrations
+        ):
             return False
-        if rest.failures:
+        if backoff.failures:
             return False
-        move = Migration(session, session.epoch, BALANCE, old, True, now, progress_at=now)
-        self._open_hops(move, [RouteHop(to, *old.blocks)], self._copies_by_server())
+        migration = Migration(session, session.epoch, BALANCE, old, True, now, progress_at=now)
+        self._open_hops(migration, [RouteHop(to, *old.blocks)], self._copies_by_server())
         return True
 
+    # ---- messages
+
     def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        """An answer that the loop has taken note of."""
-        move = self._migration_of(answer.handle)
-        if move is None or answer.epoch != move.epoch or move.is_copying or not self._is_current(move):
+        """Take an ack that recovery has recorded: start the copy once all new hops are open."""
+        migration = self._migration_of(answer.handle)
+        if (
+            migration is None
+            or answer.epoch != migration.epoch
+            or migration.is_copying
+            or not self._is_current(migration)
+        ):
             return
         if answer.unknown or answer.refusal is not None:
-            self._backoffs.for_session(move.session).refused_by.add(peer)
-            self._abort(move, now)
-        elif all(hop.answered for hop in move.new_hops):
-            for hop in move.new_hops:
-                hop.turn = move.session.turn_number
-            move.is_copying, move.progress_at = True, now
-            if move.with_copy:
-                self._start_copy(move)
+            self._backoffs.for_session(migration.session).refused_by.add(peer)
+            self._abort(migration, now)
+        elif all(hop.answered for hop in migration.new_hops):
+            for hop in migration.new_hops:
+                hop.turn = migration.session.turn_number
+            migration.is_copying, migration.progress_at = True, now
+            if migration.with_copy:
+                self._start_copy(migration)
             else:
-                self._cut_over(move, now)
+                self._cut_over(migration, now)
 
-    def _start_copy(self, move: Migration) -> None:
-        """The new hops go, warm, and the old one is told to send them its KV."""
-        session, old = move.session, move.old_hop
-        for hop in move.new_hops:
+    def _start_copy(self, migration: Migration) -> None:
+        """Start the new hops as standbys, and make the old hop send them its KV."""
+        session, old = migration.session, migration.old_hop
+        for hop in migration.new_hops:
             self._recovery.orders.copy(session, old, hop)
-            move.kv_positions[hop.reply] = hop.kv
-            move.log_sent[hop.reply] = hop.log
-        self._send_log(move)
+            migration.kv_positions[hop.reply] = hop.kv
+            migration.log_sent[hop.reply] = hop.log
+        self._send_log(migration)
 
-    def _send_log(self, move: Migration) -> None:
-        """Log entries for a new head and a new tail."""
-        kind = move.session.variant
-        assert kind is not None, "a session that runs has a kind"
-        for hop in move.new_hops:
-            if hop.first == 0 or hop.last == kind.n_blocks:
-                self._recovery.orders.log(move.session, hop, move.log_sent[hop.reply], warm=True)
-                move.log_sent[hop.reply] = move.session.length
+    def _send_log(self, migration: Migration) -> None:
+        """Send the new entries of the input log to a new head and a new tail."""
+        variant = migration.session.variant
+        assert variant is not None, "a session that runs has a variant"
+        for hop in migration.new_hops:
+            if hop.first == 0 or hop.last == variant.n_blocks:
+                self._recovery.orders.log(
+                    migration.session, hop, migration.log_sent[hop.reply], warm=True
+                )
+                migration.log_sent[hop.reply] = migration.session.length
 
     def on_token(self, session: Session, now: float) -> None:
-        """A new token: perhaps the one that it comes to rest at."""
-        move = self._migrations.get(session.name)
-        if move is not None and move.is_copying and self._is_current(move):
-            self._send_log(move)
-            self._try_cutover(move, now)
+        """Take a new token of a session: it may be the one at which the session is quiescent."""
+        migration = self._migrations.get(session.name)
+        if migration is not None and migration.is_copying and self._is_current(migration):
+            self._send_log(migration)
+            self._try_cutover(migration, now)
 
     def on_window(self, peer: PeerId, window: Window, now: float) -> None:
-        """A new hop says how far it is."""
-        move = self._migration_of(window.handle)
-        if move is None or not move.is_copying or window.epoch != move.epoch:
+        """Take a window of a new hop, which has the position its KV copy has reached."""
+        migration = self._migration_of(window.handle)
+        if migration is None or not migration.is_copying or window.epoch != migration.epoch:
             return
-        if peer != self._recovery.replies[window.handle][1].peer or not self._is_current(move):
+        if peer != self._recovery.replies[window.handle][1].peer or not self._is_current(migration):
             return
-        move.kv_positions[window.handle] = max(move.kv_positions[window.handle], window.received)
-        missing = lag(move)
-        if missing < move.min_lag:
-            move.min_lag, move.progress_at = missing, now
-        self._try_cutover(move, now)
+        migration.kv_positions[window.handle] = max(
+            migration.kv_positions[window.handle], window.received
+        )
+        missing = lag(migration)
+        if missing < migration.min_lag:
+            migration.min_lag, migration.progress_at = missing, now
+        self._try_cutover(migration, now)
 
-    def _try_cutover(self, move: Migration, now: float) -> None:
-        """Perhaps it is time to go over."""
-        if not cutover.is_caught_up(move):
+    def _try_cutover(self, migration: Migration, now: float) -> None:
+        """Cut over if the copy has caught up and the session is ready."""
+        if not cutover.is_caught_up(migration):
             return
-        move.progress_at = now
-        if move.caught_up_at is None:
-            move.caught_up_at = now
-        if cutover.should_cut_over(move, now):
-            self._cut_over(move, now)
+        migration.progress_at = now
+        if migration.caught_up_at is None:
+            migration.caught_up_at = now
+        if cutover.should_cut_over(migration, now):
+            self._cut_over(migration, now)
 
     def _quiesce_batches(self, now: float) -> None:
-        """In a tick, not with a token: those that share steps get theirs one after the other, and are to rest after the
-        same one."""
-        for wave in cutover.ready_batches(list(self._migrations.values()), now):
-            self._recovery.orders.quiesce([move.session for move in wave])
-            for move in wave:
-                move.quiescing_since = now
-                self._try_cutover(move, now)
+        """Quiesce the sessions whose copies are ready.
 
-    def _resume(self, move: Migration) -> None:
-        """The session, for a while."""
-        move.quiescing_since = move.quiescent_since = None
-        self._grant_capped_credit(move.session)
+        Done in a tick and not at a token: sessions that share steps get their tokens one after the other, and must
+        become quiescent after the same one.
+        """
+        for batch in cutover.ready_batches(list(self._migrations.values()), now):
+            self._recovery.orders.quiesce([migration.session for migration in batch])
+            for migration in batch:
+                migration.quiescing_since = now
+                self._try_cutover(migration, now)
+
+    def _resume(self, migration: Migration) -> None:
+        """Let a quiescent session go on for a while, because its copy has fallen behind."""
+        migration.quiescing_since = migration.quiescent_since = None
+        self._grant_capped_credit(migration.session)
 
     def _grant_capped_credit(self, session: Session) -> None:
-        """Little, until the next look at who is to move."""
+        """Grant a little credit; `_cap_credit` removes the cap at the next tick unless the session must migrate."""
         session.credit_cap = CREDIT_CAP
         self._capped.add(session.name)
         self._recovery.orders.credit(session)
 
-    def _cut_over(self, move: Migration, now: float) -> None:
-        del self._migrations[move.session.name]
-        self._backoffs.pop(move.session.name, None)
-        self._emit_outcome(move, MigrationOutcome.MIGRATED if move.with_copy else MigrationOutcome.RECOMPUTED, now)
-        self._recovery.move(move.session, move.old_hop, move.new_hops, now)
+    def _cut_over(self, migration: Migration, now: float) -> None:
+        del self._migrations[migration.session.name]
+        self._backoffs.pop(migration.session.name, None)
+        self._emit_outcome(
+            migration,
+            MigrationOutcome.MIGRATED if migration.with_copy else MigrationOutcome.RECOMPUTED,
+            now,
+        )
+        self._recovery.move(migration.session, migration.old_hop, migration.new_hops, now)
 
-    # ---- what goes wrong
+    # ---- faults
 
     def handle_report(self, peer: PeerId, report: FaultReport, now: float) -> bool:
-        """Whether a report is about a copy or says that a server leaves: no session suffers from either."""
+        """Take a fault report. True if it concerns only a copy, or announces a drain: neither harms a session."""
         found = self._recovery.replies.get(report.handle)
         if found is None or found[1].peer != peer:
             return False
@@ -321,61 +383,77 @@ class Migrations:
         if report.kind is FaultKind.DRAINING:
             self._registry.drain(peer, STOPPING)
             return True
-        move = self._migrations.get(session.name)
+        migration = self._migrations.get(session.name)
         if hop in session.spare:
-            if move is not None and report.epoch == move.epoch:
-                self._abort(move, now)
+            if migration is not None and report.epoch == migration.epoch:
+                self._abort(migration, now)
             return True
         if report.epoch != session.epoch or not self._is_copy_fault(session, hop, report):
             return False
-        if move is not None:
-            self._abort(move, now)
+        if migration is not None:
+            self._abort(migration, now)
         return True
 
     def _is_copy_fault(self, session: Session, hop: Hop, report: FaultReport) -> bool:
-        """The link named leads to where a copy goes, or went in this epoch, and to no neighbour in the route. Where it
-        leads to both, a read that failed is the copy's."""
-        if report.peer not in self._backoffs.for_session(session).copy_targets or hop not in session.hops:
+        """True if the reported link leads to the target of a copy in this epoch, and to no neighbour in the route.
+
+        If it leads to both, a failed read is attributed to the copy.
+        """
+        if (
+            report.peer not in self._backoffs.for_session(session).copy_targets
+            or hop not in session.hops
+        ):
             return False
-        move = self._migrations.get(session.name)
-        copied = move is not None and move.is_copying and move.old_hop is hop
+        migration = self._migrations.get(session.name)
+        copied = migration is not None and migration.is_copying and migration.old_hop is hop
         return report.peer not in beside(session, hop) or (
             copied and report.kind is FaultKind.FAILED
         )
 
-    def _abort(self, move: Migration, now: float) -> None:
-        """Tried again, elsewhere or later; after a few times without a copy."""
-        self._stop(move, MigrationOutcome.ABORTED, now)
+    def _abort(self, migration: Migration, now: float) -> None:
+        """End a migration whose copy failed. It is tried again elsewhere or later, and at last without a copy."""
+        self._stop(migration, MigrationOutcome.ABORTED, now)
 
-    def _stop(self, move: Migration, how: MigrationOutcome, now: float) -> None:
-        self._discard(move, how, now)
-        rest = self._backoffs.for_session(move.session)
-        rest.postpone(now, self._settings.move_seconds, failed=how is MigrationOutcome.ABORTED)
+    def _stop(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
+        """End a migration, and let some time pass before the next one of the session."""
+        self._discard(migration, outcome, now)
+        backoff = self._backoffs.for_session(migration.session)
+        backoff.postpone(
+            now, self._settings.move_seconds, failed=outcome is MigrationOutcome.ABORTED
+        )
 
-    def _discard(self, move: Migration, how: MigrationOutcome, now: float) -> None:
-        """Takes away what stands beside the session."""
-        session = move.session
+    def _discard(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
+        """Close the new hops and report the outcome."""
+        session = migration.session
         del self._migrations[session.name]
         if self._sessions.get(session.name) is session:
             self._grant_capped_credit(session)
-        if move.with_copy and move.is_copying and session.epoch == move.epoch:
-            self._recovery.orders.end_copies(session, move.old_hop)
-        for hop in move.new_hops:
+        if migration.with_copy and migration.is_copying and session.epoch == migration.epoch:
+            self._recovery.orders.end_copies(session, migration.old_hop)
+        for hop in migration.new_hops:
             if hop in session.spare:
                 session.spare.remove(hop)
                 self._recovery.hops.leave(hop)
-        self._emit_outcome(move, how, now)
+        self._emit_outcome(migration, outcome, now)
 
     # ---- helpers
 
     def _migration_of(self, handle: int) -> Migration | None:
-        """The move whose new hop has that name."""
+        """Return the migration with a new hop of this gateway handle."""
         found = self._recovery.replies.get(handle)
-        move = None if found is None else self._migrations.get(found[0].name)
-        if move is None or found is None or found[1] not in move.new_hops:
+        migration = None if found is None else self._migrations.get(found[0].name)
+        if migration is None or found is None or found[1] not in migration.new_hops:
             return None
-        return move
+        return migration
 
-    def _emit_outcome(self, move: Migration, how: MigrationOutcome, now: float) -> None:
-        seconds = now - move.started_at
-        self._emit(Moved(move.session.name, move.old_hop.peer, move.cause, how.value, seconds))
+    def _emit_outcome(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
+        seconds = now - migration.started_at
+        self._emit(
+            Moved(
+                migration.session.name,
+                migration.old_hop.peer,
+                migration.cause,
+                outcome.value,
+                seconds,
+            )
+        )

@@ -1,6 +1,7 @@
-"""Moves sessions from servers that have too many of them to equals that have few, one at a time and as planned (R13).
+"""The rebalancer: migrates sessions from servers that have too many of them to replicas that have few, one at a time.
 
-Ticked by `gateway.py`. Gathers what `rebalance.py` judges by and picks the session; how it is moved is for `moves.py`.
+Ticked by `gateway.py`. It gathers the loads that `imbalance.py` judges, and picks the session. Does not know how a
+session is migrated (R13, `migrations.py`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
-from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, Load, ImbalanceDetector, Shift
+from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, ImbalanceDetector, Load, Shift
 from modelswarm_gateway.core.migration.migration import beside
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.route_planner import bad_neighbours
@@ -17,14 +18,19 @@ from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.servers.variant import variant_of
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
+# Time in seconds between two checks for an imbalance.
 CHECK_INTERVAL = 1.0
 
 
 class Rebalancer:
     def __init__(
-        self, seconds: float, registry: ServerRegistry, sessions: Mapping[str, Session], migrations: Migrations
+        self,
+        seconds: float,
+        registry: ServerRegistry,
+        sessions: Mapping[str, Session],
+        migrations: Migrations,
     ) -> None:
-        """`seconds`: see `Rebalance`."""
+        """`seconds`: see `ImbalanceDetector`."""
         self._seconds = seconds
         self._registry = registry
         self._sessions = sessions
@@ -33,6 +39,7 @@ class Rebalancer:
         self._checked_at = 0.0
 
     def rebalance(self, now: float) -> None:
+        """Start at most one migration; called at every tick."""
         if not self._seconds or now - self._checked_at < CHECK_INTERVAL:
             return
         self._checked_at = now
@@ -41,36 +48,38 @@ class Rebalancer:
             self._imbalance.on_started(now)
 
     def _groups(self, now: float) -> dict[Hashable, list[Load]]:
-        """The servers that could take each other's place, where one of them has many sessions of ours."""
+        """Return the loads of groups of replicas in which one server has many sessions of this gateway."""
         running = (s for s in self._sessions.values() if s.state is State.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
         busy = [self._registry.get(peer) for peer, count in own.items() if count >= MIN_LEAD]
-        spans = {_span_key(server): server for server in busy if server}  # one of each
+        spans = {_span_key(server): server for server in busy if server}  # one server of each
         return {
             span: [
-                Load(peer, own[peer], max(equal.load, own[peer]))
-                for equal in self._registry.replicas_of(server)
-                if can_receive(self._registry, equal, now) and (peer := equal.hello.peer)
+                Load(peer, own[peer], max(replica.load, own[peer]))
+                for replica in self._registry.replicas_of(server)
+                if can_receive(self._registry, replica, now) and (peer := replica.hello.peer)
             ]
             for span, server in spans.items()
         }
 
     def _shift(self, shift: Shift, now: float) -> bool:
         there = sessions_to_shift(self._registry, self._sessions.values(), shift, now)
-        return any(self._migrations.migrate(session, hop, shift.target, now) for session, hop in there)
+        return any(
+            self._migrations.migrate(session, hop, shift.target, now) for session, hop in there
+        )
 
 
 def can_receive(registry: ServerRegistry, server: Server, now: float) -> bool:
-    """Whether sessions may be moved to it that have no need to."""
-    standing = registry.health_status(server.hello.peer, now)
-    return not (server.draining or standing.ejected or standing.canary)
+    """True if the server may receive sessions that need not migrate."""
+    status = registry.health_status(server.hello.peer, now)
+    return not (server.draining or status.ejected or status.canary)
 
 
 def sessions_to_shift(
     registry: ServerRegistry, sessions: Iterable[Session], shift: Shift, now: float
 ) -> list[tuple[Session, Hop]]:
-    """Sessions that could go where the shift says, with their hops there, the shortest first: they cost least."""
-    parted = registry.links.unreliable(now)
+    """Return the sessions that the shift could migrate, with their hops, the shortest first: they cost least."""
+    unreliable = registry.links.unreliable(now)
     there = [
         (session, session.hops[peers.index(shift.source)])
         for session in sessions
@@ -80,7 +89,7 @@ def sessions_to_shift(
     return [
         (session, hop)
         for session, hop in sorted(there, key=lambda found: found[0].length)
-        if shift.target not in bad_neighbours(beside(session, hop), parted)
+        if shift.target not in bad_neighbours(beside(session, hop), unreliable)
     ]
 
 

@@ -25,7 +25,6 @@ USER_ID = 65532
 DRAIN_MARGIN_SECONDS = 5  # seconds of a pod's grace period that its server leaves for its own end
 HUB_CACHE_DIR = "/var/cache/huggingface"
 CLAIMS_DIR = "/mnt/modelswarm"
-CONTAINER = "server"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TEMPLATE_DIR = "/etc/modelswarm"  # the chat template, if the swarm brings one
 TEMPLATE_FILE = "chat_template.jinja"
@@ -158,7 +157,7 @@ def _server_container(
         **tokenizer_flags(spec.model),
     }
     return {
-        "name": CONTAINER,
+        "name": names.CONTAINER,
         "command": ["modelswarm-server"],
         "args": [text for flag, value in arguments.items() for text in (flag, str(value))],
         "ports": [
@@ -289,7 +288,7 @@ def inspection_pod(
     }
     words = [text for flag in tokenizer_flags(spec.model).items() for text in flag]
     container = {
-        "name": CONTAINER,
+        "name": names.CONTAINER,
         "command": ["modelswarm-inspect"],
         "args": ["--model", address, *words, "--output", "/dev/termination-log"],
         "resources": {},

@@ -10,7 +10,8 @@ from typing import Any
 
 from modelswarm_operator.reconcile.manifests import manifests
 from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder
-from modelswarm_operator.reconcile.state.observed import ApplyChild, DeleteChild, Json
+from modelswarm_operator.reconcile.state.actions import ApplyChild, DeleteChild
+from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.turn import Turn
 
 _SERVICE, _BUDGET = "Service", "PodDisruptionBudget"

@@ -12,7 +12,6 @@ from typing import Any
 from modelswarm.errors import UserError
 from modelswarm.resources.labels import LINKS
 from modelswarm.resources.spec import Pool, Spec
-from modelswarm_operator.reconcile.manifests.manifests import CONTAINER
 from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json
@@ -99,13 +98,13 @@ def _restore_reserved(merged: Json, pod: Json) -> list[str]:
 def _restore_container(spec: Json, ours: Json) -> list[str]:
     original = ours["containers"][0]
     containers = [dict(one) for one in spec.get("containers") or []]
-    found = next((one for one in containers if one.get("name") == CONTAINER), None)
+    found = next((one for one in containers if one.get("name") == names.CONTAINER), None)
     if found is None:
         spec["containers"] = [original, *containers]
-        return [f"spec.containers[{CONTAINER}]"]
+        return [f"spec.containers[{names.CONTAINER}]"]
     # The server stays first: that is the container whose state the operator reads.
     spec["containers"] = [found, *(one for one in containers if one is not found)]
-    prefix = f"spec.containers[{CONTAINER}]"
+    prefix = f"spec.containers[{names.CONTAINER}]"
     fields = [f"{prefix}.{key}" for key in _restore(found, original, _CONTAINER)]
     for part, keys in (("env", _ENV), ("ports", _PORTS)):
         changed = _restore_named(found, original, part, keys)

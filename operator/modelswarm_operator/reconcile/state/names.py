@@ -37,6 +37,8 @@ KEPT = "kept"  # taken out of service to be looked at
 
 INSPECT_SLOT = "inspect"
 
+CONTAINER = "server"  # the container of ours in server and inspection pods
+
 
 class SlotKey(NamedTuple):
     span: int

@@ -6,7 +6,7 @@ The edge (`observe`, `apply`) turns Kubernetes objects into these and carries th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,86 +97,3 @@ class Observed:
     rejected: Mapping[str, str] = field(default_factory=dict)
     """Why the API server refused the last create of a slot's pod ("0-1": quota, policy, ...), by slot. What ends with
     TAKEN is no wish of the API server's: another name will do."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriteStatus:
-    """Replace status, with the resourceVersion of the swarm that was observed. Always the first action:
-    if it fails, nothing after it happens (incarnations and plans are stored before they are acted on)."""
-
-    status: Json
-
-
-@dataclass(frozen=True, slots=True)
-class SetFinalizer:
-    present: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CreatePod:
-    """POST; AlreadyExists of our own making is success."""
-
-    slot: str  # "0-1": span 0, ordinal 1; "inspect" for the inspection
-    manifest: Json
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """With the uid as precondition: never somebody else of the same name."""
-
-    name: str
-    uid: str
-    reason: str  # for the log
-    grace_seconds: int | None = None  # None: the pod's own
-
-
-@dataclass(frozen=True, slots=True)
-class LabelPod:
-    """Merge-patch these labels of a pod of this uid: a hand-edited one is put right, a kept one goes out of service."""
-
-    name: str
-    uid: str
-    labels: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyChild:
-    """Server-side apply of a Service or PodDisruptionBudget."""
-
-    manifest: Json
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteChild:
-    kind: str
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEvent:
-    """A Kubernetes Event on the swarm: transitions only, never per turn."""
-
-    kind: str  # Normal or Warning
-    reason: str
-    message: str
-
-
-Action = (
-    WriteStatus
-    | SetFinalizer
-    | CreatePod
-    | DeletePod
-    | LabelPod
-    | ApplyChild
-    | DeleteChild
-    | RecordEvent
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    actions: Sequence[Action]
-    requeue_at: (
-        float | None
-    )  # look again then, even if nothing happens; None: only on events and resync

@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from modelswarm_operator.reconcile.state.observed import (
-    NAME_TAKEN,
-    CreatePod,
-    DeletePod,
-    Json,
-    LabelPod,
-    PodView,
-    RecordEvent,
-)
+from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod, LabelPod, RecordEvent
+from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, Json, PodView
 from modelswarm_operator.reconcile.state.policy import Policy
 from modelswarm_operator.reconcile.state.slot_history import SlotHistory, after_failure
 

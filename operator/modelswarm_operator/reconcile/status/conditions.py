@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelswarm.resources.status import Condition, timestamp
-from modelswarm_operator.reconcile.state.observed import RecordEvent
+from modelswarm_operator.reconcile.state.actions import RecordEvent
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
 _MAX_MESSAGE = 2000
