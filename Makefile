@@ -32,6 +32,7 @@ style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/ci/check_house.py
 
 # The tiers of the tests: tools/ci/run_tests.py says what runs when, and leaves logs and durations in build/tests.
 # PYTEST holds further options of pytest.

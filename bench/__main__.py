@@ -8,26 +8,26 @@ from collections.abc import Callable
 
 from bench.harness import Result, report
 
-NAMES = (
-    "two_spans_1",
-    "two_spans_8",
-    "hop",
-    "gap_after_kill",
-    "gap_after_freeze",
-    "false_ejections",
-    "drain_gap",
-    "span_recovery",
-    "failure_free_cost",
-    "metrics_cost",
-    "route_choice",
-    "load_gini",
-    "protocol_faults",
-    "near_ties",
-    "operator_converge",
-    "operator_idle",
-    "pod_replacement",
-    "cluster_gap_after_kill",
-)
+FOLDERS = {
+    "speed": ("two_spans_1", "two_spans_8", "hop", "failure_free_cost", "metrics_cost"),
+    "recovery": (
+        "gap_after_kill",
+        "gap_after_freeze",
+        "false_ejections",
+        "drain_gap",
+        "span_recovery",
+        "protocol_faults",
+        "near_ties",
+    ),
+    "routing": ("route_choice", "load_gini"),
+    "cluster": (
+        "operator_converge",
+        "operator_idle",
+        "pod_replacement",
+        "cluster_gap_after_kill",
+    ),
+}
+NAMES = {name: f"bench.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
 
 
 def main(names: list[str]) -> int:
@@ -37,7 +37,7 @@ def main(names: list[str]) -> int:
         return 2
     held = True
     for name in names or NAMES:
-        run: Callable[[], Result] = importlib.import_module(f"bench.{name}").run
+        run: Callable[[], Result] = importlib.import_module(NAMES[name]).run
         held &= report(run())
     return 0 if held else 1
 

@@ -1,12 +1,12 @@
-"""What can go wrong, by whose fault it is and whether trying again may help.
+"""The errors of this project: whose fault they are, and whether a retry may help.
 
-Raised everywhere, turned into exit codes, HTTP statuses and gRPC codes only at the edges. Knows nothing of either.
+Raised everywhere; turned into exit codes, HTTP statuses and gRPC codes only at the edges. Knows none of these.
 
     ModelSwarmError
     ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
     │   ├── ModelSourceError     the model's folder, address or files
     │   └── DocumentError        a swarm document
-    └── UnavailableError     nobody's fault: no capacity or no server now; trying again may help
+    └── UnavailableError     no capacity or no server now: a retry may help
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import ClassVar
 
 
 class ModelSwarmError(Exception):
-    """Anything this project raises on purpose. `str()` is one sentence for a person."""
+    """Base of all errors this project raises on purpose. `str()` is one sentence for a person."""
 
     retryable: ClassVar[bool] = False
 
 
 class UserError(ModelSwarmError):
-    """Input that cannot be accepted. `field` is its name as the user wrote it."""
+    """Input that cannot be accepted. `field` is its name as the user writes it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")

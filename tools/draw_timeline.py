@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from modelswarm.cli.demo.comparison import Recording
@@ -58,7 +59,10 @@ def draw(calm: Recording, killed: Recording, killed_at: float) -> str:
     index = next(i for i, chunk in enumerate(killed.chunks) if chunk.at > killed_at)
     same = calm.chunks[min(index, len(calm.chunks) - 1)].at  # the same token without a kill
     scale = (WIDTH - LEFT - RIGHT) / (SECONDS_BEFORE + SECONDS_AFTER)
-    x_of = lambda at: LEFT + (at + SECONDS_BEFORE) * scale  # noqa: E731 - one expression
+
+    def x_of(at: float) -> float:
+        return LEFT + (at + SECONDS_BEFORE) * scale
+
     parts = [_axis(x_of)]
     for y, name, recording, zero in (
         (ROWS[0], "no failure", calm, same),
@@ -90,8 +94,7 @@ def draw(calm: Recording, killed: Recording, killed_at: float) -> str:
     )
 
 
-def _axis(x_of: object) -> str:
-    assert callable(x_of)
+def _axis(x_of: Callable[[float], float]) -> str:
     marks = [round(-SECONDS_BEFORE + 0.05 + 0.1 * n, 2) for n in range(10)]
     ticks = "".join(
         f'<text x="{x_of(mark) - 14:.1f}" y="166">{mark * 1000:+.0f} ms</text>'

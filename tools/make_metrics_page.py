@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # run as a script, `tools` is not found otherwise
 
 from prometheus_client.core import Metric  # noqa: E402
 
-from tools.metric_registries import (  # noqa: E402
+from tools.dashboard.metric_registries import (  # noqa: E402
     families,
     gateway_registry,
     label_names,

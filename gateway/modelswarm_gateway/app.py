@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelswarm.process.run_files import write_run_file, remove_run_file
+from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket, build_metrics_app
 from modelswarm_gateway.api.grpc.server import GrpcServer

@@ -1,6 +1,6 @@
 """The `modelswarm` command: one module per subcommand; errors become one sentence and an exit code here.
 
-0: done. 1: it failed. 2: the input was wrong. 130: interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted. Does not know what the subcommands do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def commands() -> None:
     First steps:
       modelswarm demo                        see it: four servers, one chat, one kill
       modelswarm up examples/counting.yaml   start a swarm on this machine
-      modelswarm chat                        talk to it, from another terminal
+      modelswarm chat                        chat with it, from another terminal
     """
 
 
@@ -45,12 +45,12 @@ for command in (up, chat, generate, status, routes, drain, plan, demo):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script."""
+    """Entry point of the console script."""
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code and prints no traceback for what people can cause."""
+    """Run a command line and return its exit code. Expected errors are printed without a traceback."""
     try:
         code = commands.main(arguments, prog_name="modelswarm", standalone_mode=False)
     except click.Abort:
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`| head`); Python would complain again when it flushes at exit.
+        # The reader of our output has closed it (`| head`); Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return code if isinstance(code, int) else 0

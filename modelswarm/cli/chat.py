@@ -1,4 +1,4 @@
-"""`modelswarm chat`: one session over its turns, from the terminal."""
+"""`modelswarm chat`: one session with many turns, from the terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from modelswarm.client.openai import OpenAIClient, OpenAIClientError
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.errors import ModelSwarmError
 
-HINT = "/new forgets the conversation, /quit leaves (so does Ctrl-D)."
+HINT = "/new starts a new conversation, /quit or Ctrl-D ends the chat."
 
 
 class Conversation:
-    """What was said, and the name of the session in which the servers keep its KV."""
+    """The messages so far, and the name of the session whose KV the servers keep."""
 
     def __init__(
-        self, client: OpenAIClient, system: str | None, sampling: dict[str, Any], swarm: SwarmClient | None
+        self,
+        client: OpenAIClient,
+        system: str | None,
+        sampling: dict[str, Any],
+        swarm: SwarmClient | None,
     ) -> None:
         self._client, self._system, self._sampling = client, system, sampling
-        self._swarm = swarm  # asked for the route of every turn, if given
+        self._swarm = swarm  # if given, the route of every turn is printed
         self.model = client.first_model()
         self.forget()
 
@@ -35,7 +39,10 @@ class Conversation:
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def run_turn(self, text: str) -> None:
-        """Ask, print the answer as it comes. The whole transcript is sent; the session reuses what it has."""
+        """Send `text` and print the answer as it arrives.
+
+        The whole transcript is sent; the servers reuse the KV they keep for the session.
+        """
         self._messages.append({"role": "user", "content": text})
         answer, route = "", ""
         try:
@@ -51,16 +58,16 @@ class Conversation:
             if answer:
                 self._messages.append({"role": "assistant", "content": answer})
             else:
-                self._messages.pop()  # as if it had not been asked
+                self._messages.pop()  # without an answer, the question is dropped too
         if self._swarm is not None:
-            click.echo(f"[{route or 'the route is not known: other sessions run too'}]", err=True)
+            click.echo(f"[{route or 'route unknown: other sessions are running too'}]", err=True)
 
 
 @click.command()
-@click.option("--system", metavar="TEXT", help="Instructions that stand before the conversation.")
-@click.option("--verbose", "-v", is_flag=True, help="Say after each answer which servers gave it.")
+@click.option("--system", metavar="TEXT", help="System message before the conversation.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the route after each answer.")
 @click.option(
-    "--grpc", "target", metavar="HOST:PORT", help="The gRPC door, for --verbose with --url."
+    "--grpc", "target", metavar="HOST:PORT", help="gRPC address, for --verbose with --url."
 )
 @sampling_options
 @http_target_options
@@ -72,11 +79,11 @@ def chat(
     url: str | None,
     **sampling: Any,
 ) -> None:
-    """Talk to the model of a running swarm. /new forgets the conversation, /quit leaves."""
-    with ExitStack() as doors:
-        door = doors.enter_context(OpenAIClient(base_url(name, url)))
-        swarm = doors.enter_context(SwarmClient(grpc_target(name, target))) if verbose else None
-        conversation = Conversation(door, system, request_fields(**sampling), swarm)
+    """Chat with the model of a running swarm. /new starts a new conversation, /quit ends the chat."""
+    with ExitStack() as clients:
+        client = clients.enter_context(OpenAIClient(base_url(name, url)))
+        swarm = clients.enter_context(SwarmClient(grpc_target(name, target))) if verbose else None
+        conversation = Conversation(client, system, request_fields(**sampling), swarm)
         if sys.stdin.isatty():
             click.echo(f"{conversation.model}. {HINT}")
         _run_conversation(conversation)
@@ -91,19 +98,19 @@ def _run_conversation(conversation: Conversation) -> None:
 
 
 def _run_turn(conversation: Conversation, text: str) -> None:
-    """One turn; a failed one is told and the conversation goes on, Ctrl-C only cuts the answer short."""
+    """Run one turn. Its error is printed and the conversation continues; Ctrl-C only ends the answer."""
     try:
         conversation.run_turn(text)
     except KeyboardInterrupt:
-        click.echo("(cut short)", err=True)
+        click.echo("(interrupted)", err=True)
     except ModelSwarmError as error:
         if isinstance(error, OpenAIClientError) and not sys.stdin.isatty():
-            raise  # nobody is there who could try again
+            raise  # no person is there to try again
         click.echo(f"Error: {error}", err=True)
 
 
 def _read_input() -> str | None:
-    """What the person types next; None at the end of the input."""
+    """Read the next line of input; None at its end."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:

@@ -1,10 +1,10 @@
-"""`modelswarm drain SERVER`: has all sessions leave a server, and waits until it is empty."""
+"""`modelswarm drain SERVER`: migrates all sessions off a server, and waits until it is empty."""
 
 from __future__ import annotations
 
 import click
 
-from modelswarm.cli.options.target import grpc_target_options, grpc_target
+from modelswarm.cli.options.target import grpc_target, grpc_target_options
 from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.protocol.identity import name_of
@@ -16,41 +16,41 @@ _SECONDS = click.FloatRange(min=0, max=86400)
 @click.command()
 @click.argument("server")
 @grpc_target_options
-@click.option("--undo", is_flag=True, help="Use the server again.")
+@click.option("--undo", is_flag=True, help="End the drain: use the server again.")
 @click.option(
     "--wait",
     type=_SECONDS,
     default=0.0,
     show_default=True,
-    help="Seconds to wait for another server of blocks that only this one holds; 0: refuse.",
+    help="Seconds to wait for another server, if only this one holds some block. 0: refuse the drain.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True, max=86400),
     default=600.0,
     show_default=True,
-    help="Seconds until this command gives up waiting; the drain goes on.",
+    help="Seconds after which this command stops waiting. The drain continues.",
 )
 def drain(
     server: str, name: str | None, target: str | None, undo: bool, wait: float, timeout: float
 ) -> None:
-    """Move all sessions off SERVER, which works on meanwhile, and keep new ones away.
+    """Migrate all sessions off SERVER and send it no new ones. It keeps working meanwhile.
 
-    SERVER is a name that `modelswarm status` shows. Readers do not notice: what a session needs is copied first.
-    It covers the sessions of all gateways, whichever is asked: the server tells the others. So does --undo.
+    SERVER is a name that `modelswarm status` shows. Streams are not interrupted: a session's KV is copied first.
+    The drain covers the sessions of all gateways, because the server reports it to each of them; so does --undo.
     Exit code 0: the server is empty. 1: it is not.
     """
-    with SwarmClient(grpc_target(name, target)) as door:
+    with SwarmClient(grpc_target(name, target)) as client:
         last, said = api_pb2.DrainState(), ""
         try:
-            for state in door.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
+            for state in client.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _describe(state, undo)
                 if line not in ("", said):
                     click.echo(f"{name_of(state.peer)}: {line}")
                 last, said = state, line
         except DrainTimeoutError as error:
             left = _remaining(last)
-            said = f"{left} still there" if left else "it has not said that it is empty"
+            said = f"{left} still there" if left else "it has not reported that it is empty"
             raise ModelSwarmError(f"{server}: {said} after {timeout:g} s") from error
 
 
@@ -63,15 +63,15 @@ def _describe(state: api_pb2.DrainState, undo: bool) -> str:
         return "empty"
     if state.uncovered_blocks:
         blocks = ", ".join(map(str, state.uncovered_blocks))
-        return f"waits for another server of blocks {blocks}"
+        return f"waiting for another server of blocks {blocks}"
     left = _remaining(state)
-    return f"{left} to move" if left else ""
+    return f"{left} to migrate" if left else ""
 
 
 def _remaining(state: api_pb2.DrainState) -> str:
-    """Of whom sessions are there; empty when there are none."""
+    """Return the sessions still there, as `2 sessions and 1 session of other gateways`; empty if none."""
     counts = ((state.own_sessions, ""), (state.other_sessions, " of other gateways"))
-    return " and ".join(f"{_count_sessions(count)}{whose}" for count, whose in counts if count)
+    return " and ".join(f"{_count_sessions(count)}{owner}" for count, owner in counts if count)
 
 
 def _count_sessions(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`modelswarm generate PROMPT`: continue a text."""
+"""`modelswarm generate PROMPT`: continues a text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from modelswarm.client.openai import OpenAIClient
 
 @click.command()
 @click.argument("prompt")
-@click.option("--stream", is_flag=True, help="Print the text as it comes.")
+@click.option("--stream", is_flag=True, help="Print the text as it is generated.")
 @sampling_options
 @http_target_options
 def generate(prompt: str, stream: bool, name: str | None, url: str | None, **sampling: Any) -> None:
-    """Continue PROMPT with the model of a running swarm and print what it adds."""
-    with OpenAIClient(base_url(name, url)) as door:
-        pieces = door.stream_completion(door.first_model(), prompt, **request_fields(**sampling))
+    """Continue PROMPT with the model of a running swarm."""
+    with OpenAIClient(base_url(name, url)) as client:
+        pieces = client.stream_completion(
+            client.first_model(), prompt, **request_fields(**sampling)
+        )
         if stream:
             for piece in pieces:
                 print_piece(piece.text)

@@ -1,4 +1,4 @@
-"""`modelswarm plan FILE`: what a swarm would need, without starting anything."""
+"""`modelswarm plan FILE`: shows the spans and the memory a swarm would need. Starts nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from modelswarm.placement.quantity import human_bytes
     help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
 )
 def plan(file: Path, memory: str | None) -> None:
-    """Show how FILE would be split: spans, memory per server and room for tokens. Starts nothing."""
+    """Show the spans and memory per server that FILE would get.
+
+    Reads the model's files, and starts nothing.
+    """
     print_plan(plan_file(file, memory))
 
 
@@ -36,7 +39,7 @@ def print_plan(swarm: SwarmPlan) -> None:
         "KV/token",
         "pages",
         "KV",
-        "kept rows",
+        "replay log",
         "total",
         "free KV tokens",
     )
@@ -44,11 +47,12 @@ def print_plan(swarm: SwarmPlan) -> None:
     out.print(make_table("One server of each span", columns, rows))
     out.print(
         f"{swarm.replicas} servers per span, {swarm.replicas * len(swarm.servers)} in all, "
-        f"{human_bytes(swarm.total_bytes)} together. Pages of {PAGE_SIZE} tokens; a tenth of them is kept for repairs."
+        f"{human_bytes(swarm.total_bytes)} together. A page holds {PAGE_SIZE} tokens; "
+        "a tenth of the pages is reserved for recovery."
     )
     out.print(
-        f"A session may have {swarm.max_length} tokens; {swarm.full_sessions} such sessions fit at the same time "
-        "on one server of each span."
+        f"A session may have {swarm.max_length} tokens; one server of each span has room for "
+        f"{swarm.full_sessions} such sessions at the same time."
     )
 
 

@@ -1,4 +1,4 @@
-"""`modelswarm routes`: what every server costs a new session now, and why sessions have the routes they have."""
+"""`modelswarm routes`: shows the cost of every server now, and why each session has its route."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from modelswarm.cli.options.target import grpc_target_options, grpc_target
+from modelswarm.cli.options.target import grpc_target, grpc_target_options
 from modelswarm.cli.terminal.tables import make_console, make_table
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
 MAX_SHOWN_SESSIONS = 20
-LAST_RESORT_COST_MS = 1e9  # a cost beyond this: only because nobody else holds some block
+LAST_RESORT_COST_MS = 1e9  # a cost this high: used only if no other server holds some block
 
 
 @click.command()
-@click.option("--model", metavar="MODEL", default="", help="Only this model; default: all.")
+@click.option("--model", metavar="MODEL", default="", help="Only this model. Default: all.")
 @grpc_target_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 def routes(model: str, name: str | None, target: str | None, as_json: bool) -> None:
-    """Show what a hop on each server costs now, and what each session's route was chosen against.
+    """Show the cost of each server and the reason for each route.
 
-    A route costs, for every server in it, its `hop` once, its `block` for each block used, and the way between
-    servers; `block` and `hop` are higher where a server is loaded, and are divided by its health score.
+    The cost of a route is the sum over its servers of `hop`, of `block` for each block used, and of the network
+    time between servers. `block` and `hop` grow with a server's load and are divided by its health score.
     """
-    with SwarmClient(grpc_target(name, target)) as door:
-        found = door.explain_routes(model)
+    with SwarmClient(grpc_target(name, target)) as client:
+        found = client.explain_routes(model)
     if as_json:
         click.echo(json.dumps(MessageToDict(found, preserving_proto_field_name=True)))
     else:
@@ -73,7 +73,7 @@ def _route_list(found: api_pb2.RoutesReply) -> RenderableType:
 
 
 def _session_lines(session: api_pb2.RouteReason) -> list[str]:
-    """What the whole route costs now and the best there is, then each hop with what was known when it was chosen."""
+    """Return the route's cost now and the best route's, then each hop with its cost when it was chosen."""
     name = session.id.rsplit(":", 1)[-1]
     if not session.hops:
         return [f"{name} {session.state}: no route"]
@@ -85,7 +85,7 @@ def _hop_line(hop: api_pb2.HopReason) -> str:
     if not hop.options:
         return line
     if hop.options == 1:
-        return f"{line} chosen at {_format_ms(hop.chosen_ms)}: the only one"
+        return f"{line} chosen at {_format_ms(hop.chosen_ms)}: the only option"
     if hop.peer == hop.best:
         return f"{line} chosen at {_format_ms(hop.chosen_ms)}: the best of {hop.options}"
     best = f"the best was {name_of(hop.best)} at {_format_ms(hop.best_ms)}"
@@ -93,7 +93,11 @@ def _hop_line(hop: api_pb2.HopReason) -> str:
 
 
 def _current_cost(session: api_pb2.RouteReason) -> str:
-    cost = f"costs {_format_ms(session.cost_ms)}" if session.HasField("cost_ms") else "a server is gone"
+    cost = (
+        f"costs {_format_ms(session.cost_ms)}"
+        if session.HasField("cost_ms")
+        else "a server of its route is gone"
+    )
     if not session.HasField("best_ms"):
         return f"{cost}; there is no route now"
     return f"{cost}; the best now is {_format_ms(session.best_ms)} by {format_route(tuple(session.best))}"

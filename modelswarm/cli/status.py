@@ -1,4 +1,4 @@
-"""`modelswarm status`: what the gateway knows of servers, spans and sessions."""
+"""`modelswarm status`: shows the gateway's view of models, servers and sessions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.options.target import grpc_target_options, grpc_target
+from modelswarm.cli.options.target import grpc_target, grpc_target_options
 from modelswarm.cli.terminal.tables import make_console, make_table
 from modelswarm.client.swarm import SwarmClient, format_route
+from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
@@ -23,46 +24,47 @@ MAX_SHOWN_SESSIONS = 20
 
 @click.command()
 @grpc_target_options
-@click.option("--watch", is_flag=True, help="Keep showing it, once a second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for scripts.")
+@click.option("--watch", is_flag=True, help="Refresh once a second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> None:
     """Show the servers, spans, health and sessions of a running swarm."""
-    with SwarmClient(grpc_target(name, target)) as door:
+    with SwarmClient(grpc_target(name, target)) as client:
         if as_json:
-            click.echo(json.dumps(MessageToDict(door.fetch_snapshot(), preserving_proto_field_name=True)))
+            snapshot = MessageToDict(client.fetch_snapshot(), preserving_proto_field_name=True)
+            click.echo(json.dumps(snapshot))
         elif watch:
-            _watch(door)
+            _watch(client)
         else:
-            make_console().print(render_status(door.fetch_snapshot()))
+            make_console().print(render_status(client.fetch_snapshot()))
 
 
 def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
-    """Models, servers and sessions, each as a table."""
+    """Draw models as lines, then servers and sessions as tables."""
     parts: list[RenderableType] = [Text(_model_line(model)) for model in snapshot.models]
     if not parts:
-        parts.append(Text("no model yet: no server has answered the gateway"))
+        parts.append(Text("no model yet: the gateway has no link to a server"))
     parts.append(_server_table(snapshot))
     if snapshot.sessions:
         parts.append(_session_table(snapshot))
     return Group(*parts)
 
 
-def _watch(door: SwarmClient) -> None:
+def _watch(client: SwarmClient) -> None:
     out = make_console()
     if not out.is_terminal:
         while True:
-            out.print(render_status(door.fetch_snapshot()))
+            out.print(render_status(client.fetch_snapshot()))
             time.sleep(WATCH_SECONDS)
-    with Live(render_status(door.fetch_snapshot()), console=out, auto_refresh=False) as live:
+    with Live(render_status(client.fetch_snapshot()), console=out, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_SECONDS)
-            live.update(render_status(door.fetch_snapshot()), refresh=True)
+            live.update(render_status(client.fetch_snapshot()), refresh=True)
 
 
 def _model_line(model: api_pb2.ModelState) -> str:
     if model.ready:
         return f"{model.model}: ready, {model.n_blocks} blocks"
-    missing = ", ".join(str(block) for block in model.missing_blocks)
+    missing = format_blocks(model.missing_blocks)
     why = f"no server for blocks {missing}" if missing else "the tokenizer is not loaded yet"
     return f"{model.model}: not ready, {why}"
 

@@ -1,4 +1,4 @@
-"""`modelswarm up FILE`: run a swarm on this machine until Ctrl-C."""
+"""`modelswarm up FILE`: runs a swarm on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunInfo
-from modelswarm.local.supervisor import JobChange, JobStatus, JobState
+from modelswarm.local.supervisor import JobChange, JobState, JobStatus
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 from modelswarm.resources.loading import load_document
@@ -27,11 +27,19 @@ REFRESH_SECONDS = 0.5
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--http", default="127.0.0.1:8000", show_default=True, help="Where clients connect.")
-@click.option("--grpc", default="127.0.0.1:8001", show_default=True, help="The gRPC door.")
-@click.option("--metrics", default="127.0.0.1:8002", show_default=True, help="Prometheus metrics.")
 @click.option(
-    "--memory", metavar="AMOUNT", help="Memory of one server, e.g. 2Gi: weights, KV and kept rows."
+    "--http", default="127.0.0.1:8000", show_default=True, help="Address of the OpenAI HTTP API."
+)
+@click.option(
+    "--grpc", default="127.0.0.1:8001", show_default=True, help="Address of the gRPC API."
+)
+@click.option(
+    "--metrics", default="127.0.0.1:8002", show_default=True, help="Address of Prometheus metrics."
+)
+@click.option(
+    "--memory",
+    metavar="AMOUNT",
+    help="Memory of one server, e.g. 2Gi: weights, KV and replay log.",
 )
 @click.option(
     "--threads",
@@ -44,16 +52,14 @@ REFRESH_SECONDS = 0.5
     "--table/--no-table",
     "with_table",
     default=True,
-    help="Keep a live table on the terminal, or print lines.",
+    help="Show a live table on the terminal, or only print lines.",
 )
-@click.option(
-    "--hash-model", is_flag=True, help="Run the exact test model instead of the transformer."
-)
+@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
 def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
-    """Run the swarm that FILE describes as processes of this machine, until Ctrl-C.
+    """Run the swarm of FILE on this machine, until Ctrl-C.
 
-    Every span gets its servers, and a gateway answers OpenAI clients before them. A server that dies is
-    started again; the streams go on over the others meanwhile.
+    Every span gets its server processes, and one gateway answers OpenAI clients. A server that dies is started
+    again; meanwhile its streams continue on the other servers.
     """
     document = load_document(file)
     if document.spec.paused:
@@ -79,13 +85,12 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
 
 
 class ProcessLog:
-    """Prints what happens to processes, as lines; a live table keeps below them."""
+    """Prints the state changes of processes as lines; a live table stays below them."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
-        self.report_exits = (
-            False  # a death while starting is told once, by the error that ends the command
-        )
+        # While the swarm starts, an exit is reported once, by the error that ends the command.
+        self.report_exits = False
 
     def __call__(self, change: JobChange) -> None:
         job = change.job
@@ -94,7 +99,7 @@ class ProcessLog:
         elif job.state is JobState.READY:
             self._out.print(f"{job.name}: ready")
         elif job.state is JobState.WAITING and self.report_exits:
-            self._out.print(f"{job.name}: {job.exit_reason}, starting again in {job.restart_in:.1f} s")
+            self._out.print(f"{job.name}: {job.exit_reason}, restarting in {job.restart_in:.1f} s")
             for line in change.log_tail:
                 self._out.print(f"  {line}")
 
@@ -107,25 +112,25 @@ def _print_addresses(out: Console, info: RunInfo) -> None:
 
 
 def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
-    """Until a signal. The watching itself failing ends it too, with that error."""
+    """Show the processes until a signal. Raises the supervisor's error if that fails."""
     if not live_table:
         while True:
             swarm.raise_if_failed()
             time.sleep(REFRESH_SECONDS)
     with (
-        SwarmClient(swarm.grpc) as door,
+        SwarmClient(swarm.grpc) as client,
         Live(console=out, auto_refresh=False, transient=True) as live,
     ):
         while True:
             swarm.raise_if_failed()
-            live.update(render_processes(swarm, door), refresh=True)
+            live.update(render_processes(swarm, client), refresh=True)
             time.sleep(REFRESH_SECONDS)
 
 
-def render_processes(swarm: LocalSwarm, door: SwarmClient) -> RenderableType:
-    """Every process of the swarm, as a table."""
-    columns = ("process", "blocks", "state", "sessions", "free pages", "pid", "starts", "last end")
-    known = _fetch_loads(door)
+def render_processes(swarm: LocalSwarm, client: SwarmClient) -> RenderableType:
+    """Draw every process of the swarm, as a table."""
+    columns = ("process", "blocks", "state", "sessions", "free pages", "pid", "starts", "last exit")
+    known = _fetch_loads(client)
     rows = [
         (
             job.name,
@@ -144,17 +149,17 @@ def render_processes(swarm: LocalSwarm, door: SwarmClient) -> RenderableType:
 
 
 def _job_rows(swarm: LocalSwarm) -> list[tuple[str, JobStatus]]:
-    """Blocks and process of every server, then the gateway."""
+    """Return (blocks, status) of every server, then of the gateway."""
     return [
         *((str(server.slot.span), server.job_status) for server in swarm.servers),
         ("", swarm.gateway),
     ]
 
 
-def _fetch_loads(door: SwarmClient) -> dict[str, tuple[str, str]]:
-    """Sessions and free pages of the servers that the gateway is linked to; nothing while it is away."""
+def _fetch_loads(client: SwarmClient) -> dict[str, tuple[str, str]]:
+    """Return sessions and free pages of the servers linked to the gateway; empty while it does not answer."""
     try:
-        servers = door.fetch_snapshot(REFRESH_SECONDS).servers
+        servers = client.fetch_snapshot(REFRESH_SECONDS).servers
     except SwarmClientError:
         return {}
     return {
@@ -167,4 +172,6 @@ def _fetch_loads(door: SwarmClient) -> dict[str, tuple[str, str]]:
 
 
 def _describe_state(job: JobStatus) -> str:
-    return f"starts in {job.restart_in:.1f} s" if job.state is JobState.WAITING else job.state.value
+    return (
+        f"restarts in {job.restart_in:.1f} s" if job.state is JobState.WAITING else job.state.value
+    )

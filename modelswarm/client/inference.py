@@ -54,6 +54,8 @@ class InferenceClient:
         )
         try:
             for part in self._inference.GenerateStream(request, timeout=ANSWER_TIMEOUT_SECONDS):
-                yield ReceivedChunk(time.monotonic(), part.text, tuple(part.token_ids), part.position)
+                yield ReceivedChunk(
+                    time.monotonic(), part.text, tuple(part.token_ids), part.position
+                )
         except grpc.RpcError as error:
             raise InferenceClientError(f"the stream ended early: {error_details(error)}") from error

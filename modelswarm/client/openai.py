@@ -55,7 +55,9 @@ class OpenAIClient:
             raise UnavailableError(f"the gateway at {self._base} serves no model yet")
         return str(models[0]["id"])
 
-    def stream_chat(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[CompletionChunk]:
+    def stream_chat(
+        self, model: str, messages: list[dict[str, str]], **fields: Any
+    ) -> Iterator[CompletionChunk]:
         """Stream one chat turn. `fields` are further request fields; those that are None are left out."""
         return self._stream(
             "/v1/chat/completions", {"model": model, "messages": messages, **fields}

@@ -59,7 +59,12 @@ class SwarmClient:
         return len(linked) >= servers and any(model.ready for model in known.models)
 
     def drain_server(
-        self, server: str, *, undo: bool = False, wait: float = 0.0, timeout: float = CALL_TIMEOUT_SECONDS
+        self,
+        server: str,
+        *,
+        undo: bool = False,
+        wait: float = 0.0,
+        timeout: float = CALL_TIMEOUT_SECONDS,
     ) -> Iterator[api_pb2.DrainState]:
         """Drain a server, or undo that; yields the progress until no session is left. See `api.proto`."""
         request = api_pb2.DrainRequest(server=server, undo=undo, wait_seconds=wait)
@@ -68,7 +73,9 @@ class SwarmClient:
         except grpc.RpcError as error:
             raise self._translate_error(error, "SERVER") from error
 
-    def explain_routes(self, model: str = "", timeout: float = CALL_TIMEOUT_SECONDS) -> api_pb2.RoutesReply:
+    def explain_routes(
+        self, model: str = "", timeout: float = CALL_TIMEOUT_SECONDS
+    ) -> api_pb2.RoutesReply:
         """Return the cost of each server and the reason for each session's route; of one model, or of all."""
         try:
             return self._swarm.Routes(api_pb2.RoutesRequest(model=model), timeout=timeout)

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.child_process import ChildProcess, ParentPipe, describe_exit, read_log_tail, stop_all
+from modelswarm.local.child_process import (
+    ChildProcess,
+    ParentPipe,
+    describe_exit,
+    read_log_tail,
+    stop_all,
+)
+from modelswarm.process.command_line import USER_ERROR_EXIT_CODE
 
 POLL_SECONDS = 0.05  # between two checks of the jobs
 STOP_GRACE_SECONDS = 6.0  # from SIGTERM to SIGKILL
@@ -160,13 +167,13 @@ class Supervisor:
         if self._thread.ident is not None:
             self._thread.join()
         for rank in sorted({running.job.stop_rank for running in self._records.values()}):
-            stop_all(self.running_children(rank), grace)
+            stop_all(self._running_children(rank), grace)
         for running in self._records.values():
             running.state, running.child = JobState.STOPPED, None
             running.job.remove_files()
         self._parent_pipe.close()
 
-    def running_children(self, rank: int) -> list[ChildProcess]:
+    def _running_children(self, rank: int) -> list[ChildProcess]:
         return [
             running.child
             for running in self._records.values()
@@ -218,7 +225,9 @@ class Supervisor:
             record.restart_at = now + record.backoff.next_delay(now - child.started)
         self._set_state(record, JobState.WAITING, tuple(read_log_tail(child.log)))
 
-    def _set_state(self, record: _JobRecord, state: JobState, log_tail: tuple[str, ...] = ()) -> None:
+    def _set_state(
+        self, record: _JobRecord, state: JobState, log_tail: tuple[str, ...] = ()
+    ) -> None:
         now = time.monotonic()
         with self._changed:
             record.state = state
@@ -229,7 +238,7 @@ class Supervisor:
 
     def _wait_all_ready(self, deadline: float) -> None:
         def settled() -> bool:
-            states = [running.state for running in self._records.values()]
+            states = [record.state for record in self._records.values()]
             ready = all(state is JobState.READY for state in states)
             return ready or self._failure is not None or self._first_exited() is not None
 
@@ -252,6 +261,4 @@ def _describe_start_failure(record: _JobRecord) -> str:
     if record.exit_code == USER_ERROR_EXIT_CODE and words:
         return words[-1]
     shown = "".join(f"\n  {line}" for line in words)
-    return (
-        f"{record.job.name} {record.exit_reason} while starting{'; its last words:' if shown else ''}{shown}"
-    )
+    return f"{record.job.name} {record.exit_reason} while starting{'; its last lines:' if shown else ''}{shown}"

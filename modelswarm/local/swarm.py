@@ -17,7 +17,6 @@ from typing import Self
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import UserError
-from modelswarm.local.supervisor import RestartBackoff
 from modelswarm.local.child_process import read_log_tail
 from modelswarm.local.commands import (
     GATEWAY_JOB,
@@ -34,6 +33,7 @@ from modelswarm.local.supervisor import (
     JobChange,
     JobState,
     JobStatus,
+    RestartBackoff,
     StartError,
     Supervisor,
 )
@@ -79,7 +79,9 @@ class LocalSwarm:
         if not self.slots:
             raise UserError("spec.replicas", "0 suspends the swarm; allowed to start it: 1 or more")
         wanted = self._settings
-        check_addresses_free({"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics})
+        check_addresses_free(
+            {"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics}
+        )
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
         deadline = time.monotonic() + wanted.start_timeout
         try:
@@ -134,7 +136,8 @@ class LocalSwarm:
     def servers(self) -> tuple[LocalServer, ...]:
         jobs = {job.name: job for job in self._started.job_statuses()}
         return tuple(
-            LocalServer(slot, jobs[slot.name], self._member_of(jobs[slot.name])) for slot in self.slots
+            LocalServer(slot, jobs[slot.name], self._member_of(jobs[slot.name]))
+            for slot in self.slots
         )
 
     @property
@@ -144,7 +147,9 @@ class LocalSwarm:
     @property
     def coverage(self) -> int:
         """The number of ready servers of the block that has the fewest."""
-        serving = (server.slot.span for server in self.servers if server.job_status.state is JobState.READY)
+        serving = (
+            server.slot.span for server in self.servers if server.job_status.state is JobState.READY
+        )
         return coverage(self.plan.spans, serving)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobStatus:
@@ -154,7 +159,8 @@ class LocalSwarm:
     def wait_ready(self, timeout: float) -> bool:
         """Wait until every server and the gateway are ready; False after `timeout` seconds."""
         return self._started.wait_until(
-            lambda: all(job.state is JobState.READY for job in self._started.job_statuses()), timeout
+            lambda: all(job.state is JobState.READY for job in self._started.job_statuses()),
+            timeout,
         )
 
     def wait_replaced(self, name: str, incarnation: int, timeout: float) -> bool:
@@ -230,7 +236,7 @@ class LocalSwarm:
         def forget() -> None:
             (folder.members / f"{slot.name}.json").unlink(missing_ok=True)
 
-        return Job(slot.name, command, ready, forget, SERVER_RANK)
+        return Job(slot.name, command, ready, forget, SERVER_STOP_RANK)
 
     def _gateway_job(self, folder: RunFolder) -> Job:
         def command(incarnation: int, parent_fd: int) -> list[str]:
@@ -246,7 +252,7 @@ class LocalSwarm:
         def forget() -> None:
             folder.gateway_file.unlink(missing_ok=True)
 
-        return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_RANK)
+        return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_STOP_RANK)
 
     def _gateway_settings(self) -> LocalSettings:
         """Return the settings with the gateway's first addresses: a restarted gateway keeps them for its clients."""

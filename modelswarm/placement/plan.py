@@ -14,7 +14,7 @@ from modelswarm.errors import UserError
 from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
-from modelswarm.resources.spec import ModelSwarm, Spec, seconds_of
+from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration
 
 PAGE_SIZE = 16  # positions
 REPAIR_FRACTION = 0.1  # of the pages; new sessions never get these (R12)
@@ -102,7 +102,7 @@ def plan_swarm(
         dtype=dtype,
         max_length=max_length,
         replicas=spec.replicas,
-        hold_seconds=seconds_of(spec.sessions.hold_limit),
+        hold_seconds=parse_duration(spec.sessions.hold_limit),
         servers=servers,
         tokenizer=spec.model.tokenizer,
         chat_template=spec.model.chat_template,

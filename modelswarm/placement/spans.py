@@ -5,7 +5,7 @@ Used by `modelswarm up` and `modelswarm plan` (later by the operator's planner).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,6 +24,17 @@ class Span(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.first}:{self.last}"
+
+
+def format_blocks(blocks: Iterable[int]) -> str:
+    """Return ascending block numbers as spans: `[0, 1, 2, 5]` as `0:3, 5:6`."""
+    spans: list[Span] = []
+    for block in blocks:
+        if spans and spans[-1].last == block:
+            spans[-1] = Span(spans[-1].first, block + 1)
+        else:
+            spans.append(Span(block, block + 1))
+    return ", ".join(map(str, spans))
 
 
 def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:

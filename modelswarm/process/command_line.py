@@ -45,9 +45,10 @@ def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tu
 def run_with_exit_code(
     program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str
 ) -> int:
-    """The job's own, or REFUSED with a sentence as the last line on stderr: Kubernetes shows that line.
+    """Return the job's exit code, or USER_ERROR_EXIT_CODE after printing an expected error.
 
-    `flag`: what the field of a UserError is called. What is not expected leaves as an exception.
+    The error is one sentence, the last line on stderr: Kubernetes shows that line. `name_flag` maps the field of a
+    UserError to the flag's name. Unexpected exceptions are not caught.
     """
     try:
         return job()
@@ -62,5 +63,5 @@ def run_with_exit_code(
 
 
 def _report(program: str, sentence: str) -> int:
-    sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")  # libraries' errors have lines
+    sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")  # library errors have line ends
     return USER_ERROR_EXIT_CODE

@@ -88,7 +88,7 @@ class HeartbeatTimer:
             state.last_message = now
 
     def take_due(self, now: float, busy: Collection[PeerId]) -> list[PeerId]:
-        """Return the peers to send a heartbeat to now, and count it as sent. `busy`: peers that share routes with us."""
+        """Return the peers that are due a heartbeat, and count it as sent. `busy`: peers that share routes with us."""
         idle = self._idle_seconds()
         found = []
         for peer, state in self._peers.items():

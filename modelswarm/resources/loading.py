@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from modelswarm.errors import DocumentError
 from modelswarm.resources.spec import ModelSwarm
-from modelswarm.resources.violations import InvalidDocumentError, violations_of
+from modelswarm.resources.violations import InvalidDocumentError, list_violations
 
-MAX_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
@@ -47,17 +47,17 @@ def load_document(path: Path | str) -> ModelSwarm:
 
 def parse_document(text: str, name: str) -> ModelSwarm:
     """As `load_document`, for text; `name` is what messages call it."""
-    document = _only_document(text, name)
+    document = _parse_only_document(text, name)
     try:
         return ModelSwarm.parse(document)
     except ValidationError as error:
-        raise InvalidDocumentError(name, violations_of(error, ModelSwarm)) from None
+        raise InvalidDocumentError(name, list_violations(error, ModelSwarm)) from None
 
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DocumentError(str(path), f"larger than {MAX_BYTES} bytes; not a swarm document")
+        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+            raise DocumentError(str(path), f"larger than {MAX_DOCUMENT_BYTES} bytes; not a swarm document")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DocumentError(str(path), f"not UTF-8 text (byte {error.start})") from None
@@ -67,11 +67,11 @@ def _read(path: Path) -> str:
         raise DocumentError(str(path), f"cannot be read: {error.strerror}") from None
 
 
-def _only_document(text: str, name: str) -> Any:
+def _parse_only_document(text: str, name: str) -> Any:
     try:
         documents = [found for found in yaml.load_all(text, _Loader) if found is not None]
     except yaml.YAMLError as error:
-        raise DocumentError(name, _where(error)) from None
+        raise DocumentError(name, _describe_yaml_error(error)) from None
     except RecursionError:
         raise DocumentError(name, "nested too deeply; not a swarm document") from None
     if len(documents) != 1:
@@ -83,7 +83,7 @@ def _only_document(text: str, name: str) -> Any:
     return documents[0]
 
 
-def _where(error: yaml.YAMLError) -> str:
+def _describe_yaml_error(error: yaml.YAMLError) -> str:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"not YAML: {str(error).splitlines()[0]}"
     mark = error.problem_mark

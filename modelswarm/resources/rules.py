@@ -29,9 +29,9 @@ _FACTORS = {
 }
 
 
-def wrong(sentence: str) -> PydanticCustomError:
+def violation(message: str) -> PydanticCustomError:
     """A violation in words of our own; `resources_problems` shows them as they are."""
-    return PydanticCustomError("modelswarm", "{sentence}", {"sentence": sentence})
+    return PydanticCustomError("modelswarm", "{sentence}", {"sentence": message})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ class Rule:
 
     cel: str
     allowed: str
-    holds: Callable[[Any], bool]
-    shown: bool = True
+    predicate: Callable[[Any], bool]
+    shows_value: bool = True
 
     def check(self, value: Any) -> Any:
-        if self.holds(value):
+        if self.predicate(value):
             return value
-        said = f"{_short(value)} is not allowed" if self.shown else "not allowed"
-        raise wrong(f"{said}; allowed: {self.allowed}")
+        said = f"{_abbreviate(value)} is not allowed" if self.shows_value else "not allowed"
+        raise violation(f"{said}; allowed: {self.allowed}")
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -61,7 +61,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Cel:
+class CelRule:
     """A rule for the API server alone: in Python somebody else sees to it, with words that say more."""
 
     cel: str
@@ -80,7 +80,7 @@ class Cel:
         return _with_rule(handler(core), self.as_json())
 
 
-def matches(pattern: str, allowed: str) -> Rule:
+def matches_pattern(pattern: str, allowed: str) -> Rule:
     """The whole text matches. `pattern` must mean the same to Python and to RE2: no classes such as \\s or \\w."""
     compiled = re.compile(pattern)
     quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
@@ -94,7 +94,7 @@ def _with_rule(schema: Mapping[str, Any], rule: Mapping[str, str]) -> dict[str, 
     return {**schema, VALIDATIONS: [*schema.get(VALIDATIONS, ()), dict(rule)]}
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -102,18 +102,18 @@ def _short(value: Any) -> str:
 # Durations
 
 
-def seconds_of(duration: str) -> float:
+def parse_duration(duration: str) -> float:
     """`"1m30s"` is 90.0; the text must have passed DURATION."""
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(duration))
 
 
 _DURATION = r"([0-9]{1,5}([.][0-9]{1,3})?(ms|s|m|h))+"
-_LONGEST = 24 * 3600.0
+_MAX_DURATION_SECONDS = 24 * 3600.0
 
 DURATION = Rule(
     f"self.matches('^{_DURATION}$') && duration(self) > duration('0s') && duration(self) <= duration('24h')",
     "a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h",
-    lambda text: re.fullmatch(_DURATION, text) is not None and 0 < seconds_of(text) <= _LONGEST,
+    lambda text: re.fullmatch(_DURATION, text) is not None and 0 < parse_duration(text) <= _MAX_DURATION_SECONDS,
 )
 
 
@@ -125,7 +125,7 @@ _CLAIM = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _HUB_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 ADDRESSES = "demo://NAME, hf://OWNER/NAME, pvc://CLAIM/PATH or file:///PATH"
-ADDRESS = matches(
+ADDRESS = matches_pattern(
     "|".join(
         [
             r"demo://[a-z0-9-]+/?",
@@ -136,19 +136,19 @@ ADDRESS = matches(
     ),
     ADDRESSES,
 )
-INSIDE = Rule(
+NO_PARENT_STEPS = Rule(
     "!self.matches('/[.][.](/|$)')",
     "a path without `..`",
     lambda text: re.search(r"/[.][.](/|\Z)", text) is None,
 )
-NAME = matches(_NAME, "lower-case letters, digits and dashes, a letter first and no dash last")
-SERVED_NAME = matches(
+NAME = matches_pattern(_NAME, "lower-case letters, digits and dashes, a letter first and no dash last")
+SERVED_NAME = matches_pattern(
     "[A-Za-z0-9][A-Za-z0-9._/:-]*", "letters, digits and . _ / : - , a letter or digit first"
 )
-REVISION = matches(r"[^@\x00-\x20\x7f-\xa0]+", "a branch, tag or commit, without blanks and @")
-SECRET = matches(_CLAIM, "the name of a Secret: lower-case letters, digits, dashes and dots")
-SECRET_KEY = matches("[-._a-zA-Z0-9]+", "letters, digits and - . _")
-LABEL_KEY = matches(
+REVISION = matches_pattern(r"[^@\x00-\x20\x7f-\xa0]+", "a branch, tag or commit, without blanks and @")
+SECRET = matches_pattern(_CLAIM, "the name of a Secret: lower-case letters, digits, dashes and dots")
+SECRET_KEY = matches_pattern("[-._a-zA-Z0-9]+", "letters, digits and - . _")
+LABEL_KEY = matches_pattern(
     r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
     "the key of a node label, such as topology.kubernetes.io/zone",
 )
@@ -177,19 +177,19 @@ QUANTITY = Rule(
 )
 
 
-def _is_known(name: str) -> bool:
+def _is_resource_name(name: str) -> bool:
     return name in _BUILT_IN or "/" in name or name.startswith("hugepages-")
 
 
 RESOURCE_NAMES = Rule(
     "self.all(k, k in ['cpu', 'memory', 'ephemeral-storage'] || k.contains('/') || k.startsWith('hugepages-'))",
     "cpu, memory, ephemeral-storage, hugepages-SIZE and names with a slash, such as nvidia.com/gpu",
-    lambda amounts: all(map(_is_known, amounts)),
-    shown=False,
+    lambda amounts: all(map(_is_resource_name, amounts)),
+    shows_value=False,
 )
 
 
-def _requests_fit(amounts: Any) -> bool:
+def _requests_within_limits(amounts: Any) -> bool:
     return all(
         parse_quantity(wanted) <= parse_quantity(amounts.limits[name])
         for name, wanted in amounts.requests.items()
@@ -197,7 +197,7 @@ def _requests_fit(amounts: Any) -> bool:
     )
 
 
-def _extended_are_equal(amounts: Any) -> bool:
+def _extended_resources_equal(amounts: Any) -> bool:
     return all(
         name in amounts.limits and parse_quantity(wanted) == parse_quantity(amounts.limits[name])
         for name, wanted in amounts.requests.items()
@@ -207,41 +207,41 @@ def _extended_are_equal(amounts: Any) -> bool:
 
 _COMPARED = "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k])))"
 
-REQUESTS_FIT = Rule(
+REQUESTS_WITHIN_LIMITS = Rule(
     "!has(self.requests) || !has(self.limits) || "
     f"self.requests.all(k, !(k in self.limits) || {_COMPARED} <= 0)",
     "requests that are not above the limits",
-    _requests_fit,
-    shown=False,
+    _requests_within_limits,
+    shows_value=False,
 )
-EXTENDED_ARE_EQUAL = Rule(
+EXTENDED_RESOURCES_EQUAL = Rule(
     "!has(self.requests) || self.requests.all(k, !k.contains('/') || "
     f"(has(self.limits) && k in self.limits && {_COMPARED} == 0))",
     "a request for a resource with a slash in its name, such as nvidia.com/gpu, only with a limit that is equal",
-    _extended_are_equal,
-    shown=False,
+    _extended_resources_equal,
+    shows_value=False,
 )
 
 
 # Whole parts
 
-RANGE = Cel(
+RANGE_NOT_EMPTY = CelRule(
     "self.first < self.last", "last must be greater than first: the blocks are [first, last)"
 )
-FROM_ZERO = Cel("self[0].first == 0", "the first range must begin at block 0")
-NO_OVERLAP = Cel(
+RANGES_FROM_ZERO = CelRule("self[0].first == 0", "the first range must begin at block 0")
+RANGES_NO_OVERLAP = CelRule(
     "self.all(i, s, i == 0 || s.first >= self[i - 1].last)",
     "a range overlaps the one before it: each must begin where the one before it ends",
 )
-NO_GAP = Cel(
+RANGES_NO_GAP = CelRule(
     "self.all(i, s, i == 0 || s.first <= self[i - 1].last)",
     "there is a gap between two ranges: each must begin where the one before it ends",
 )
-ONE_OF_TWO = Cel(
+COUNT_OR_RANGES = CelRule(
     "!(has(self.count) && has(self.ranges))",
     "count and ranges exclude each other; allowed: one of them, or neither",
 )
-REVISION_OF_HUB = Cel(
+REVISION_ONLY_FOR_HUB = CelRule(
     "!has(self.revision) || (self.source.startsWith('hf://') && !self.source.contains('@'))",
     "allowed only with an hf:// source that names none itself",
     field=".revision",
@@ -250,7 +250,7 @@ REVISION_OF_HUB = Cel(
 # Changes: the API server compares with what is stored
 
 _SERVED = "has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name"
-SERVED_NAME_STAYS = Cel(
+SERVED_NAME_IMMUTABLE = CelRule(
     "self.spec.replicas == 0 || oldSelf.spec.replicas == 0 || "
     f"({_SERVED.format('self')}) == ({_SERVED.format('oldSelf')})",
     "cannot be changed while servers run, as their sessions know them by it: set spec.replicas to 0 first, "

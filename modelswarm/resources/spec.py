@@ -26,8 +26,8 @@ from pydantic.alias_generators import to_camel
 from modelswarm.resources import rules as rules
 from modelswarm.resources.labels import DOMAIN
 from modelswarm.resources.pod_template import POD_TEMPLATE
-from modelswarm.resources.rules import seconds_of as seconds_of
-from modelswarm.resources.rules import wrong
+from modelswarm.resources.rules import parse_duration as parse_duration
+from modelswarm.resources.rules import violation
 
 API_VERSION = f"{DOMAIN}/v1alpha1"
 KIND = "ModelSwarm"
@@ -37,7 +37,7 @@ MAX_POOLS = 32
 MAX_BLOCKS = 100_000
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), rules.NAME]
-Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.INSIDE]
+Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.NO_PARENT_STEPS]
 Duration = Annotated[str, Field(max_length=32), rules.DURATION]
 Count = Annotated[StrictInt, Field(ge=1, le=1_000_000)]
 Quantity = Annotated[
@@ -110,11 +110,11 @@ class Model(Part):
 
     @field_validator("revision")
     @classmethod
-    def _revision_of_a_hub(cls, revision: str | None, others: ValidationInfo) -> str | None:
+    def _check_revision(cls, revision: str | None, others: ValidationInfo) -> str | None:
         source = others.data.get("source")  # absent: it has been refused already
         if source is None or (source.startswith("hf://") and "@" not in source):
             return revision
-        raise wrong(rules.REVISION_OF_HUB.message)
+        raise violation(rules.REVISION_ONLY_FOR_HUB.message)
 
 
 class BlockRange(Part):
@@ -126,17 +126,17 @@ class BlockRange(Part):
     )
 
 
-def _adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
+def _check_adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
     """Spans start at block 0 and follow each other; the end is checked when the model is known."""
     expected = 0
     for index, span in enumerate(ranges):
         where = f"item {index} (first: {span.first}, last: {span.last})"
         if span.last <= span.first:
-            raise wrong(f"{where} is empty; allowed: last greater than first")
+            raise violation(f"{where} is empty; allowed: last greater than first")
         if span.first > expected:
-            raise wrong(f"{where} leaves a gap; allowed here: first: {expected}")
+            raise violation(f"{where} leaves a gap; allowed here: first: {expected}")
         if span.first < expected:
-            raise wrong(f"{where} overlaps what comes before; allowed here: first: {expected}")
+            raise violation(f"{where} overlaps what comes before; allowed here: first: {expected}")
         expected = span.last
     return ranges
 
@@ -147,12 +147,12 @@ class Spans(Part):
     )
     ranges: (
         Annotated[
-            tuple[Annotated[BlockRange, rules.RANGE], ...],
+            tuple[Annotated[BlockRange, rules.RANGE_NOT_EMPTY], ...],
             Field(strict=False, min_length=1, max_length=MAX_SPANS),
-            AfterValidator(_adjacent),
-            rules.FROM_ZERO,
-            rules.NO_OVERLAP,
-            rules.NO_GAP,
+            AfterValidator(_check_adjacent),
+            rules.RANGES_FROM_ZERO,
+            rules.RANGES_NO_OVERLAP,
+            rules.RANGES_NO_GAP,
         ]
         | None
     ) = Field(
@@ -161,9 +161,9 @@ class Spans(Part):
     )
 
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def _check_one_of_two(self) -> Self:
         if self.count is not None and self.ranges is not None:
-            raise wrong("count and ranges exclude each other; allowed: one of them, or neither")
+            raise violation("count and ranges exclude each other; allowed: one of them, or neither")
         return self
 
 
@@ -197,7 +197,7 @@ class ResourceAmounts(Part):
 
 class Pool(Part):
     name: Name = Field(description="Name of the pool; unique in the swarm.")
-    resources: Annotated[ResourceAmounts, rules.REQUESTS_FIT, rules.EXTENDED_ARE_EQUAL] = Field(
+    resources: Annotated[ResourceAmounts, rules.REQUESTS_WITHIN_LIMITS, rules.EXTENDED_RESOURCES_EQUAL] = Field(
         default=ResourceAmounts(),
         description="Requests and limits of one server: GPUs, CPU, memory. The local runtime sets no limits.",
     )
@@ -216,11 +216,11 @@ class Pool(Part):
     )
 
 
-def _unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
+def _check_unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
     names = [pool.name for pool in pools]
     for name in names:
         if names.count(name) > 1:
-            raise wrong(f"{name!r} names more than one pool; allowed: names that differ")
+            raise violation(f"{name!r} names more than one pool; allowed: names that differ")
     return pools
 
 
@@ -237,11 +237,11 @@ class Rollout(Part):
 
 
 class Spec(Part):
-    model: Annotated[Model, rules.REVISION_OF_HUB] = Field(
+    model: Annotated[Model, rules.REVISION_ONLY_FOR_HUB] = Field(
         description="The model that is served. A change rolls through the servers; sessions that run end on the "
         "weights they began with."
     )
-    spans: Annotated[Spans, rules.ONE_OF_TWO] = Field(
+    spans: Annotated[Spans, rules.COUNT_OR_RANGES] = Field(
         default=Spans(),
         description="How the model is split: by count, by ranges, or, with neither, "
         "into as few spans as the memory of a server allows.",
@@ -256,7 +256,7 @@ class Spec(Part):
     pools: Annotated[
         tuple[Pool, ...],
         Field(strict=False, max_length=MAX_POOLS),
-        AfterValidator(_unique_names),
+        AfterValidator(_check_unique_names),
     ] = Field(
         default=(),
         description="Kinds of machines the servers may run on; several in one swarm are fine, and none means "

@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
-def timestamp(seconds: float) -> str:
+def format_timestamp(seconds: float) -> str:
     """Seconds since the epoch as `2026-11-21T12:00:00Z`; fractions are dropped."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def seconds_since_epoch(text: str) -> float:
+def parse_timestamp(text: str) -> float:
     """The reverse of `timestamp`; also reads fractions and offsets."""
     return datetime.fromisoformat(text).timestamp()
 
@@ -174,10 +174,10 @@ class Status(StatusPart):
     )
 
     @classmethod
-    def read(cls, stored: Mapping[str, Any]) -> Self:
+    def from_stored(cls, stored: Mapping[str, Any]) -> Self:
         """What is stored, as far as it is understood. ValidationError: not even that."""
         return cls.model_validate(stored)
 
-    def document(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For the API server: nothing that was never set, so that a large swarm's status stays small."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)

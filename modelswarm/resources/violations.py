@@ -16,7 +16,7 @@ from modelswarm.resources import rules as rules
 
 Location = Sequence[int | str]
 
-_KINDS = {
+_ALLOWED_BY_KIND = {
     "string_type": "text (put it in quotes)",
     "int_type": "a whole number",
     "bool_type": "true or false",
@@ -26,7 +26,7 @@ _KINDS = {
     "model_attributes_type": "a mapping of fields to values",
     "invalid_key": "a name that is text (put it in quotes)",
 }
-_BY_FIELD = {  # for values of another type; what is wrong with a text, its rule says
+_ALLOWED_BY_FIELD = {  # for values of another type; what is wrong with a text, its rule says
     "source": rules.ADDRESSES,
     "tokenizer": rules.ADDRESSES,
     "holdLimit": rules.DURATION.allowed,
@@ -45,18 +45,18 @@ class InvalidDocumentError(DocumentError):
         self.violations = tuple(violations)
 
 
-def violations_of(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
+def list_violations(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
     """One sentence per violation, in the order of the document's fields."""
     told: dict[str, str] = {}  # a union reports a location once per branch; the first is enough
     for detail in error.errors(include_url=False, include_context=True):
         if detail["type"] == "too_short" and detail["input"]:
             continue  # pydantic counts only the items that are right; the wrong one is told by itself
-        path = path_of(_without_branches(detail["loc"], root))
-        told.setdefault(path, _sentence(detail, root))
+        path = format_path(_without_branches(detail["loc"], root))
+        told.setdefault(path, _describe_violation(detail, root))
     return tuple(f"{path}: {sentence}" for path, sentence in told.items())
 
 
-def path_of(location: Location) -> str:
+def format_path(location: Location) -> str:
     """`("spec", "ranges", 1, "first")` is `spec.ranges[1].first`."""
     path = ""
     for step in location:
@@ -64,19 +64,19 @@ def path_of(location: Location) -> str:
     return path or "document"
 
 
-def _sentence(detail: ErrorDetails, root: type[BaseModel]) -> str:
+def _describe_violation(detail: ErrorDetails, root: type[BaseModel]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     location = _without_branches(detail["loc"], root)
     if kind == "extra_forbidden":
         return f"unknown field; allowed: {', '.join(_fields_beside(location, root))}"
     if kind == "missing":
-        return f"required. {_description(location, root)}"
+        return f"required. {_field_description(location, root)}"
     if kind == "modelswarm":
         return detail["msg"]
-    return f"{_shown(detail['input'])} is not allowed; allowed: {_allowed(kind, context, location)}"
+    return f"{_abbreviate(detail['input'])} is not allowed; allowed: {_describe_allowed(kind, context, location)}"
 
 
-def _allowed(kind: str, context: Mapping[str, Any], location: Location) -> str:
+def _describe_allowed(kind: str, context: Mapping[str, Any], location: Location) -> str:
     bounds = {
         "greater_than_equal": "{ge} or more",
         "less_than_equal": "{le} or less",
@@ -88,13 +88,13 @@ def _allowed(kind: str, context: Mapping[str, Any], location: Location) -> str:
     }
     if kind in bounds:
         return bounds[kind].format(**context)
-    name = next((step for step in reversed(location) if step in _BY_FIELD), None)
+    name = next((step for step in reversed(location) if step in _ALLOWED_BY_FIELD), None)
     if name is not None and kind.startswith(("string", "int")):
-        return _BY_FIELD[str(name)]
-    return _KINDS.get(kind, kind.replace("_", " "))
+        return _ALLOWED_BY_FIELD[str(name)]
+    return _ALLOWED_BY_KIND.get(kind, kind.replace("_", " "))
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -127,7 +127,7 @@ def _fields_beside(location: Location, root: type[BaseModel]) -> list[str]:
     return [str(field.alias) for field in model.model_fields.values()] if model else []
 
 
-def _description(location: Location, root: type[BaseModel]) -> str:
+def _field_description(location: Location, root: type[BaseModel]) -> str:
     model = _model_at(location[:-1], root)
     fields = model.model_fields.values() if model else ()
     return next((str(field.description) for field in fields if field.alias == location[-1]), "")

@@ -101,7 +101,7 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
     click.Option(["--heartbeat", "heartbeat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
                  show_default=True, help="Seconds between signs of life to gateways whose sessions run here; "
-                 "theirs is when silence is suspicious (--suspect-after): if that is less than two of these, three count."),
+                 "the gateway's --suspect-after counts as three of these if it is less than two."),
     click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
                  "repair a session in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),

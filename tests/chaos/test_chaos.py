@@ -45,6 +45,7 @@ def check(outcome: Outcome) -> None:
     assert outcome.tally.answers, "nothing was answered"
 
 
+@pytest.mark.full
 def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> None:
     outcome = chaos(SAMPLE, folder)
     check(outcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelswarm.resources.rules import NAME, SERVED_NAME_STAYS, Cel
+from modelswarm.resources.rules import NAME, SERVED_NAME_IMMUTABLE, CelRule
 from modelswarm.resources.spec import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
 from modelswarm.resources.status import Status
 from tools.crd.schema import VALIDATIONS, Schema, structural, undescribed
@@ -16,7 +16,7 @@ from tools.crd.schema import VALIDATIONS, Schema, structural, undescribed
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "modelswarms"
 
-_NAME_FITS = Cel(
+_NAME_FITS = CelRule(
     NAME.cel.replace("self", "self.metadata.name") + f" && size(self.metadata.name) <= {MAX_NAME}",
     f"metadata.name also names a Service: {NAME.allowed}, at most {MAX_NAME} characters",
 )
@@ -91,7 +91,7 @@ def _schema() -> Schema:
         "description": ModelSwarm.__doc__,
         "type": "object",
         "required": ["spec"],
-        VALIDATIONS: [rule.as_json() for rule in (_NAME_FITS, SERVED_NAME_STAYS)],
+        VALIDATIONS: [rule.as_json() for rule in (_NAME_FITS, SERVED_NAME_IMMUTABLE)],
         "properties": {
             "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"Always {KIND}."},

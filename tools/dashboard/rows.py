@@ -132,10 +132,10 @@ RECOVERY = Row("Recovery", [
           [Query(increase(gateway("ejections_total"), by="cause"), "{{cause}}")], stacked=True),
     Panel("Health of the worst server", "Of 1: what slowness, faults and full KV leave of it.", "short",
           [Query(f"min by (model) ({gateway('min_health_score')})", "{{model}}")]),
-    Panel("Planned moves by outcome", "Sessions moved off servers that are drained, stop or are slow. moved: no reader "
-          "noticed; rebuilt: without a copy; dropped: tried again; overtaken: by a fault or the end of the turn.",
+    Panel("Live migrations by outcome", "Sessions migrated off servers that are drained, stop or are slow. migrated: no client "
+          "noticed; recomputed: without a KV copy; aborted: tried again; superseded: by a fault or the end of the turn.",
           "short", [Query(increase(gateway("migrations_total"), by="outcome"), "{{outcome}}")], stacked=True),
-    Panel("Troubles that servers report", "What stopped a session's rows on a server, by kind.", "short",
+    Panel("Faults that servers report", "What stopped a session's rows on a server, by kind.", "short",
           [Query(increase(server("fault_reports_total"), by="kind"), "{{kind}}")], stacked=True),
 ])  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""The contract between generation and runtime."""
+"""The contract between generation and runtime: backend, token streams, model cards, recovery events."""

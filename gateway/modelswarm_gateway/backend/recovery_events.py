@@ -1,12 +1,39 @@
-"""Which turns look for a route again or are moved, why, and how that ended; who was ejected: told to whoever counts it.
+"""Reports reroutes, recoveries, migrations and ejections to one observer: the metrics.
 
-Used by the node. A turn carries its own cause, so nothing is left behind when it ends.
+Used by the node. A turn's stream carries the cause of its fault, so no state is left behind when the turn ends. Decides
+nothing.
 """
 
 from __future__ import annotations
 
-from modelswarm_gateway.backend.protocol import EventObserver, RecoveryResult, TokenStream
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from modelswarm_gateway.backend.token_stream import TokenStream
 from modelswarm_gateway.core.interface.effects import Ejected, Moved
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryResult:
+    """The end of one recovery: the session's search for a new route."""
+
+    OUTCOMES: ClassVar = ("resumed", "failed", "abandoned")
+
+    cause: str  # of the first fault
+    outcome: str  # abandoned: the turn ended before it needed the new route
+    seconds: float | None = None  # from the first fault to the next token
+
+
+class EventObserver(Protocol):
+    """Counts faults and their outcomes."""
+
+    def on_rerouted(self, model: str, cause: str) -> None: ...
+
+    def on_recovered(self, model: str, recovery: RecoveryResult) -> None: ...
+
+    def on_migrated(self, model: str, cause: str, outcome: str) -> None: ...
+
+    def on_ejected(self, model: str, cause: str) -> None: ...
 
 
 class RecoveryEvents:
@@ -28,7 +55,7 @@ class RecoveryEvents:
             self.observer.on_rerouted(self._models.get(session, ""), cause)
 
     def record_resumption(self, session: str, stream: TokenStream | None, seconds: float) -> None:
-        """A hop that did not answer is a fault that nobody reported."""
+        """Record the end of a recovery. Without a reported fault the cause is a hop that did not respond: "silent"."""
         if stream is not None:
             stream.fault_cause = stream.fault_cause or "silent"
             self.finish(session, stream, "resumed", seconds)
@@ -44,7 +71,7 @@ class RecoveryEvents:
     def finish(
         self, session: str, stream: TokenStream | None, outcome: str, seconds: float | None = None
     ) -> None:
-        """Its recovery ends, if it was in one."""
+        """Record the end of the stream's recovery, if it was recovering."""
         if stream is None or not stream.fault_cause:
             return
         cause, stream.fault_cause = stream.fault_cause, ""

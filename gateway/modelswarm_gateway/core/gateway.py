@@ -51,7 +51,8 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session, State
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.ownership_check import Absence
-from modelswarm_gateway.core.takeover.takeover import Searches, take_over
+from modelswarm_gateway.core.takeover.session_search import Searches
+from modelswarm_gateway.core.takeover.takeover import take_over
 
 
 class GatewayCore:
@@ -98,8 +99,8 @@ class GatewayCore:
         if not self._registry.register(hello, now):
             return
         self._holds.learn(hello)
-        self.wishes.on_peer_connected(hello.peer)
-        self._detection.on_peer_connected(hello.peer, hello.heartbeat_ms / 1000, now)
+        self.wishes.on_reconnected(hello.peer)
+        self._detection.add_peer(hello.peer, hello.heartbeat_ms / 1000, now)
         owned = tuple(
             OwnedSession(session.name, hop.own, session.epoch)
             for session in self._sessions.values()
@@ -122,7 +123,7 @@ class GatewayCore:
             if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
                 self._absence.cut_off(session)
                 self._recovery.fault(session, "link_down", peer, now)
-        self._detection.on_peer_lost(peer, now)
+        self._detection.remove_peer(peer, now)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """A server said something; whatever it was, it is alive."""
@@ -286,7 +287,7 @@ class GatewayCore:
         self._now = now
         self._searches.tick(now)
         sessions = list(self._sessions.values())
-        self._detection.tick(sessions, now)
+        self._detection.detect_faults(sessions, now)
         for session in sessions:
             if session.state is State.HELD and now >= session.retry_at:
                 self._recovery.enter(session, now)

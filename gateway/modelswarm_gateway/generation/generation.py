@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from modelswarm.protocol.messages import Finish
-from modelswarm_gateway.backend.protocol import SessionBackend, TokenEvent, TokenStream
+from modelswarm_gateway.backend.protocol import SessionBackend
+from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code, from_core

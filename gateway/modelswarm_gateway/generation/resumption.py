@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from modelswarm.protocol.messages import Finish, Turn
-from modelswarm_gateway.backend.protocol import TokenEvent
+from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import KeptTurn
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 

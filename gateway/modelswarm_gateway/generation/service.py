@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
+from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code, gateway_stopping, model_not_found
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart

@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from modelswarm import __version__
-from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
+from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView
 from modelswarm_gateway.core.sessions.session import State
 

@@ -19,7 +19,8 @@ from prometheus_client import (
 )
 
 from modelswarm.protocol.messages import FaultKind, Finish
-from modelswarm_gateway.backend.protocol import RecoveryResult, SessionBackend
+from modelswarm_gateway.backend.protocol import SessionBackend
+from modelswarm_gateway.backend.recovery_events import RecoveryResult
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.core.migration.migration import MigrationOutcome
 from modelswarm_gateway.errors import TABLE, Code
@@ -35,7 +36,7 @@ HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER = "other"
 CAUSES = (*(trouble.value for trouble in FaultKind), "silent", "slow", "late")
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
-MOVE_CAUSES = ("drain", "stopping", "slow")
+MOVE_CAUSES = ("drain", "shutdown", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
 
@@ -69,7 +70,7 @@ class _Series:
 class TurnMeter:
     """Measures one turn. Times are of the service's clock."""
 
-    __slots__ = ("_first", "_last_token_at", "_requested_at", "_series", "_started_at")
+    __slots__ = ("_first_token_at", "_last_token_at", "_requested_at", "_series", "_started_at")
 
     def __init__(self, series: _Series, asked: float) -> None:
         self._series, self._requested_at = series, asked

@@ -27,8 +27,9 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
-from modelswarm_gateway.backend.protocol import ModelCard, TokenEvent, TokenStream
+from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.recovery_events import RecoveryEvents
+from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.explain import Reasons
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import (
@@ -51,6 +52,7 @@ from modelswarm_gateway.core.servers.variant import is_valid
 from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
 from modelswarm_gateway.errors import ApiError, Code, from_refusal, session_taken_over
 from modelswarm_gateway.models.registry import ModelEntry, ModelRegistry
+from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.drains import Drains
 from modelswarm_gateway.runtime.peer_checks import heartbeat_fault, hold_fault
 from modelswarm_gateway.runtime.session_queries import SessionQueries
@@ -59,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Node:
-    """LinkHandler towards the links, Engine towards the service."""
+    """Implements LinkHandler for the links and SessionBackend for the service."""
 
     def __init__(
         self,
@@ -95,42 +97,40 @@ class Node:
         self._heartbeats = HeartbeatTimer.for_gateway(settings.lease_seconds)
         self._has_polled = self._discovery_complete = False
         self.recovery_events = RecoveryEvents()
-        self.drains = Drains(self._core, clock, self._flush, self._dialer.may_be_running)
-        self._session_queries = SessionQueries(
-            self._core, clock, self._flush, self._dialer.unreachable_servers
-        )
+        self._driver = CoreDriver(self._core, clock, self._flush)
+        self.drains = Drains(self._driver, self._dialer.may_be_running)
+        self._session_queries = SessionQueries(self._driver, self._dialer.unreachable_servers)
 
     def set_advertised_targets(self, target: str) -> None:
-        """Where other gateways may pass requests on to: `HTTP,GRPC`. Before the first link."""
+        """Set the addresses to which other gateways forward requests: `HTTP,GRPC`. Call it before the first link."""
         self._links.reachable_at(target)
 
     # ---- time
 
     def tick(self) -> None:
-        """Every 50 ms. Beats also renew the leases of our sessions (R19)."""
+        """Advance the core and send due heartbeats, which also renew our leases (R19, leases). Call it every 50 ms."""
         now = self._clock()
         self._core.tick(now)
         self._flush()
         due = self._heartbeats.take_due(now, self._core.live)
         if due:
-            beat = Heartbeat(sessions=len(self._streams))
-            self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
+            heartbeat = Heartbeat(sessions=len(self._streams))
+            self._links.send([Send(reply_address(peer), Lane.LIVE, heartbeat) for peer in due])
 
     def discover_servers(self) -> None:
-        """Every 200 ms."""
+        """Dial new servers and update the expected models. Call it every 200 ms."""
         self._dialer.dial_due()
         self._has_polled = True
         self._models.set_expected(self._source.expected_models())
         self._models.tick()
 
     def is_settled(self) -> bool:
-        """Whether all servers that are known have been tried, and what they serve can be asked for."""
+        """Return True when all known servers were tried and the tokenizers of their models are loaded."""
         return self._dialer.is_settled() and self._models.is_settled()
 
     async def shut_down(self) -> None:
-        """Ends every session or gives it up, so that nobody need wait for the lease, then the links."""
-        self._core.hand_over(self._clock())
-        self._flush()
+        """End or release every session, so that other gateways need not wait for the lease, then close the links."""
+        self._driver.call(self._core.hand_over)
         await self._models.close()
         await self._links.close()
 
@@ -140,9 +140,9 @@ class Node:
         if hello.role is not Role.SERVER:
             return
         if not is_valid(hello):
-            log.error("%s cannot serve what it says of itself: %s", peer, hello)
+            log.error("ignored server %s: its Hello is not valid: %s", peer, hello)
             return
-        log.info("%s is linked: %s %d:%d", peer, hello.model, hello.first, hello.last)
+        log.info("linked to %s: %s, blocks %d:%d", peer, hello.model, hello.first, hello.last)
         if (fault := lease_fault(self._lease_seconds, hello)) is not None:
             log.warning("%s", fault)
         if (fault := heartbeat_fault(self._silence_seconds, hello)) is not None:
@@ -174,7 +174,7 @@ class Node:
                 self._core.receive(peer, item, now)
         self._flush()
 
-    # ---- Engine
+    # ---- SessionBackend
 
     def is_discovery_complete(self) -> bool:
         self._discovery_complete = self._discovery_complete or (
@@ -200,38 +200,34 @@ class Node:
     async def take_over(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
-        adopted = await self._session_queries.take_over(where, model, check)
-        if adopted:
-            log.info("%s is adopted from %s", where.session, where.owner)
+        taken_over = await self._session_queries.take_over(where, model, check)
+        if taken_over:
+            log.info("took over session %s from %s", where.session, where.owner)
             self.recovery_events.session_opened(where.session, model)
-        return adopted
+        return taken_over
 
     def kept_turn(self, session: str) -> KeptTurn | None:
         return self._core.kept(session)
 
     def truncate_log(self, session: str, length: int) -> None:
-        self._core.stop_at(session, length, self._clock())
-        self._flush()
+        self._driver.call(self._core.stop_at, session, length)
 
     def park_session(self, session: str) -> None:
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
-        self._core.leave(session, self._clock())
-        self._flush()
+        self._driver.call(self._core.leave, session)
 
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
         first = self._core.turn(session, request, self._clock())
 
         def read_to(position: int) -> None:
             if self._streams.get(session) is stream:
-                self._core.read_to(session, position, self._clock())
-                self._flush()
+                self._driver.call(self._core.read_to, session, position)
 
         def stop_at(length: int) -> None:
             if self._streams.get(session) is stream:
                 del self._streams[session]
                 self.recovery_events.finish(session, stream, "abandoned")
-                self._core.stop_at(session, length, self._clock())
-                self._flush()
+                self._driver.call(self._core.stop_at, session, length)
 
         stream = TokenStream(first, read_to, stop_at)
         self._streams[session] = stream
@@ -240,8 +236,7 @@ class Node:
 
     def close_session(self, session: str) -> None:
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
-        self._core.close(session, self._clock())
-        self._flush()
+        self._driver.call(self._core.close, session)
         self.recovery_events.session_closed(session)
 
     def servers(self) -> Sequence[ServerView]:
@@ -262,7 +257,7 @@ class Node:
     # ---- effects
 
     def _flush(self) -> None:
-        """Carry out what the core decided, in its order."""
+        """Carry out the core's effects, in order; messages to servers go last, in one batch."""
         sends: list[Send] = []
         for effect in self._core.drain():
             match effect:
@@ -273,10 +268,10 @@ class Node:
                 case Refused(session=session):
                     self._fail_stream(session, from_refusal(effect))
                 case Broken(session=session, detail=detail):
-                    log.warning("%s could not be saved: %s", session, detail)
+                    log.warning("session %s failed: %s", session, detail)
                     self._fail_stream(session, ApiError(Code.STREAM_BROKEN, detail))
                 case Outranked(session=session):
-                    log.warning("%s is let go: another gateway has it", session)
+                    log.warning("released session %s: another gateway owns it", session)
                     self._fail_stream(session, session_taken_over())
                     self.recovery_events.session_closed(session)
                 case Whereabouts() | Fetched():
@@ -292,16 +287,16 @@ class Node:
                 self._heartbeats.on_sent(send.to.peer, now)
 
     def _report_event(self, effect: Effect) -> None:
-        """What is only to be told and counted."""
+        """Log and count an effect that needs no action."""
         match effect:
             case Rerouted(session=session, cause=cause, peer=peer):
-                log.info("%s looks for its route again: %s (%s)", session, cause, peer)
+                log.info("session %s looks for a new route: %s (%s)", session, cause, peer)
                 self.recovery_events.record_reroute(session, self._streams.get(session), cause)
             case Ejected(peer=peer, cause=cause):
-                log.warning("%s gets no new sessions for a while: %s", peer, cause)
+                log.warning("ejected %s from new routes: %s", peer, cause)
                 self.recovery_events.record_ejection(effect)
             case Moved():
-                log.info("%s moves from %s (%s): %s after %.3f s", *astuple(effect))
+                log.info("migration of session %s off %s (%s): %s after %.3f s", *astuple(effect))
                 self.recovery_events.record_migration(effect)
             case Resumed(session=session, seconds=seconds):
                 self.recovery_events.record_resumption(session, self._streams.get(session), seconds)
@@ -331,8 +326,8 @@ class Node:
         return self._cards
 
     def _build_card(self, entry: ModelEntry) -> ModelCard:
-        leading = self._core.revision(entry.name)
-        current = leading is None or leading == entry.revision
+        active = self._core.revision(entry.name)
+        is_current = active is None or active == entry.revision
         missing = self._core.uncovered(entry.name) if entry.servers else range(entry.n_blocks)
         return ModelCard(
             name=entry.name,
@@ -340,8 +335,7 @@ class Node:
             n_blocks=entry.n_blocks,
             missing_blocks=tuple(missing),
             max_length=self._core.max_length(entry.name),
-            tokenizer=entry.tokenizer
-            if current
-            else None,  # tokens of another revision mean other words
+            # Token ids of another revision stand for other texts.
+            tokenizer=entry.tokenizer if is_current else None,
             known_since=entry.known_since,
         )

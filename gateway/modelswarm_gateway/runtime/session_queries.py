@@ -1,6 +1,6 @@
-"""What the core asks the servers about sessions that are not here, as calls that wait for the answer (R20).
+"""Queries to the servers about sessions that are not open here, as calls that await the answer (R20, takeover).
 
-Used by the node, which hands it the core's Whereabouts and Fetched. Every wait ends: the core sees to it.
+Used by the node, which hands it the core's answers. Every wait ends: the core gives up a query after a time.
 """
 
 from __future__ import annotations
@@ -9,25 +9,21 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.runtime.core_driver import CoreDriver
 
 
 class SessionQueries:
     def __init__(
         self,
-        core: GatewayCore,
-        clock: Callable[[], float],
-        flush: Callable[[], None],
+        driver: CoreDriver,
         unreachable_servers: Callable[[str], Collection[PeerId]],
     ) -> None:
-        """`cut_off` tells the servers of a model that are there, and have no link now."""
-        self._core, self._clock, self._flush = core, clock, flush
+        """`unreachable_servers` returns the servers of a model that may be running but have no link now."""
+        self._driver, self._core = driver, driver.core
         self._unreachable_servers = unreachable_servers
         self._found: dict[str, asyncio.Future[Whereabouts]] = {}
-        self._claiming: set[str] = (
-            set()
-        )  # of these searches, those of who is about to open the session
+        self._claiming: set[str] = set()  # searches of `_found` that claim the session's name
         self._fetched: dict[str, asyncio.Future[Fetched]] = {}
 
     def on_answer(self, answer: Whereabouts | Fetched) -> None:
@@ -43,38 +39,37 @@ class SessionQueries:
 
     async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
         while claims and session in self._found and session not in self._claiming:
-            await asyncio.shield(self._found[session])  # it tells too little: ask again
+            await asyncio.shield(self._found[session])  # that search does not claim: ask again
         waiting = self._found.get(session)
         if waiting is None:
             waiting = self._found[session] = asyncio.get_running_loop().create_future()
             if claims:
                 self._claiming.add(session)
-            self._core.find(
-                session, model, self._clock(), self._unreachable_servers(model), opens=claims
+            self._driver.call(
+                lambda now: self._core.find(
+                    session, model, now, self._unreachable_servers(model), opens=claims
+                )
             )
-            self._flush()
         return await asyncio.shield(waiting)
 
     async def take_over(
         self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
-        """False: nobody has its log any more, or somebody else was faster. The first that has the log gives it.
+        """Open the session from the log of the first holder that still has it; return False if none has.
 
-        `check` raises if that log is not the right one: then nothing changes hands.
+        `check` raises if the log is not the expected one; then the session's owner does not change.
         """
         for holder in where.holders:
             log = await self._fetch(where.session, holder)
             if log.turn is None or not log.tokens:
                 continue
             check(log.tokens)
-            self._core.adopt(where, model, log, self._clock())
-            self._flush()
+            self._driver.call(self._core.adopt, where, model, log)
             return True
         return False
 
     async def _fetch(self, session: str, holder: Holder) -> Fetched:
         waiting: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
         self._fetched[session] = waiting
-        self._core.fetch(session, holder, self._clock())
-        self._flush()
+        self._driver.call(self._core.fetch, session, holder)
         return await waiting

@@ -1,1 +1,1 @@
-"""`modelswarm demo`: a chat, a kill, and the comparison with an undisturbed run."""
+"""`modelswarm demo`: a chat, a kill, and the comparison with a run without a kill."""

@@ -1,4 +1,4 @@
-"""What the demo concludes from two recorded streams (pure): gaps, and whether both said the same."""
+"""Comparison of two recorded streams, one with a kill: gaps, and equality of the tokens. Pure. Used by `demo`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modelswarm.client.inference import ReceivedChunk
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A stream that came to its end."""
+    """A complete stream."""
 
     chunks: tuple[ReceivedChunk, ...]
 
@@ -22,11 +22,11 @@ class Recording:
 
     @property
     def text(self) -> str:
-        return "".join(arrival.text for arrival in self.chunks)
+        return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(token for arrival in self.chunks for token in arrival.tokens)
+        return tuple(token for chunk in self.chunks for token in chunk.tokens)
 
     @property
     def seconds(self) -> float:
@@ -34,8 +34,8 @@ class Recording:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Seconds between one arrival of tokens and the next."""
-        times = [arrival.at for arrival in self.chunks if arrival.tokens]
+        """Seconds between each two consecutive chunks that carry tokens."""
+        times = [chunk.at for chunk in self.chunks if chunk.tokens]
         return tuple(later - earlier for earlier, later in pairwise(times))
 
     @property
@@ -48,8 +48,8 @@ class Recording:
 
     @property
     def is_contiguous(self) -> bool:
-        """Every token stands where the one before it ended: none lost, none doubled."""
-        parts = [arrival for arrival in self.chunks if arrival.tokens]
+        """True if each chunk begins at the position where the one before it ended: no token lost or repeated."""
+        parts = [chunk for chunk in self.chunks if chunk.tokens]
         return all(
             later.position == earlier.position + len(earlier.tokens)
             for earlier, later in pairwise(parts)
@@ -58,19 +58,24 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
+    """The run without a kill beside the run with one."""
+
     reference: Recording
     interrupted: Recording
-    killed_peer: str  # peer
-    route_after: tuple[str, ...]  # peers
+    killed_peer: str
+    route_after: tuple[str, ...]  # peers, head first; empty if no route was seen
 
     @property
     def is_identical(self) -> bool:
-        same = self.reference.tokens == self.interrupted.tokens and self.reference.text == self.interrupted.text
+        same = (
+            self.reference.tokens == self.interrupted.tokens
+            and self.reference.text == self.interrupted.text
+        )
         return same and self.interrupted.is_contiguous
 
     @property
     def has_migrated(self) -> bool:
-        """The session ran on another route after the kill."""
+        """True if the session was seen on a route without the killed server."""
         return bool(self.route_after) and self.killed_peer not in self.route_after
 
     @property

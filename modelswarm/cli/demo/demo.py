@@ -1,7 +1,7 @@
-"""`modelswarm demo`: one chat over four servers; one of them is killed in the middle; the text goes on.
+"""`modelswarm demo`: one chat over four servers; one of them is killed in the middle, and the text continues.
 
-The same chat runs twice: first undisturbed, then with the kill. It is a success only if both say the same, token for
-token, and the session really moved to another server.
+The same chat runs twice, first without and then with the kill. The demo succeeds only if both runs give the same
+tokens and the session was seen on another route after the kill.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from modelswarm.cli.demo.comparison import Recording, Comparison
+from modelswarm.cli.demo.comparison import Comparison, Recording
 from modelswarm.cli.demo.example import load_example
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.cli.terminal.wrapping import WrappingWriter
-from modelswarm.client.inference import ReceivedChunk, InferenceClient
-from modelswarm.client.swarm import Route, SwarmClient, route_peers, format_route
+from modelswarm.client.inference import InferenceClient, ReceivedChunk
+from modelswarm.client.swarm import Route, SwarmClient, format_route, route_peers
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
@@ -31,33 +31,34 @@ from modelswarm.resources.loading import load_document
 
 QUESTION = "Count from 1 to 200."
 MAX_ANSWER_TOKENS = 1000
-MIN_ANSWER_TOKENS = 20  # a shorter answer has no middle to kill in
-KILL_AFTER_FRACTION = 0.4  # of the undisturbed run's tokens
-WORD_END_TOKENS = 10  # tokens to wait for the end of a word: the remark cuts no number in two
-ROUTE_CHECK_TOKENS = 2 * WORD_END_TOKENS  # tokens, when the session has its new route
+MIN_ANSWER_TOKENS = 20  # a shorter answer leaves no time for a kill in its middle
+KILL_AFTER_FRACTION = 0.4  # of the tokens of the run without a kill
+WORD_END_TOKENS = 10  # at most so many more until a word ends: the kill's line splits no number
+ROUTE_CHECK_TOKENS = 2 * WORD_END_TOKENS  # after the kill: the session has its new route by then
 REPLACEMENT_TIMEOUT_SECONDS = 30.0
 MIN_REPLICAS = 2
 
 
 class DemoError(ModelSwarmError):
-    """The swarm did not do what the demo is to show."""
+    """The demo could not show a recovery."""
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--question", default=QUESTION, show_default=True, help="What the model is asked.")
-@click.option(
-    "--hash-model", is_flag=True, help="Run the exact test model instead of the transformer."
-)
+@click.option("--question", default=QUESTION, show_default=True, help="Question to the model.")
+@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
 def demo(file: Path | None, question: str, hash_model: bool) -> int:
-    """Show that a stream survives: start a swarm, chat, kill a server in the middle of the answer.
+    """Show that a stream survives the kill of a server.
 
-    FILE is a swarm document with two or more servers per span; without it the project's example.
+    Starts a swarm, asks a question, kills a server in the middle of the answer, and compares the answer with that of
+    a run without a kill.
+
+    FILE is a swarm document with two or more servers per span. Default: the project's example.
     """
     plan = plan_document(load_document(file) if file else load_example())
     if plan.replicas < MIN_REPLICAS:
         raise UserError(
-            "spec.replicas", f"{plan.replicas} leaves nobody after a kill; allowed: 2 or more"
+            "spec.replicas", f"{plan.replicas} leaves no server after a kill; allowed: 2 or more"
         )
     settings = LocalSettings(hash_model=hash_model, publish=False, run_name=f"demo-{os.getpid()}")
     with interrupt_on_signals():
@@ -70,76 +71,82 @@ def demo(file: Path | None, question: str, hash_model: bool) -> int:
 
 
 class Demo:
-    """The story, one step a method."""
+    """The demo's steps, one method each."""
 
     def __init__(self, swarm: LocalSwarm, out: Console, question: str) -> None:
         self._swarm, self._out, self._question = swarm, out, question
         self._max_tokens = min(MAX_ANSWER_TOKENS, swarm.plan.max_length // 2)
 
     def run(self) -> int:
-        """The exit code."""
+        """Run all steps; returns the exit code."""
         began = time.monotonic()
         self._start()
-        with InferenceClient(self._swarm.grpc) as tokens, SwarmClient(self._swarm.grpc) as swarm_door:
-            calm = self._run_reference(tokens)
-            verdict, killed = self._run_with_kill(tokens, swarm_door, calm)
+        with InferenceClient(self._swarm.grpc) as inference, SwarmClient(self._swarm.grpc) as state:
+            reference = self._run_reference(inference)
+            comparison, killed = self._run_with_kill(inference, state, reference)
         self._print_replacement(killed)
-        self._print_report(verdict, killed)
+        self._print_report(comparison, killed)
         self._out.print(f"({time.monotonic() - began:.0f} s)")
-        return 0 if verdict.is_success else 1
+        return 0 if comparison.is_success else 1
 
     def _start(self) -> None:
         plan = self._swarm.plan
         spans = ", ".join(str(span) for span in plan.spans)
-        self._out.print(f"Starting {plan.source}: {plan.n_blocks} blocks, cut into spans {spans};")
-        self._out.print(f"{plan.replicas} server processes per span and a gateway before them ...")
+        self._out.print(
+            f"Starting {plan.source}: {plan.n_blocks} blocks, split into spans {spans};"
+        )
+        self._out.print(f"{plan.replicas} server processes per span and one gateway ...")
         began = time.monotonic()
         self._swarm.start()
         for server in self._swarm.servers:
-            self._out.print(f"  {server.job_status.name}  blocks {server.slot.span}  pid {server.job_status.pid}")
-        self._out.print(f"All serve after {time.monotonic() - began:.1f} s.\n")
+            self._out.print(
+                f"  {server.job_status.name}  blocks {server.slot.span}  pid {server.job_status.pid}"
+            )
+        self._out.print(f"All are ready after {time.monotonic() - began:.1f} s.\n")
 
-    def _run_reference(self, tokens: InferenceClient) -> Recording:
+    def _run_reference(self, client: InferenceClient) -> Recording:
         self._out.print(f"1. Without a failure: {self._question!r}")
-        calm = Recording(tuple(self._stream_answer(tokens)))
-        if len(calm.tokens) < MIN_ANSWER_TOKENS:
-            raise DemoError(f"the answer is too short to be disturbed: {calm.text!r}")
-        rate = len(calm.tokens) / max(calm.seconds, 1e-9)
-        self._out.print(f"   {len(calm.tokens)} tokens, {rate:.0f} per second. Recorded.\n")
-        return calm
+        reference = Recording(tuple(self._stream_answer(client)))
+        if len(reference.tokens) < MIN_ANSWER_TOKENS:
+            raise DemoError(f"the answer is too short for a kill in its middle: {reference.text!r}")
+        rate = len(reference.tokens) / max(reference.seconds, 1e-9)
+        self._out.print(f"   {len(reference.tokens)} tokens, {rate:.0f} per second. Recorded.\n")
+        return reference
 
     def _run_with_kill(
-        self, tokens: InferenceClient, swarm_door: SwarmClient, calm: Recording
+        self, inference: InferenceClient, state: SwarmClient, reference: Recording
     ) -> tuple[Comparison, JobStatus]:
-        """The same chat on the terminal; SIGKILL to the server of the last span in the middle of it."""
+        """Print the same chat, and send SIGKILL to the tail's server in the middle of it."""
         self._out.print("2. The same again, with a kill in the middle:\n")
-        kill_at = int(len(calm.tokens) * KILL_AFTER_FRACTION)
-        text, arrivals, seen = WrappingWriter(self._out.file), list[ReceivedChunk](), 0
+        kill_at = int(len(reference.tokens) * KILL_AFTER_FRACTION)
+        text, chunks, seen = WrappingWriter(self._out.file), list[ReceivedChunk](), 0
         before: Route = ()
         after: Route = ()
         killed: JobStatus | None = None
-        for arrival in self._stream_answer(tokens):
-            arrivals.append(arrival)
-            seen += len(arrival.tokens)
-            text.write(arrival.text)
-            if killed is None and seen >= kill_at and _is_word_end(arrival, seen - kill_at):
-                before, killed = self._kill_tail(swarm_door)
+        for chunk in self._stream_answer(inference):
+            chunks.append(chunk)
+            seen += len(chunk.tokens)
+            text.write(chunk.text)
+            if killed is None and seen >= kill_at and _is_word_end(chunk, seen - kill_at):
+                before, killed = self._kill_tail(state)
                 text.write_remark(f"*** SIGKILL: {killed.name}, pid {killed.pid} ***")
             elif killed is not None and not after and seen >= kill_at + ROUTE_CHECK_TOKENS:
-                after = swarm_door.fetch_running_route()
+                after = state.fetch_running_route()
         text.end_line()
         if killed is None:
             raise DemoError("the second answer ended before the kill: the runs differ")
-        verdict = Comparison(calm, Recording(tuple(arrivals)), before[-1].peer, route_peers(after))
+        comparison = Comparison(
+            reference, Recording(tuple(chunks)), before[-1].peer, route_peers(after)
+        )
         self._out.print(f"\n   route before: {format_route(before)}")
         self._out.print(f"   route after:  {format_route(after) or 'none was seen'}\n")
-        return verdict, killed
+        return comparison, killed
 
-    def _stream_answer(self, tokens: InferenceClient) -> Iterator[ReceivedChunk]:
-        return tokens.stream_chat(self._swarm.plan.served_name, self._question, self._max_tokens)
+    def _stream_answer(self, client: InferenceClient) -> Iterator[ReceivedChunk]:
+        return client.stream_chat(self._swarm.plan.served_name, self._question, self._max_tokens)
 
-    def _kill_tail(self, swarm_door: SwarmClient) -> tuple[Route, JobStatus]:
-        route = swarm_door.fetch_running_route()
+    def _kill_tail(self, state: SwarmClient) -> tuple[Route, JobStatus]:
+        route = state.fetch_running_route()
         if not route:
             raise DemoError("the gateway shows no route for the running session")
         return route, self._swarm.kill(name_of(route[-1].peer))
@@ -149,24 +156,24 @@ class Demo:
         if self._swarm.wait_replaced(killed.name, killed.incarnation, REPLACEMENT_TIMEOUT_SECONDS):
             wait = time.monotonic() - began
             self._out.print(
-                f"{killed.name} serves again, {wait:.1f} s after the end of the answer.\n"
+                f"{killed.name} is ready again, {wait:.1f} s after the end of the answer.\n"
             )
         else:
             self._out.print(
-                f"{killed.name} did not serve again within {REPLACEMENT_TIMEOUT_SECONDS:.0f} s.\n"
+                f"{killed.name} was not ready again within {REPLACEMENT_TIMEOUT_SECONDS:.0f} s.\n"
             )
 
-    def _print_report(self, verdict: Comparison, killed: JobStatus) -> None:
-        disturbed = verdict.interrupted
+    def _print_report(self, comparison: Comparison, killed: JobStatus) -> None:
+        interrupted = comparison.interrupted
         self._out.print(f"killed server:  {killed.name} (pid {killed.pid}, SIGKILL)")
-        self._out.print(f"tokens:         {len(disturbed.tokens)}")
-        self._out.print(f"longest gap:    {disturbed.longest_gap * 1000:.0f} ms")
-        self._out.print(f"median gap:     {disturbed.median_gap * 1000:.1f} ms")
-        if not verdict.has_migrated:
+        self._out.print(f"tokens:         {len(interrupted.tokens)}")
+        self._out.print(f"longest gap:    {interrupted.longest_gap * 1000:.0f} ms")
+        self._out.print(f"median gap:     {interrupted.median_gap * 1000:.1f} ms")
+        if not comparison.has_migrated:
             self._out.print("the session was not seen on another route after the kill")
-        answer = "yes" if verdict.is_identical else "NO"
+        answer = "yes" if comparison.is_identical else "NO"
         self._out.print(f"identical to the run without a failure: {answer}")
 
 
-def _is_word_end(arrival: ReceivedChunk, waited: int) -> bool:
-    return arrival.text.endswith(" ") or waited >= WORD_END_TOKENS
+def _is_word_end(chunk: ReceivedChunk, waited: int) -> bool:
+    return chunk.text.endswith(" ") or waited >= WORD_END_TOKENS

@@ -1,4 +1,4 @@
-"""The document of examples/counting.yaml, for an installed package, which has no examples folder. Used by `demo`."""
+"""The document of examples/counting.yaml, as text for installed packages without an examples folder. Used by `demo`."""
 
 from __future__ import annotations
 
@@ -26,5 +26,9 @@ spec:
 
 
 def load_example() -> ModelSwarm:
-    """The file where there is one, so that a change to it is seen; the same text otherwise."""
-    return load_document(EXAMPLE_FILE) if EXAMPLE_FILE.is_file() else parse_document(EXAMPLE_TEXT, "the example")
+    """Read the file if it exists, so that a change to it is used; else the same text."""
+    return (
+        load_document(EXAMPLE_FILE)
+        if EXAMPLE_FILE.is_file()
+        else parse_document(EXAMPLE_TEXT, "the example")
+    )

@@ -1,6 +1,6 @@
-"""The options by which a person chooses how tokens are picked; the same for `generate` and `chat`.
+"""The sampling options of `generate` and `chat`.
 
-What is not given is left to the model's generation_config.json, as the gateway does.
+An option that is not given is not sent; the gateway then uses the model's generation_config.json.
 """
 
 from __future__ import annotations
@@ -15,41 +15,40 @@ import click
 def _require_finite(
     context: click.Context, parameter: click.Parameter, value: float | None
 ) -> float | None:
-    """JSON has no word for nan and inf, so the gateway could not refuse them; the rest it checks itself."""
+    """Refuse nan and inf, which JSON cannot carry to the gateway. The gateway checks all other values."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is not allowed; allowed: a number")
     return value
 
 
 _OPTIONS = (
-    click.option("--max-tokens", type=int, metavar="N", help="Most tokens of the answer."),
+    click.option("--max-tokens", type=int, metavar="N", help="At most so many tokens."),
     click.option(
         "--temperature",
         type=float,
         callback=_require_finite,
         metavar="T",
-        help="Spread of the choice; 0 is greedy.",
+        help="Sampling temperature; 0 is greedy.",
     ),
-    click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens."),
+    click.option("--top-k", type=int, metavar="K", help="Sample from the K likeliest tokens."),
     click.option(
         "--top-p",
         type=float,
         callback=_require_finite,
         metavar="P",
-        help="Choose among the likeliest tokens that make up P.",
+        help="Sample from the likeliest tokens with total probability P.",
     ),
     click.option(
         "--do-sample/--greedy",
         default=None,
-        help="Draw tokens at random, or always take the likeliest; without either the model's own default.",
+        help="Sample tokens, or always take the likeliest. Default: the model's own.",
     ),
-    click.option(
-        "--seed", type=int, metavar="SEED", help="The same seed gives the same answer again."
-    ),
+    click.option("--seed", type=int, metavar="SEED", help="The same seed gives the same answer."),
 )
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the sampling options to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -63,7 +62,7 @@ def request_fields(
     do_sample: bool | None,
     seed: int | None,
 ) -> dict[str, Any]:
-    """The request's fields. `--do-sample` alone means temperature 1, `--greedy` temperature 0."""
+    """Return the request's fields. `--do-sample` alone means temperature 1, `--greedy` temperature 0."""
     if do_sample is False:
         temperature = 0.0
     elif do_sample and temperature is None:

@@ -1,6 +1,6 @@
-"""Which gateway a command talks to: the swarm that runs on this machine, unless flags say otherwise.
+"""Options for the gateway a command talks to. Default: that of the swarm running on this machine.
 
-Used by `chat` and `generate` (HTTP), `status`, `routes` and `drain` (gRPC).
+Used by `chat` and `generate` (HTTP), `status`, `routes` and `drain` (gRPC). Opens no connection.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from modelswarm.errors import UserError
 from modelswarm.local.run_folder import find_run
 
 _NAME = click.option(
-    "--name", metavar="NAME", help="Name of the swarm on this machine, if several run."
+    "--name", metavar="NAME", help="Name of the swarm, if several run on this machine."
 )
 
 
 def http_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--name` and `--url`, the same for every command that talks to a swarm over HTTP."""
+    """Add `--name` and `--url` to a command that talks to a gateway over HTTP."""
     url = click.option(
-        "--url", metavar="URL", help="A gateway's HTTP address instead, e.g. http://127.0.0.1:8000."
+        "--url",
+        metavar="URL",
+        help="HTTP address of a gateway elsewhere, e.g. http://127.0.0.1:8000.",
     )
     return _NAME(url(command))
 
 
 def grpc_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--name` and `--url` (as `target`), the same for every command that talks to a swarm over gRPC."""
+    """Add `--name` and `--url` (as `target`) to a command that talks to a gateway over gRPC."""
     target = click.option(
-        "--url", "target", metavar="HOST:PORT", help="A gateway's gRPC address instead."
+        "--url", "target", metavar="HOST:PORT", help="gRPC address of a gateway elsewhere."
     )
     return _NAME(target(command))
 
 
 def base_url(name: str | None, url: str | None) -> str:
-    """`http://host:port` of the gateway, without a slash at the end."""
+    """Return `http://host:port` of the gateway, without a slash at the end."""
     if url is None:
         return f"http://{find_run(name).http}"
     if not url.startswith(("http://", "https://")):
@@ -44,5 +46,5 @@ def base_url(name: str | None, url: str | None) -> str:
 
 
 def grpc_target(name: str | None, target: str | None) -> str:
-    """`host:port` of the gateway's gRPC door."""
+    """Return `host:port` of the gateway's gRPC API."""
     return target or find_run(name).grpc

@@ -1,6 +1,6 @@
-"""A model's words on a terminal: what would move the cursor or ring the bell is shown as a dot instead.
+"""Prints a model's text on a terminal without its control characters, which could move the cursor.
 
-Used by `chat`, `generate` and `demo`. Into a file or a pipe the text goes as it is.
+Used by `chat`, `generate` and `demo`. A file or a pipe gets the text unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ REPLACEMENT = "·"
 
 
 def replace_control_characters(text: str) -> str:
-    """The text with its control characters replaced, line ends and tabs apart."""
+    """Return the text with control characters replaced, except line ends and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else REPLACEMENT
         for character in text

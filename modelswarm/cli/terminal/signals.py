@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal all mean the same to a command that runs a swarm: stop everything, once."""
+"""Signals of a command that runs a swarm: Ctrl-C, SIGTERM and a closed terminal all stop it, once.
+
+Used by `up` and `demo`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """Inside, each of them raises KeyboardInterrupt. Main thread only."""
+    """Raise KeyboardInterrupt on each of the signals inside the block. Main thread only."""
     before = {number: signal.signal(number, _raise_interrupt) for number in _STOP_SIGNALS}
     try:
         yield
@@ -22,7 +25,7 @@ def interrupt_on_signals() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """While everything is being stopped, which takes bounded time, an impatient Ctrl-C must not leave half of it."""
+    """Ignore the signals. Stopping takes bounded time, and a second Ctrl-C must not leave processes running."""
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""How the command line draws: a console that stays plain where it is not a terminal, and one kind of table."""
+"""The console and the table style of all commands. Output that is not a terminal stays plain text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-FILE_WIDTH = 120  # columns where nobody says how wide the paper is
+FILE_WIDTH = 120  # columns, for output that is not a terminal
 
 
 def make_console(stderr: bool = False) -> Console:
-    """No colours, no cursor movements and a fixed width unless it is a terminal."""
+    """Return a console without colours and cursor movements, and with a fixed width unless it is a terminal."""
     out = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
     if not out.is_terminal:
         out.width = FILE_WIDTH
@@ -20,6 +20,7 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table in the commands' common style."""
     drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE)
     for column in columns:
         drawn.add_column(column, no_wrap=True)

@@ -1,4 +1,4 @@
-"""Streamed text on a terminal or in a log: broken at spaces, flushed at once, with room for a line in between."""
+"""Writes streamed text with lines broken at spaces, and remarks on their own lines. Used by `demo`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class WrappingWriter:
         self._file.flush()
 
     def write_remark(self, text: str) -> None:
-        """A remark on a line of its own; the text goes on below it."""
+        """Write a remark on its own line; the text continues below it."""
         self.end_line()
         self._file.write(f"\n{text}\n\n")
         self._file.flush()
 
     def end_line(self) -> None:
+        """End the current line, unless it is empty."""
         if self._column:
             self._break_line()
         self._file.flush()

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from modelswarm.resources.spec import Spec
-from modelswarm.resources.status import seconds_since_epoch
-from modelswarm.resources.violations import violations_of
+from modelswarm.resources.status import parse_timestamp
+from modelswarm.resources.violations import list_violations
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import (
     ContainerView,
@@ -44,7 +44,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 def parse_time(timestamp: str | None) -> float | None:
     """Seconds since the epoch of `2026-11-21T10:00:00Z`; what has not happened has none."""
-    return seconds_since_epoch(timestamp) if timestamp else None
+    return parse_timestamp(timestamp) if timestamp else None
 
 
 def swarm_view(raw: Json) -> SwarmView:
@@ -79,7 +79,7 @@ def _spec_of(raw: Any) -> tuple[Spec | None, str]:
     try:
         return Spec.model_validate(raw), ""
     except ValidationError as error:
-        return None, "spec." + violations_of(error, Spec)[0]
+        return None, "spec." + list_violations(error, Spec)[0]
 
 
 def pod_view(raw: Json) -> PodView:

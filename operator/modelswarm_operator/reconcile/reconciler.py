@@ -209,7 +209,7 @@ class _Reconciliation:
             outcome.model,
             outcome.plan,
             self._served_name,
-        ).document()
+        ).to_json()
         actions: list[Action] = []
         if status != self.swarm.status:
             actions.append(WriteStatus(status))

@@ -19,19 +19,13 @@ from modelswarm.protocol.messages import (
     RetainedRows,
     Turn,
 )
-from modelswarm_serving.core.flow.flow_control import FlowControl
 from modelswarm_serving.core.flow.receive import receive_input
 from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
-from modelswarm_serving.core.hops.outbox import Outbox
-from modelswarm_serving.core.hops.peers import Peers
-from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.core.hops.row_buffer import RowBuffer
 from modelswarm_serving.core.kv.admission import Admission, HopKey
 from modelswarm_serving.core.ownership import Ownership, decide_ownership
-from modelswarm_serving.core.scheduler import Scheduler
-from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.core.parts import CoreParts
 
 EMPTY_TURN = Turn(reserved_positions=0, end=0)
 IDLE_SECONDS = 5.0
@@ -39,29 +33,17 @@ IDLE_SECONDS = 5.0
 
 
 class Fencing:
-    def __init__(
-        self,
-        settings: ServerSettings,
-        shape: ModelShape,
-        random_bits: Callable[[], int],
-        peers: Peers,
-        out: Outbox,
-        schedule: Scheduler,
-        windows: FlowControl,
-        log: ReplayLog,
-    ) -> None:
-        self._settings = settings
-        self._shape = shape
-        self._peers = peers
-        self._outbox = out
-        self._scheduler = schedule
-        self._flow_control = windows
-        self._replay_log = log
-        self._start_deadlines: dict[
-            Hop, float
-        ] = {}  # hops that never ran: freed then
+    def __init__(self, parts: CoreParts, random_bits: Callable[[], int]) -> None:
+        self._settings = parts.settings
+        self._shape = parts.shape
+        self._peers = parts.peers
+        self._outbox = parts.outbox
+        self._scheduler = parts.scheduler
+        self._flow_control = parts.flow_control
+        self._replay_log = parts.replay_log
+        self._start_deadlines: dict[Hop, float] = {}  # hops that never ran: freed then
         self.hops = HopTable(random_bits)
-        self.admission = Admission(shape, settings.recovery_fraction)
+        self.admission = Admission(parts.shape, parts.settings.recovery_fraction)
         self.steps = 0
         self.draining = False
 
@@ -216,7 +198,7 @@ class Fencing:
     ) -> bool:
         """True if a new hop, or a turn of the `existing` hop, gets its pages.
 
-        Recoveries precede new turns (R12, admission). A turn that needs more pages than its hop has is a new one.
+        Recoveries precede admissions (R12). A turn that needs more pages than its hop has is an admission as well.
         """
         held = 0 if existing is None else len(existing.pages)
         fits = self._make_room(turn, held, for_recovery, existing, now)

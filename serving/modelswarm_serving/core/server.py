@@ -38,6 +38,7 @@ from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.peers import Peers
 from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.core.kv.transfer import KvTransfers
+from modelswarm_serving.core.parts import CoreParts
 from modelswarm_serving.core.scheduler import Scheduler
 from modelswarm_serving.core.session_lookup import SessionLookup
 from modelswarm_serving.core.settings import ServerSettings
@@ -60,29 +61,21 @@ class ServerCore:
         self._outbox = Outbox(settings.address.peer, self._peers)
         self._scheduler = Scheduler(settings.token_budget)
         self._replay_log = ReplayLog(shape.row_bytes, settings.replay_bytes)
-        self._transfers = KvTransfers(shape, self._outbox, self._replay_log, settings.transfer_rate)
-        coming = settings.in_flight_bytes // shape.row_bytes
-        self._flow_control = FlowControl(self._outbox, settings.row_window, coming)
-        self._fencing = Fencing(
+        max_in_flight = settings.in_flight_bytes // shape.row_bytes
+        self._flow_control = FlowControl(self._outbox, settings.row_window, max_in_flight)
+        parts = CoreParts(
             settings,
             shape,
-            random_bits,
             self._peers,
             self._outbox,
             self._scheduler,
             self._flow_control,
             self._replay_log,
         )
+        self._transfers = KvTransfers(parts)
+        self._fencing = Fencing(parts, random_bits)
         self._session_lookup = SessionLookup(self._fencing.hops, self._peers, self._outbox)
-        self._steps = Steps(
-            shape,
-            self._fencing,
-            self._outbox,
-            self._scheduler,
-            self._flow_control,
-            self._replay_log,
-            self._transfers,
-        )
+        self._steps = Steps(parts, self._fencing, self._transfers)
 
     # --- links -------------------------------------------------------------------------------
 
@@ -178,7 +171,9 @@ class ServerCore:
             return
         if message.epoch != hop.epoch or hop.phase is not Phase.FENCED:
             return
-        if hop.pending_fence is not None:  # no FenceAck was sent: no gateway can have planned with this hop
+        if (
+            hop.pending_fence is not None
+        ):  # no FenceAck was sent: no gateway can have planned with this hop
             return
         fault = hop.start_fault(message) or send.retained_fault(self._replay_log, hop, message)
         if fault is not None:

@@ -23,7 +23,8 @@ from modelswarm_serving.core.hops.peers import Peers
 
 CHUNK_TOKENS = 8192
 """Log entries of one LogChunk: at most 40 KiB on the wire, so that they delay nothing for long."""
-CLAIM_SECONDS = 2.0  # from the last Find of an opener until its Fences: a round trip or two
+CLAIM_SECONDS = 2.0
+"""A claim ends this long after the claimant's last FindSession: its Fences follow after one or two round trips."""
 
 
 class SessionLookup:

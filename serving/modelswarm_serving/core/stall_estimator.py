@@ -9,20 +9,25 @@ than the sleep between two samples are not seen. Knows no clock of its own.
 
 from __future__ import annotations
 
-SAMPLE_SECONDS = 0.025  # between two looks while sessions run
-MIN_STALL = 0.02  # seconds; shorter ones are the loop's, or of neighbours on a full machine
-MAX_STALL = 0.25  # seconds; more at a time is an outage, which shows as silence
-HALF_LIFE = 1.0  # seconds, after which a stall counts half
+SAMPLE_SECONDS = 0.025
+"""Seconds between two samples while sessions run."""
+MIN_STALL = 0.02
+"""Seconds; shorter delays come from the event loop, or from other processes of a full machine."""
+MAX_STALL = 0.25
+"""Seconds counted per sample; a longer stall is an outage, which shows as silence."""
+HALF_LIFE = 1.0
+"""Seconds after which a stall counts half."""
 MAX_SLOWDOWN = 100.0
+"""Upper limit of `slowdown`, a ratio."""
 
 
 class StallEstimator:
     def __init__(self) -> None:
         self._last_sample: float | None = None
-        self._elapsed = 0.0  # seconds, each half forgotten after a while ...
-        self._stalled = 0.0  # ... and those of them in which it stood still
-        self._stalled_in_step = 0.0  # seconds for which it stood still in the step that runs
-        self._longest_step = 0.0  # seconds; of the steps that have ended since the last look
+        self._elapsed = 0.0  # seconds, decaying with HALF_LIFE
+        self._stalled = 0.0  # stalled seconds of those, decaying too
+        self._stalled_in_step = 0.0  # stalled seconds in the running step
+        self._longest_step = 0.0  # seconds; of the steps that ended since the last sample
 
     def sample(self, now: float, running: float, slept: float) -> None:
         """Take a sample after a sleep meant to last `slept` seconds; `running`: seconds of the running step, or 0."""

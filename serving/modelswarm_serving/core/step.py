@@ -13,14 +13,11 @@ from collections.abc import Sequence
 from modelswarm.protocol.messages import FaultKind
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
-from modelswarm_serving.core.flow.flow_control import FlowControl
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
-from modelswarm_serving.core.hops.outbox import Outbox
-from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.core.kv.transfer import KvTransfers
-from modelswarm_serving.core.scheduler import Scheduler
+from modelswarm_serving.core.parts import CoreParts
 from modelswarm_serving.core.stall_estimator import StallEstimator
-from modelswarm_serving.model.base import BatchItem, ModelShape, Result, SampleRequest, Task
+from modelswarm_serving.model.base import BatchItem, Result, SampleRequest, Task
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the running mean of step times."""
@@ -29,22 +26,13 @@ RECENT_STEPS = 128
 
 
 class Steps:
-    def __init__(
-        self,
-        shape: ModelShape,
-        fencing: Fencing,
-        out: Outbox,
-        schedule: Scheduler,
-        windows: FlowControl,
-        log: ReplayLog,
-        transfers: KvTransfers,
-    ) -> None:
-        self._shape = shape
+    def __init__(self, parts: CoreParts, fencing: Fencing, transfers: KvTransfers) -> None:
+        self._shape = parts.shape
+        self._outbox = parts.outbox
+        self._scheduler = parts.scheduler
+        self._flow_control = parts.flow_control
+        self._replay_log = parts.replay_log
         self._fencing = fencing
-        self._outbox = out
-        self._scheduler = schedule
-        self._flow_control = windows
-        self._replay_log = log
         self._transfers = transfers
         self._running: list[tuple[Hop, BatchItem]] = []
         self._started_at = 0.0

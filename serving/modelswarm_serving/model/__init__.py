@@ -1,1 +1,1 @@
-"""What a block server runs: the transformer span, or the hash model of the protocol tests."""
+"""Models of a block server: the transformer span, and the hash model of the protocol tests."""

@@ -1,9 +1,9 @@
-"""The contract between the server core and whatever computes blocks.
+"""The contract between the server core and a model that computes blocks.
 
-`core.server` plans a step as a tuple of tasks: Work, and reads and writes of KV for copies. `engine.py` calls
-`Model.step` on its own thread, the core takes the results. Two implementations: `span.py` (a transformer span) and
-`hash.py` (exact, no torch, for protocol tests).
-A model keeps KV by page number only; which session owns a page is the core's business.
+`core/step.py` plans a step as a tuple of tasks: batch items, and reads and writes of KV for transfers. The engine
+thread calls `Model.step`, and the core takes the results. Two implementations: `transformer/span.py` and
+`hash_model.py` (exact, no torch, for protocol tests).
+A model keeps KV by page number only and knows no sessions: the core decides which session owns a page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from modelswarm.protocol.messages import Sampling
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the core must know of a model to account for it."""
+    """The sizes of a model that the core needs for its accounting."""
 
     first: int  # blocks [first, last) are held here
     last: int
@@ -40,7 +40,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """Ask the tail to sample log entry `position` after the last row of a Work."""
+    """Request to the tail to sample log entry `position` after the last row of a batch item."""
 
     sampling: Sampling
     position: int
@@ -51,7 +51,7 @@ class SampleRequest:
 class BatchItem:
     """Contiguous positions [first, first + count) of one session in one step.
 
-    KV of positions < first is already in `pages`; the step writes positions [first, first + count) there.
+    KV of positions < first is in `pages` already; the step writes positions [first, first + count) there.
     Exactly one of `tokens` (when blocks[0] == 0) and `rows` is set.
     """
 
@@ -69,10 +69,13 @@ class BatchItem:
 
 @dataclass(frozen=True, slots=True)
 class KvRead:
-    """Give the KV of positions [first, first + count) in these blocks: count x blocks x kv_bytes bytes, as the pages
-    hold it, all blocks of a position together. Another server of the same kind can `KvWrite` it."""
+    """Task: return the KV of positions [first, first + count) in these blocks.
 
-    pages: Sequence[int]  # as in Work
+    The result has count x blocks x kv_bytes bytes, all blocks of a position together. Another server of the same
+    variant can `KvWrite` it.
+    """
+
+    pages: Sequence[int]  # as in BatchItem
     first: int
     count: int
     blocks: tuple[int, int]  # absolute; within the model's own span
@@ -80,7 +83,7 @@ class KvRead:
 
 @dataclass(frozen=True, slots=True)
 class KvWrite:
-    """Put KV that another server read into these pages."""
+    """Task: write KV that another server read into these pages."""
 
     pages: Sequence[int]
     first: int
@@ -90,7 +93,7 @@ class KvWrite:
 
 
 Task: TypeAlias = BatchItem | KvRead | KvWrite
-"""What a step is made of. A read sees what earlier steps wrote; nothing in its own step writes there."""
+"""One part of a step. A read sees the writes of earlier steps; no task of its own step writes to the same pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +104,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one task gave: rows for [emit, end) or KV as bytes, a pick if one was asked for, or why it failed.
+    """Result of one task: rows for [emit_from, end) or KV as bytes, a sampled token if requested, or an error.
 
-    `rows` is a buffer of this task alone, that nobody changes any more: it is sent, and kept with the session.
+    `rows` is a buffer of this task alone that does not change any more: it is sent and retained in the replay log.
     """
 
     rows: bytes | memoryview | None = None
     sampled: SampledToken | None = None
-    error: str | None = None  # this session only; a fault of the whole step is an exception
+    error: str | None = None  # of this session only; a failure of the whole step is an exception
 
 
 class Model(Protocol):
@@ -116,5 +119,5 @@ class Model(Protocol):
     def shape(self) -> ModelShape: ...
 
     def step(self, batch: Sequence[Task]) -> list[Result]:
-        """Run the tasks; one Result for each, in order. Called from one thread at a time."""
+        """Run the tasks and return one Result for each, in order. Called from one thread at a time."""
         ...

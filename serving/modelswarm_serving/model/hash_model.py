@@ -1,11 +1,11 @@
 """A model without weights: every block maps a row, its position and all earlier KV to an integer hash.
 
-Exact equality of tokens then proves that state was right: a wrong, missing, repeated or stale row, position, page or
-log entry changes every later token. Used by the protocol tests, the simulator and `modelswarm-server --hash-model`;
-the core drives it as it drives a transformer span. Knows nothing of sessions.
+Equal tokens then prove that all state was right: a wrong, missing, repeated or stale row, position, page or log entry
+changes every later token. Used by the protocol tests, the simulator and `modelswarm-server --hash-model`; the core
+drives it as it drives a transformer span. Knows nothing of sessions.
 
-KV lives in page slots and is read only through `Work.pages`. A slot holds a hash that has the position in it, as a
-key has under rotary embedding, and attention is the sum over the slots of all earlier positions.
+KV lies in page slots and is read only through `BatchItem.pages`. The hash in a slot depends on the position, like a key
+under rotary embedding. Attention is the sum over the slots of all earlier positions.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def embed(token: int) -> int:
 
 
 def key_value(block: int, position: int, row: int) -> int:
-    """What a block stores for a position."""
+    """Return the value that a block stores for a position."""
     return mix(row + mix(block * 0x1F123BB5 + (position << 20)))
 
 
 def output(stored: int, attention: int) -> int:
-    """A block's output row, of its own KV and the sum of all earlier KV."""
+    """Return a block's output row, computed from its own KV and the sum of all earlier KV."""
     return mix(stored ^ mix(attention))
 
 
 def sample_token(
     row: int, sampling: Sampling, position: int, log: Sequence[int], vocabulary: int
 ) -> SampledToken:
-    """The next token, of the last block's row, what the request asked for, and the whole log copy."""
+    """Return the next token, a function of the last block's row, the sampling parameters and the whole log."""
     digest = hashlib.blake2b(array("q", log).tobytes(), digest_size=8).digest()
     value = mix(row ^ mix(int.from_bytes(digest, "little") ^ mix(position)))
     if sampling.temperature > 0:
@@ -83,7 +83,7 @@ def reference_tokens(
     n_blocks: int,
     vocabulary: int,
 ) -> list[int]:
-    """The oracle: up to `n_new` tokens after `tokens`, computed without pages, spans or steps.
+    """Return up to `n_new` tokens after `tokens`, computed without pages, spans or steps: the oracle of the tests.
 
     Stops as the tail does: after a token of `sampling.eos`, or when the log has `end` entries.
     """
@@ -115,7 +115,7 @@ class HashModel:
             raise ValueError(f"row_bytes is {shape.row_bytes}; a multiple of 8 is wanted")
         self._shape = shape
         self._words = shape.row_bytes // 8
-        # block -> page -> slots; a page is made when it is first written
+        # block -> page -> slots; a page is created by its first write
         self._kv: dict[int, dict[int, list[int]]] = {
             block: {} for block in range(shape.first, shape.last)
         }
@@ -157,7 +157,7 @@ class HashModel:
                 page[position % size] = next(values)
 
     def _check_kv_task(self, task: KvRead | KvWrite) -> None:
-        """What no core may ever ask of a model."""
+        """Raise ValueError for KV tasks that a correct core never plans."""
         shape, end = self._shape, task.first + task.count
         if task.count <= 0 or task.first < 0 or len(task.pages) * shape.page_size < end:
             raise ValueError(f"KV of positions {task.first} to {end} in {len(task.pages)} pages")
@@ -179,7 +179,7 @@ class HashModel:
         return Result(rows=self._pack_rows(emitted) if emitted else None, sampled=picked)
 
     def _check_item(self, item: BatchItem) -> None:
-        """What no core may ever ask of a model."""
+        """Raise ValueError for batch items that a correct core never plans."""
         end = item.first + item.count
         shape = self._shape
         if item.count <= 0 or item.first < 0 or not item.first <= item.emit_from <= end:
@@ -212,7 +212,7 @@ class HashModel:
         ]
 
     def _fold_words(self, words: Sequence[int]) -> int:
-        """The hash that was repeated; something else if any word of the row was damaged."""
+        """Return the repeated hash; another value if any word of the row was damaged."""
         if all(word == words[0] for word in words):
             return words[0]
         value = 0
@@ -242,7 +242,7 @@ class HashModel:
         return out
 
     def _attention_sum(self, pages: dict[int, list[int]], item: BatchItem) -> int:
-        """The sum over the slots of positions < first. A page that nobody wrote counts as zeros."""
+        """Return the sum over the slots of positions < first. A page without writes counts as zeros."""
         size = self._shape.page_size
         whole, rest = divmod(item.first, size)
         empty = [0] * size

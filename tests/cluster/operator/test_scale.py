@@ -18,7 +18,7 @@ from support.kubernetes.api_client import PODS, SWARMS, Json
 from support.kubernetes.fake_kubelet import failed, set_node_ready, set_status
 from support.kubernetes.operator_scene import Scene, scene, swarm
 
-from bench.control_plane import WRITES, ControlPlane, control_plane
+from bench.cluster.control_plane import WRITES, ControlPlane, control_plane
 from tools.devcluster.control_plane.api_level import ApiLevel
 
 pytestmark = pytest.mark.full

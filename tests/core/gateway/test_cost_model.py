@@ -9,16 +9,16 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
-from support.core.fleets import IDLE, cover, fleet_of, hello, place
+from support.core.fleets import IDLE, cover, hello, place, registry_of
 
-from bench.load_gini import gini
+from bench.routing.load_gini import gini
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat
-from modelswarm_gateway.core.routing.cost_model import Needs, HopCost
+from modelswarm_gateway.core.routing.cost_model import HopCost, Needs
 from modelswarm_gateway.core.routing.cost_table import UPDATES_PER_CHOICE
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.health import BASE_EJECTION_TIME
-from modelswarm_gateway.core.servers.server import RTT_NOISE_MS, ROWS_PER_SESSION
+from modelswarm_gateway.core.servers.server import ROWS_PER_SESSION, RTT_NOISE_MS
 
 A, B = hello("a"), hello("b")
 CHOICES = 60
@@ -27,14 +27,14 @@ WORSE_MS = 100.0  # farther, or more to wait: some twelve steps
 
 def pair() -> ServerRegistry:
     """Two servers that hold the same blocks and do equally well."""
-    registry = fleet_of(A, B)
+    registry = registry_of(A, B)
     for each in (A, B):
         registry.on_heartbeat(each.peer, IDLE, 0.0)
     return registry
 
 
 def prices(registry: ServerRegistry, now: float) -> tuple[HopCost, HopCost]:
-    servers = [registry.get(each.peer) for each in (A, B)]
+    servers = [registry.find_server(each.peer) for each in (A, B)]
     one, other = (registry.costs.hop_cost(server, now) for server in servers if server is not None)
     return one, other
 
@@ -72,12 +72,14 @@ def test_the_wait_for_kv_is_divided_by_health_as_all_that_a_server_costs() -> No
     cover(registry, A, now)  # from then on it is known what is usual
     waits = []
     for each, other, price in zip((A, B), (B, A), prices(registry, now), strict=True):
-        server = registry.get(each.peer)
+        server = registry.find_server(each.peer)
         assert server is not None and price.score == price.status.score
         alone = replace(needs, excluded=frozenset({other.peer}))
         [leg] = cover(registry, each, now, alone, cheapest=True)
         waits.append(leg.cost_to_go_ms - price.hop_ms - 4 * price.block_ms)
-        assert waits[-1] == pytest.approx(server.predicted_wait_ms(64, for_recovery=False) / price.score)
+        assert waits[-1] == pytest.approx(
+            server.predicted_wait_ms(64, for_recovery=False) / price.score
+        )
     assert waits[1] > 1.5 * waits[0] > 0
 
 
@@ -86,7 +88,7 @@ def test_pages_that_come_free_at_the_far_end_count_at_the_next_choice() -> None:
     head = hello("head", 0, 2)
     tails = [hello("t0", 2, 4), hello("t1", 2, 4)]
     needs = Needs(max_length=64, kv_positions=1500 * head.page_size)
-    registry = fleet_of(head, *tails)
+    registry = registry_of(head, *tails)
     for each, free in zip((head, *tails), (2560, 1000, 1000), strict=True):
         registry.on_heartbeat(each.peer, replace(IDLE, steps=0, free_pages=free), 0.0)
     before = cover(registry, head, 1.0, needs, cheapest=True)[0].cost_to_go_ms
@@ -127,7 +129,9 @@ def test_a_server_that_is_far_or_has_a_queue_is_dearer_and_gets_clearly_less(wha
         registry.on_heartbeat(B.peer, replace(IDLE, oldest_ready_ms=IDLE.step_ms + WORSE_MS), 0.0)
     well, badly = prices(registry, 0.0)
     said = {"far": badly.distance_ms, "queue": badly.queue_ms}
-    assert said.pop(what) == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS) and set(said.values()) == {0.0}
+    assert said.pop(what) == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS) and set(said.values()) == {
+        0.0
+    }
     assert badly.hop_ms - well.hop_ms == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS)
     assert badly.block_ms == well.block_ms
     found = taken(registry, 0.0)
@@ -150,7 +154,10 @@ CHANGES: dict[str, tuple[Change, Change | None]] = {
         lambda f: f.on_heartbeat(A.peer, replace(IDLE, running=30), 1.0),
         lambda f: f.on_heartbeat(A.peer, IDLE, 1.0),
     ),
-    "suspected": (lambda f: f.set_suspected(frozenset({A.peer})), lambda f: f.set_suspected(frozenset())),
+    "suspected": (
+        lambda f: f.set_suspected(frozenset({A.peer})),
+        lambda f: f.set_suspected(frozenset()),
+    ),
     "left": (lambda f: f.drain(A.peer, "x"), lambda f: f.undrain(A.peer, "x")),
     "slow": (lambda f: f.set_slowness(A.peer, 20.0), lambda f: f.set_slowness(A.peer, 1.0)),
     "served": (tried, lambda f: f.on_token([A.peer], 1.0)),
@@ -164,7 +171,7 @@ CHANGES: dict[str, tuple[Change, Change | None]] = {
 def test_what_changes_at_one_of_very_many_servers_counts_at_the_next_choice(what: str) -> None:
     """More than are priced again at every choice, in turn."""
     many = [hello(f"s{number}") for number in range(8 * UPDATES_PER_CHOICE)]
-    registry = fleet_of(A, *many)
+    registry = registry_of(A, *many)
     registry.record_round_trip(many[0].peer, 0.03)  # this is how far all are
     for each in (A, *many):
         registry.on_heartbeat(each.peer, replace(IDLE, running=0 if each is A else 9), 1.0)
@@ -200,7 +207,7 @@ def herding(seed: int, *, cheapest: bool = False, forgetful: bool = False) -> fl
     `cheapest`: nobody draws; `forgetful`: nobody counts what it has placed itself since the last beat.
     """
     bits = random.Random(seed).getrandbits
-    fleets = [fleet_of(*SERVERS, draw=lambda: bits(64)) for _ in range(GATEWAYS)]
+    fleets = [registry_of(*SERVERS, draw=lambda: bits(64)) for _ in range(GATEWAYS)]
     got: Counter[PeerId] = Counter()
     for wave in range(WAVES):
         for registry in fleets:

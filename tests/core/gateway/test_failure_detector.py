@@ -8,7 +8,11 @@ import pytest
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.detection.failure_detector import FIRST_ESTIMATE, MAX_TIMEOUT, FailureDetector
+from modelswarm_gateway.core.detection.failure_detector import (
+    FIRST_ESTIMATE,
+    MAX_TIMEOUT,
+    FailureDetector,
+)
 from modelswarm_gateway.core.detection.stall_clock import StallClock
 from modelswarm_gateway.core.interface.effects import (
     Broken,

@@ -1,6 +1,6 @@
 """The indexes that a registry keeps up to date as servers come and go, against a recomputation: the same, to the bit.
 
-The servers are few here, so that hypothesis finds what is special about them; bench/route_choice.py has ten thousand.
+The servers are few here, so that hypothesis finds the special cases; `bench/routing/route_choice.py` has ten thousand.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def choices(costs: CostModel, draws: Draws, now: float) -> list[object]:
 
 @given(st.lists(CHANGES, max_size=30))
 @settings(max_examples=80, deadline=None)
-def test_prices_that_follow_who_comes_and_goes_are_those_of_a_book_that_is_opened_anew(
+def test_costs_updated_in_place_equal_those_of_a_new_table(
     changes: Sequence[tuple[str, object]],
 ) -> None:
     draws, now = Draws(), 1.0
@@ -166,7 +166,7 @@ def test_a_choice_right_after_a_link_went_or_came_knows_of_it_to_the_end_of_the_
     )
 
 
-def test_a_book_takes_in_many_servers_and_loses_them_all() -> None:
+def test_a_cost_table_grows_by_many_servers_and_loses_them_all() -> None:
     registry, count = ServerRegistry(30.0, lambda: 0, lambda _: None), 100
     for number in range(count):
         registry.register(server(number, 0, 0, 0, 0))

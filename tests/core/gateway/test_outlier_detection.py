@@ -107,7 +107,7 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     assert ejected(swarm) == {(slow.peer, "slow")}
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
     moved = [each for each in swarm.effects if isinstance(each, Moved)]
-    assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "moved")}
+    assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "migrated")}
     assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), "it lives"
     assert all_right(swarm)
 
@@ -132,7 +132,7 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
     assert ejected(swarm) == {(slow.peer, "slow")}
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
     moved = [each for each in swarm.effects if isinstance(each, Moved)]
-    assert [(each.peer, each.outcome) for each in moved] == [(slow.peer, "moved")]
+    assert [(each.peer, each.outcome) for each in moved] == [(slow.peer, "migrated")]
     assert swarm.answer("a0") == expected([*PROMPT, 0], 2 * TOKENS)
 
 

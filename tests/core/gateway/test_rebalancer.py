@@ -9,7 +9,12 @@ from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.effects import Moved, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.core.migration.imbalance import PAUSE_SECONDS, Load, ImbalanceDetector, Shift
+from modelswarm_gateway.core.migration.imbalance import (
+    PAUSE_SECONDS,
+    ImbalanceDetector,
+    Load,
+    Shift,
+)
 
 PROMPT = [(7 * at) % 97 for at in range(20)]
 NEW = 70
@@ -102,7 +107,7 @@ def test_sessions_that_crowd_one_server_spread_to_a_new_one_and_no_reader_notice
     swarm.serve(2, 4)
     read(swarm, names, 6, NEW + 1)
     moved = [effect for effect in swarm.effects if isinstance(effect, Moved)]
-    assert [(move.why, move.outcome) for move in moved] == [("balance", "moved")] * len(moved)
+    assert [(move.why, move.outcome) for move in moved] == [("rebalance", "migrated")] * len(moved)
     assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
     assert tails(swarm) == ([4, 2] if seconds else [6, 0])
     for name in names:

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.core.fleets import IDLE, cover, fleet_of, hello, place
+from support.core.fleets import IDLE, cover, hello, place, registry_of
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.identity import PeerId
@@ -147,7 +147,7 @@ def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
 
 def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
     a, b = hello("a"), hello("b")
-    registry = fleet_of(a, b)
+    registry = registry_of(a, b)
     for each in (a, b):
         registry.on_heartbeat(each.peer, IDLE, 0.0)
     assert Counter(place(registry, a, cheapest=True) for _ in range(40)) == {a.peer: 20, b.peer: 20}
@@ -155,14 +155,14 @@ def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
 
 def test_a_replay_weighs_more_than_a_session_that_only_goes_on() -> None:
     a, b = hello("a"), hello("b")
-    registry = fleet_of(a, b)
+    registry = registry_of(a, b)
     registry.add_hop(a.peer, 64, 8_192)
     assert {cover(registry, a)[0].peer for _ in range(10)} == {b.peer}
 
 
 def test_the_steps_of_an_idle_server_are_forgotten() -> None:
     a, b = hello("a"), hello("b")
-    registry = fleet_of(a, b)
+    registry = registry_of(a, b)
     slow = Heartbeat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
     registry.on_heartbeat(a.peer, slow, 0.0)
     registry.on_heartbeat(b.peer, replace(slow, step_ms=4.0), 0.0)
@@ -174,7 +174,7 @@ def test_the_steps_of_an_idle_server_are_forgotten() -> None:
 
 def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
     a, b = hello("a"), hello("b")
-    registry = fleet_of(a, b)
+    registry = registry_of(a, b)
     registry.suspected = frozenset({a.peer})
     assert {cover(registry, a)[0].peer for _ in range(20)} == {b.peer}
     registry.deregister(b.peer)
@@ -183,7 +183,7 @@ def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
 
 def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -> None:
     a, b = hello("a"), hello("b")
-    registry = fleet_of(a, replace(b, max_length=32))
+    registry = registry_of(a, replace(b, max_length=32))
     needs = Needs(max_length=33)
     assert {cover(registry, a, needs=needs)[0].peer for _ in range(20)} == {a.peer}
     registry.deregister(a.peer)
@@ -199,7 +199,7 @@ NONSENSE = (float("nan"), float("inf"), -5.0)
 @pytest.mark.parametrize("value", NONSENSE)
 def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, value: float) -> None:
     mad, sane, only = hello("mad", 0, 2), hello("sane", 0, 2), hello("only", 2, 4)
-    registry = fleet_of(mad, sane, only)
+    registry = registry_of(mad, sane, only)
     well = Heartbeat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
     for now in (1.0, 2.0, 3.0):
         for each in (sane, only):
@@ -215,12 +215,14 @@ def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, va
     registry.deregister(sane.peer)
     assert [leg.peer for leg in cover(registry, only, 3.0)] == [mad.peer, only.peer], "nobody else"
     registry.eject(only.peer, "silent", 3.0)
-    assert math.isfinite(registry.costs.route_cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0))
+    assert math.isfinite(
+        registry.costs.route_cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0)
+    )
 
 
 def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:
     liar, honest = hello("liar"), hello("honest")
-    registry = fleet_of(liar, honest)
+    registry = registry_of(liar, honest)
     for each, step in ((liar, 0.0), (honest, 8.0)):
         beat = Heartbeat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
         registry.on_heartbeat(each.peer, beat, 0.0)
@@ -230,7 +232,7 @@ def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> N
 
 def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() -> None:
     old, other, new = hello("a"), hello("b"), replace(hello("a"), peer="a/1/c")
-    registry = fleet_of(old, other)
+    registry = registry_of(old, other)
     slow = Heartbeat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
     registry.on_heartbeat(old.peer, slow, 0.0)
     registry.eject(old.peer, "overdue", 0.0)
@@ -249,9 +251,9 @@ def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
     shape = ModelShape(0, 4, 4, 8, 16, 100, 4096, 97)
     pool = Admission(shape, RECOVERY_RESERVE)
     pool.pages.allocate(100 - free)
-    registry = fleet_of(replace(server, total_pages=100, page_size=16))
+    registry = registry_of(replace(server, total_pages=100, page_size=16))
     registry.on_heartbeat(server.peer, Heartbeat(free_pages=free, total_pages=100), 0.0)
-    known = registry.get(server.peer)
+    known = registry.find_server(server.peer)
     assert known is not None
     for positions in (1, 16, 17, 100, 112, 113, 1440):
         missing = pool.missing_pages(Turn(positions, positions + 1, Sampling()), 0, repair)
@@ -273,6 +275,6 @@ def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_nea
     swarm.now += 0.1
     swarm.thaw(tail)
     assert route(swarm, "a") == [second.peer, tail.peer]
-    known = swarm.core._registry.get(tail.peer)
+    known = swarm.core._registry.find_server(tail.peer)
     assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
     assert swarm.answer("a") == expected(PROMPT, 3)

@@ -15,12 +15,12 @@ from modelswarm_gateway.core.interface.effects import Moved, Rerouted
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
-    MAX_EJECTION_TIME,
     MAX_DISCONNECTED,
+    MAX_EJECTION_TIME,
     SLOW_EJECTION_TIME,
     HealthTable,
 )
-from modelswarm_gateway.core.servers.step_times import MIN_STEPS, MAX_AGE, StepTimes
+from modelswarm_gateway.core.servers.step_times import MAX_AGE, MIN_STEPS, StepTimes
 
 
 def test_a_server_that_nothing_is_known_about_does_well() -> None:
@@ -38,7 +38,9 @@ def test_the_score_stays_in_its_range_whatever_happens() -> None:
             case 1:
                 health.set_slowness("a", rng.choice((0.1, 1.0, 3.0, 20.0)))
             case 2:
-                health.record_heartbeat("a", Heartbeat(free_pages=rng.randrange(11), total_pages=10), now)
+                health.record_heartbeat(
+                    "a", Heartbeat(free_pages=rng.randrange(11), total_pages=10), now
+                )
             case _:
                 health.on_token("a", now)
         assert 0.0 < health.status("a", now, hops=0).score <= 1.0
@@ -67,7 +69,12 @@ def test_an_ejection_is_short_doubles_and_is_capped() -> None:
         until = health.ejected_until("a")
         pauses.append(until - now)
         now = until + 1.0
-    assert pauses[:4] == [BASE_EJECTION_TIME, 2 * BASE_EJECTION_TIME, 4 * BASE_EJECTION_TIME, 8 * BASE_EJECTION_TIME]
+    assert pauses[:4] == [
+        BASE_EJECTION_TIME,
+        2 * BASE_EJECTION_TIME,
+        4 * BASE_EJECTION_TIME,
+        8 * BASE_EJECTION_TIME,
+    ]
     assert pauses[-1] == MAX_EJECTION_TIME
 
 
@@ -98,7 +105,9 @@ def test_who_was_cut_off_and_is_back_carries_a_canary_first_and_keeps_its_faults
     health.eject("a", 0.0)
     health.remove_server("a")
     health.add_server("a")
-    assert health.status("a", 0.5 * BASE_EJECTION_TIME, hops=0).ejected, "a new link ends no ejection"
+    assert health.status("a", 0.5 * BASE_EJECTION_TIME, hops=0).ejected, (
+        "a new link ends no ejection"
+    )
     assert health.status("a", 2 * BASE_EJECTION_TIME, hops=0).canary
     assert health.status("a", 2 * BASE_EJECTION_TIME, hops=1).ejected
     health.eject("a", 2 * BASE_EJECTION_TIME)
@@ -167,7 +176,9 @@ def test_without_traffic_a_score_comes_back(what: str) -> None:
     health = HealthTable()
     for number in range(5):
         beat = Heartbeat(steps=number, rows=number, busy_ms=200 * number, total_pages=100)
-        health.record_heartbeat("a", replace(beat, free_pages=0 if what == "full" else 100), 0.1 * number)
+        health.record_heartbeat(
+            "a", replace(beat, free_pages=0 if what == "full" else 100), 0.1 * number
+        )
     if what == "slow":
         health.set_slowness("a", 20.0)
     if what == "failed":
@@ -187,7 +198,9 @@ def beaten(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
     pace = StepTimes()
     for number in range(steps + 1):
         busy = 1000 * step * number
-        pace.record_heartbeat(Heartbeat(steps=number, rows=rows * number, busy_ms=busy, step_ms=1000 * step), 0.1)
+        pace.record_heartbeat(
+            Heartbeat(steps=number, rows=rows * number, busy_ms=busy, step_ms=1000 * step), 0.1
+        )
     return pace
 
 
@@ -252,7 +265,9 @@ def test_small_steps_that_take_longer_than_large_ones_of_others_are_slow() -> No
 def test_half_of_the_others_may_be_out_of_their_minds() -> None:
     compared = compare({0: 0.01}, [{0: 0.011}, {0: 0.012}, {0: 0.00001}, {0: 0.00001}])
     assert compared is not None
-    assert compared.ratio < MIN_RATIO and compared.deviations < MIN_DEVIATIONS, "neither of the two measures"
+    assert compared.ratio < MIN_RATIO and compared.deviations < MIN_DEVIATIONS, (
+        "neither of the two measures"
+    )
 
 
 # ---- in the core
@@ -344,7 +359,11 @@ def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> No
     for number in range(100):
         swarm.now += 0.1
         for server in swarm.servers.values():
-            beat = last if server is slow else Heartbeat(steps=number, rows=number, busy_ms=10 * number)
+            beat = (
+                last
+                if server is slow
+                else Heartbeat(steps=number, rows=number, busy_ms=10 * number)
+            )
             swarm.core.receive(server.peer, beat, swarm.now)
         swarm.core.tick(swarm.now)
         swarm.run()

@@ -59,7 +59,7 @@ def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
     while not rests(script):
         script.token("s")
     script.copied("s", new, session.length - 1)
-    assert script.route("s") == ["a", "c"] and outcomes(script) == ["moved"]
+    assert script.route("s") == ["a", "c"] and outcomes(script) == ["migrated"]
 
 
 def three_that_leave(
@@ -141,7 +141,7 @@ def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited
     script.copied("s0", new, 23)
     script.copied("s1", new, 23)
     script.wait(2.2)
-    assert routes(script) == ["c", "c", "b"] and outcomes(script).count("dropped") == 1
+    assert routes(script) == ["c", "c", "b"] and outcomes(script).count("aborted") == 1
 
 
 def test_nobody_joins_a_wave_of_which_one_is_there() -> None:

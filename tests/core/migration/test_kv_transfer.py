@@ -22,13 +22,13 @@ from support.core.network import GATEWAY, Pump, Server
 from modelswarm.protocol.messages import (
     CopyKv,
     Create,
+    FaultKind,
     Fence,
     FenceAck,
     Lane,
     Neighbour,
     Rows,
     Token,
-    FaultKind,
     Turn,
     Window,
 )
@@ -202,7 +202,9 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
     pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
     pump.run()
-    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][-1]
+    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][
+        -1
+    ]
     warm(spare)
     order(spare)
     pump.run()
@@ -232,7 +234,9 @@ def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) 
     if late:
         pump.put(peer, source, replace(last, received=30))
         pump.run()
-    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][-1]
+    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][
+        -1
+    ]
     del pump.seen[:]
     order(spare)
     pump.run()
@@ -275,7 +279,9 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
         pump.put(GATEWAY, server.address.peer, fence)
         pump.run()
         owns += [
-            i.server_handle for n, i in pump.answers if n == server.address.peer and isinstance(i, FenceAck)
+            i.server_handle
+            for n, i in pump.answers
+            if n == server.address.peer and isinstance(i, FenceAck)
         ]
     chain = [Neighbour(s.address, own) for s, own in zip(servers, owns, strict=True)]
     for hop, server, blocks in zip(chain, servers, [(3, 5), (5, 6)], strict=True):

@@ -20,7 +20,7 @@ from support.core.peer_comparison import compare
 from modelswarm_gateway.core.servers.step_times import StepTimes
 from modelswarm_serving.core.kv.transfer import STEP_BYTES
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
-from modelswarm_serving.model.base import KvRead, KvWrite, BatchItem
+from modelswarm_serving.model.base import BatchItem, KvRead, KvWrite
 
 
 def test_a_copy_and_the_rows_of_others_take_turns() -> None:

@@ -56,7 +56,7 @@ def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
     swarm.core.moves.drain(old, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
-    assert outcomes(swarm) == ["moved"]
+    assert outcomes(swarm) == ["migrated"]
     assert routed(swarm, "a")[place] == new.peer
     assert swarm.answer("a") == expected(PROMPT, NEW)
     assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
@@ -74,7 +74,7 @@ def test_the_only_hop_of_a_route_moves() -> None:
     swarm.core.moves.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
-    assert outcomes(swarm) == ["moved"]
+    assert outcomes(swarm) == ["migrated"]
     assert routed(swarm, "a") == [new.peer]
     assert swarm.answer("a") == expected(PROMPT, NEW)
 
@@ -98,7 +98,7 @@ def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
     for name in names:
         run_to(swarm, name, NEW)
         assert swarm.answer(name) == expected(PROMPT, NEW)
-    assert outcomes(swarm) == ["moved"] * 18
+    assert outcomes(swarm) == ["migrated"] * 18
 
 
 def test_a_server_that_ends_is_left_before_it_goes() -> None:
@@ -130,7 +130,7 @@ def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
     swarm.core.moves.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
-    assert outcomes(swarm) == ["moved"]
+    assert outcomes(swarm) == ["migrated"]
     assert old.core.stats.sessions == 0
     assert swarm.answer("a") == expected(PROMPT, NEW)
 

@@ -1,7 +1,7 @@
-"""What a reader sees of a drain, in virtual time: the pause of a move beside those of decoding, on any machine.
+"""The pause that a client sees in a drain, in virtual time: beside those of decoding, on any machine.
 
-`bench/drain_gap.py` measures the same with processes and a transformer. Rows cost time here, so that a copy that took
-steps away from live rows would show.
+`bench/recovery/drain_gap.py` measures the same with processes and a transformer. Rows cost time here, so that a copy
+that took steps away from live rows would show.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import statistics
 from dataclasses import dataclass, field, replace
 
-from support.simulator.gateway_process import GatewayProcess
+from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.scenario import Faults, Load, Weather
 from support.simulator.scenarios.base import draw
 from support.simulator.world import World
@@ -103,7 +103,7 @@ def test_a_drain_is_no_pause_that_a_reader_could_see() -> None:
     world.run()
     moved = [effect.outcome for effect in watched.seen if isinstance(effect, Moved)]
     assert len(moved) == len(watched.seen), "a planned move is no fault"
-    assert set(moved) == {"moved"} and len(moved) >= STREAMS // 2
+    assert set(moved) == {"migrated"} and len(moved) >= STREAMS // 2
     assert len(watched.drained) == 2
     usual = statistics.median(watched.gaps(QUIET / 2, QUIET))
     longest = max(max(watched.gaps(*span)) for span in watched.drained)

@@ -17,8 +17,8 @@ def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_firs
     script.ask("s", PROMPT)
     script.token("s")
     new = script.serve("c", 2, 4)
-    script.core.moves.drain(only, "stopping", script.now)
-    script.core.moves.drain(old, "stopping", script.now)
+    script.core.moves.drain(only, "shutdown", script.now)
+    script.core.moves.drain(old, "shutdown", script.now)
     script.wait(0.2)
     assert [go.standby for go in script.told(new, StartEpoch)] == [True]
 
@@ -41,7 +41,7 @@ def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
     assert view is not None and view.state == "parked"
     assert not script.told(new, StartEpoch)
     script.wait(0.1)
-    assert outcomes(script) == ["overtaken"] and len(script.told(new, Close)) == 1
+    assert outcomes(script) == ["superseded"] and len(script.told(new, Close)) == 1
 
 
 def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
@@ -59,7 +59,7 @@ def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
     begun = len(script.told(new, StartEpoch))
     script.core.moves.drain(old, "drain", script.now)
     script.wait(0.2)
-    assert outcomes(script) == ["overtaken"] * 4
+    assert outcomes(script) == ["superseded"] * 4
     gos = script.told(new, StartEpoch)
     assert len(gos) == begun + 1, "a fifth copy"
     assert all(go.standby for go in gos), "the reader would notice a move without"
@@ -134,5 +134,5 @@ def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session(
     script.reports("s", old, FaultKind.FAILED, wide)
     script.wait(0.1)
     assert not [effect for effect in script.effects if isinstance(effect, Rerouted)]
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert script.route("s") == ["a", "b", "c", "d"]

@@ -53,7 +53,7 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     assert len(script.told(old, Close)) == 1 and not script.told(old, Fence)
     [go] = script.told(new, StartEpoch)
     assert not go.standby and go.start == 23 and go.length == 24
-    assert outcomes(script) == ["moved"] and not reroutes(script)
+    assert outcomes(script) == ["migrated"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
     assert script.length("s") == before + 1
@@ -84,7 +84,7 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
     assert script.core.moves.migrate(session, session.hops[1], new, script.now)
     script.run()
     script.reports("s", new, FaultKind.FAILED)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     script.wait(TICK)
     script.sent.clear()
     for _ in range(60):
@@ -137,7 +137,7 @@ def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
     script, old, new = two_spans(GatewaySettings(copy_seconds=1.0, move_seconds=0.5))
     leave(script, old)
     script.wait(1.2)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert len(script.told(new, Close)) == 1
     assert [copy.to for copy in script.told(old, CopyKv)][-1] is None
     assert script.route("s") == ["a", "b"] and not reroutes(script)
@@ -150,7 +150,7 @@ def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
     script, old, _ = two_spans(settings)
     leave(script, old)
     script.wait(3.0)
-    assert outcomes(script) == ["dropped", "dropped", "rebuilt"]
+    assert outcomes(script) == ["aborted", "aborted", "recomputed"]
     assert script.route("s") == ["a", "c"]
     script.token("s")
     assert not reroutes(script)
@@ -161,7 +161,7 @@ def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: Fault
     script, old, new = two_spans()
     leave(script, old)
     script.reports("s", new, trouble)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert script.route("s") == ["a", "b"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
@@ -173,7 +173,7 @@ def test_a_broken_link_to_where_the_copy_goes_is_nothing_to_the_session() -> Non
     leave(script, old)
     script.reports("s", old, FaultKind.LINK_DOWN, new)
     script.reports("s", old, FaultKind.LINK_DOWN, new)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert not reroutes(script), "a late report of a copy that is over is not the session's either"
 
 
@@ -181,7 +181,7 @@ def test_a_server_without_room_is_asked_again_later() -> None:
     script, old, new = two_spans(GatewaySettings(move_seconds=0.5))
     script.refusing[new] = Refusal.NO_PAGES
     leave(script, old)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert script.route("s") == ["a", "b"]
     del script.refusing[new]
     script.wait(0.7)
@@ -211,7 +211,7 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
     assert not script.told(new, Close)
     script.token("s")
     script.wait(0.1)
-    assert outcomes(script) == ["overtaken"]
+    assert outcomes(script) == ["superseded"]
 
 
 def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_runs() -> None:
@@ -221,7 +221,9 @@ def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_ru
     assert reroutes(script) == ["gap"]
     assert len(script.told(new, Close)) == 1
     script.wait(0.5)
-    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 1, "repairs come before moves"
+    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 1, (
+        "repairs come before moves"
+    )
     script.token("s")
     script.wait(0.5)
     assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 2
@@ -234,7 +236,7 @@ def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_
     length = script.length("s")
     script.says(old, Token(tail.reply, script.epoch("s"), length, 9, 0.0, Finish.STOP))
     script.wait(0.1)
-    assert outcomes(script) == ["overtaken"]
+    assert outcomes(script) == ["superseded"]
     assert script.told(new, Close) and script.told(old, Close)
     assert script.route("s") == ["a"], "what it held there is given up"
     script.ask("s", (*PROMPT, 7, 9, 5))
@@ -246,7 +248,7 @@ def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
     script.says(old, Heartbeat(draining=True))
     script.wait(0.1)
     assert script.told(new, StartEpoch)
-    assert [view.leaving for view in script.core.servers()] == ["", "stopping", ""]
+    assert [view.leaving for view in script.core.servers()] == ["", "shutdown", ""]
 
 
 def test_a_report_of_draining_moves_the_session_and_disturbs_nothing() -> None:
@@ -285,7 +287,7 @@ def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
     leave(script, old)
     script.core.moves.undrain(old, "drain", script.now)
     script.run()
-    assert outcomes(script) == ["overtaken"]
+    assert outcomes(script) == ["superseded"]
     assert len(script.told(new, Close)) == 1
     assert script.route("s") == ["a", "b"]
     assert [view.leaving for view in script.core.servers()] == ["", "", ""]
@@ -310,7 +312,7 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
     script.copied("s", second, 23)
     script.wait(TICK)
     assert script.route("s") == ["a", "c", "d"]
-    assert outcomes(script) == ["moved"]
+    assert outcomes(script) == ["migrated"]
 
 
 def test_a_session_that_closes_takes_its_copy_with_it() -> None:
@@ -327,7 +329,7 @@ def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
     script.silent.add(new)
     leave(script, old)
     script.wait(0.6)
-    assert outcomes(script) == ["dropped"]
+    assert outcomes(script) == ["aborted"]
     assert script.core._recovery.hops.leaving
     [create] = script.told(new, Fence)
     script.silent.clear()

@@ -7,18 +7,18 @@ from support.core.network import GATEWAY, Client, Pump, Server, opened, prompt, 
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
-    Heartbeat,
     Close,
     Create,
+    FaultKind,
+    FaultReport,
     Fence,
     FenceAck,
-    StartEpoch,
-    OwnedSessions,
+    Heartbeat,
     OwnedSession,
+    OwnedSessions,
     Refusal,
-    FaultReport,
     Role,
-    FaultKind,
+    StartEpoch,
     Turn,
 )
 from modelswarm_serving.core.kv.admission import RESERVATION_SECONDS

@@ -9,13 +9,13 @@ from support.core.network import GATEWAY, Client, Pump, opened, prompt, route, s
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
+    FaultKind,
     Fence,
     Input,
     Lane,
     Rows,
     Sampling,
     Token,
-    FaultKind,
     Turn,
     Window,
 )

@@ -11,14 +11,14 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
     Close,
     Create,
+    FaultKind,
     Fence,
     FenceAck,
-    StartEpoch,
     Lane,
     Refusal,
     Role,
     Sampling,
-    FaultKind,
+    StartEpoch,
     Turn,
 )
 

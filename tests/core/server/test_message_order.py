@@ -11,17 +11,17 @@ from support.core.network import GATEWAY, VOCABULARY, Client, Pump, prompt, repe
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
     Close,
+    FaultKind,
+    FaultReport,
     Fence,
-    StartEpoch,
     Input,
     Lane,
-    OwnedSessions,
     OwnedSession,
-    FaultReport,
+    OwnedSessions,
     Role,
     Rows,
+    StartEpoch,
     Token,
-    FaultKind,
     Window,
 )
 

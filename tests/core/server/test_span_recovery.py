@@ -6,7 +6,7 @@ import pytest
 from support.core.network import Client, Pump, opened, prompt
 
 from modelswarm.placement.replay_memory import GROUP_OVERHEAD
-from modelswarm.protocol.messages import RetainedRows, Lane, Rows, FaultKind
+from modelswarm.protocol.messages import FaultKind, Lane, RetainedRows, Rows
 
 CONTEXT, NEW, READ = 60, 30, 20
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.simulator.actors.server_process import Cores
 from support.simulator.planted.protocol import PLANTS, OverlooksGaps
 from support.simulator.planted.recovery import CopiesOnAndOn
 from support.simulator.scenarios.base import draw
-from support.simulator.server_process import Cores
 from support.simulator.trace import Violation
 from support.simulator.world import World
 

@@ -109,7 +109,7 @@ def test_stream_that_cannot_be_saved_ends_with_one_error(tmp_path: Path) -> None
         assert doors.metric("modelswarm_gateway_sessions") == 0
         ready = httpx.get(f"{doors.url}/ready", timeout=10)
         assert ready.status_code == 503
-        assert "blocks 2-3" in ready.json()["reason"]
+        assert "blocks 2:4" in ready.json()["reason"]
         assert ready.json()["models"][0]["missing_blocks"] == [2, 3]
 
 
@@ -266,7 +266,7 @@ def test_gateway_without_servers_is_healthy_but_not_ready(tmp_path: Path) -> Non
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         swarm.server("s0", "0:2")
         eventually(
-            "one half is there", lambda: "blocks 2-3" in str(httpx.get(f"{doors.url}/ready").json())
+            "one half is there", lambda: "blocks 2:4" in str(httpx.get(f"{doors.url}/ready").json())
         )
         answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
         assert answer.status_code == 503

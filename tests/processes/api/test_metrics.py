@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from support.eventually import eventually
 from support.kubernetes.prometheus import lint
 from support.processes.swarm import BRIEF_HOLD, ENDLESS, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.identity import name_of
+
+pytestmark = pytest.mark.full
 
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
 LONG = {**BODY, "max_tokens": 750}
@@ -76,12 +79,12 @@ def test_completed_reused_and_refused(tmp_path: Path) -> None:
 
 
 def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
-    with two_spans(tmp_path, context=CONTEXT) as swarm:
+    with two_spans(tmp_path, context=ENDLESS) as swarm:
         swarm.server("t1", "2:4")
         swarm.servers_ready("t1")
-        doors = swarm.gateway("--hold-limit", "3", "--vllm-metrics")
+        doors = swarm.gateway(*BRIEF_HOLD, "--vllm-metrics")
         eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
-        with streaming(doors) as lines:
+        with streaming(doors, max_tokens=3000) as lines:
             swarm.kill(tail(doors))
             for _ in lines:
                 pass
@@ -96,8 +99,8 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
 
 def lose_the_head(swarm: HashSwarm, doors: Doors) -> None:
     """Nobody else holds its blocks: one client leaves, the other waits in vain."""
-    with streaming(doors) as waits:
-        with streaming(doors, prompt="another"):
+    with streaming(doors, max_tokens=50_000) as waits:
+        with streaming(doors, max_tokens=50_000, prompt="another"):
             swarm.kill("s0")
             eventually(
                 "held", lambda: doors.metric("modelswarm_gateway_sessions", state="held") == 2

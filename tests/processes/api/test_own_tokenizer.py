@@ -106,6 +106,7 @@ def test_words_that_are_not_there_are_refused_by_the_flag_that_names_them(tmp_pa
         open_model_files(None, "s3://b", None)
 
 
+@pytest.mark.full
 def test_a_model_without_a_tokenizer_is_served_with_another(
     tmp_path: Path, folder: Path, words: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_model_without_a_tokenizer_is_served_with_another(
     assert loaded.revision.endswith(loaded.files.revision_suffix)
 
 
+@pytest.mark.full
 async def test_gateways_get_the_files_of_the_flags_and_their_revision(
     tmp_path: Path, folder: Path, words: Path, template: Path
 ) -> None:
@@ -145,6 +147,7 @@ def prompt_tokens(swarm: LocalSwarm) -> int:
     return int(said.raise_for_status().json()["usage"]["prompt_tokens"])
 
 
+@pytest.mark.full
 def test_a_document_with_a_template_is_answered_by_it(folder: Path, tmp_path: Path) -> None:
     model = {"source": f"file://{folder}", "chatTemplate": "{{ messages[0]['content'] }}"}
     short = plan_document(ModelSwarm.parse(document(folder, model=model)))
@@ -159,6 +162,7 @@ def test_a_document_with_a_template_is_answered_by_it(folder: Path, tmp_path: Pa
     assert seven == 7 * one
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -44,6 +44,7 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.soak
 def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
     with (
         Targets() as targets,

@@ -19,6 +19,8 @@ from support.processes.swarm import HASH, plan, write_document
 from modelswarm.local.run_folder import RunInfo
 from modelswarm.local.swarm import LocalSwarm
 
+pytestmark = pytest.mark.full
+
 ESCAPE = "\x1b"
 
 
@@ -235,7 +237,7 @@ def test_plan_prints_spans_memory_and_room_and_starts_nothing(shell: Shell, tmp_
     assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ KiB +336", shown)
     assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ KiB +336", shown)
     assert "2 servers per span, 4 in all" in shown
-    assert "A session may have 100 tokens; 3 such sessions fit" in shown
+    assert "A session may have 100 tokens; one server of each span has room for 3 such sessions" in shown
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -303,7 +305,7 @@ def test_a_drain_that_would_uncover_a_block_is_refused_and_says_which(shell: She
         for more in ((), ("--wait", "0.3")):
             done = shell.run("drain", "tiny-s1-r1", *more)
             assert done.returncode == 1
-            assert "tiny-s1-r1 is the only server that holds blocks 2, 3" in done.stderr
+            assert "tiny-s1-r1 is the only server that holds blocks 2:4" in done.stderr
             assert re.search(r"tiny-s1-r1 +2:4 +linked", shell.output("status"))
     finally:
         shell.output("drain", "tiny-s1-r0", "--undo")

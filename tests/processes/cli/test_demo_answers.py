@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from modelswarm.demo import counting_folder
 
+pytestmark = pytest.mark.full
+
 FOLDER = counting_folder()
 BYTES_AT_MOST = 8_000_000
 

@@ -16,11 +16,18 @@ from pathlib import Path
 import pytest
 from support.processes.server import alive, gone_within
 
-from modelswarm.local.supervisor import RestartBackoff
-from modelswarm.local.supervisor import Job, JobChange, JobState, StartError, Supervisor
+from modelswarm.local.supervisor import (
+    Job,
+    JobChange,
+    JobState,
+    RestartBackoff,
+    StartError,
+    Supervisor,
+)
 
-STAND_IN = Path(__file__).with_name("stand_in.py")
-SOON = 10.0  # seconds; every wait ends much earlier unless something is broken
+TESTS = Path(__file__).parents[2]
+STAND_IN = TESTS / "support" / "processes" / "stand_in_program.py"
+SOON = 60.0  # seconds; every wait ends much earlier unless something is broken
 
 
 def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), rank: int = 0) -> Job:
@@ -88,9 +95,10 @@ def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
     ]
     died, started = changes[2], changes[3]
     assert died.job.exit_reason == "killed by SIGKILL"
-    assert 0.4 < started.at - died.at < 2.0
+    assert started.at - died.at > 0.4
 
 
+@pytest.mark.full
 def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> None:
     dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
     jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
@@ -113,6 +121,7 @@ def test_a_process_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
+@pytest.mark.full
 def test_a_frozen_process_is_killed_too(tmp_path: Path) -> None:
     supervisor = Supervisor([stand_in(tmp_path, "a")], dict(os.environ), tmp_path)
     supervisor.start(SOON)
@@ -151,6 +160,7 @@ def test_lower_ranks_are_gone_before_higher_ones_are_told(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.full
 def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
     tmp_path: Path,
 ) -> None:
@@ -168,6 +178,7 @@ def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
     assert all(view.state is JobState.STOPPED for view in supervisor.job_statuses())
 
 
+@pytest.mark.full
 def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
     crashing = "import os,sys; sys.stderr.write('one\\ntwo\\n'); sys.stderr.flush(); os.kill(os.getpid(), 10)"
     bad = Job("bad", lambda *_: (sys.executable, "-c", crashing), lambda pid: False, lambda: None)
@@ -175,11 +186,12 @@ def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_pa
     with pytest.raises(StartError) as caught:
         Supervisor([bad], dict(os.environ), tmp_path).start(SOON)
 
-    assert str(caught.value).startswith("bad killed by SIGUSR1 while starting; its last words:")
+    assert str(caught.value).startswith("bad killed by SIGUSR1 while starting; its last lines:")
     assert "\n  one\n  two" in str(caught.value)
     assert not caught.value.is_user_error
 
 
+@pytest.mark.full
 def test_a_process_that_never_gets_ready_ends_the_start_in_time(tmp_path: Path) -> None:
     job = stand_in(tmp_path, "slow")
     never = Job("slow", job.command, lambda pid: False, job.remove_files)
@@ -201,18 +213,23 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
 folder = Path(sys.argv[1])
 jobs = [stand_in(folder, f"child{i}", "--deaf") for i in range(3)]
 supervisor = Supervisor(jobs, dict(os.environ), folder)
-supervisor.start(10.0)
-print(*[view.pid for view in supervisor.views()], flush=True)
+supervisor.start(60.0)
+print(*[status.pid for status in supervisor.job_statuses()], flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_no_child_outlives_a_parent_that_dies_without_a_word(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    tests = str(Path(__file__).parents[1])
-    command = (sys.executable, "-c", PARENT, str(tmp_path), tests)
+    command = (sys.executable, "-c", PARENT, str(tmp_path), str(TESTS))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         children = [int(pid) for pid in parent.stdout.readline().split()]
@@ -221,4 +238,4 @@ def test_no_child_outlives_a_parent_that_dies_without_a_word(
 
         parent.send_signal(number)
 
-        assert gone_within(children, 30.0)  # one that is still importing notices after it
+        assert gone_within(children, 60.0)  # one that is still importing notices after it

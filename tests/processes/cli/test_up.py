@@ -7,19 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.eventually import eventually
 from support.models.tiny_models import make_model
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
 from modelswarm.client.openai import OpenAIClient
 from modelswarm.client.swarm import SwarmClient
-from modelswarm.local.commands import GATEWAY_JOB
 from modelswarm.local.run_folder import RunFolder, list_runs
 from modelswarm.local.supervisor import JobState
 from modelswarm.local.swarm import LocalSwarm
@@ -71,6 +70,7 @@ def linked(swarm: LocalSwarm) -> set[str]:
         return {server.peer for server in door.fetch_snapshot().servers}
 
 
+@pytest.mark.full
 def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
     folder: Path, tmp_path: Path, runtime: Path
 ) -> None:
@@ -82,14 +82,20 @@ def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
 
         process.kill()
 
-        assert gone_within(processes, 30.0)  # a busy one notices late
+        assert gone_within(processes, 60.0)  # a busy one notices late
     assert list_runs() == []
     assert (runtime / "tiny").exists()
     RunFolder.claim("other").release()
     assert list(runtime.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_stopped_up_leaves_neither_processes_nor_files(
     folder: Path, tmp_path: Path, runtime: Path, number: signal.Signals
 ) -> None:
@@ -98,7 +104,7 @@ def test_a_stopped_up_leaves_neither_processes_nor_files(
         processes = children(process.pid)
         process.send_signal(number)
 
-        assert process.wait(15.0) == 0
+        assert process.wait(60.0) == 0
     assert not any(alive(pid) for pid in processes)
     assert list(runtime.iterdir()) == []
 
@@ -112,28 +118,10 @@ def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> 
 
         assert answer(swarm) == before
         assert swarm.wait_replaced(victim.slot.name, victim.job_status.incarnation, START_SECONDS)
-        deadline = time.monotonic() + START_SECONDS
-        while len(linked(swarm)) < 4 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        eventually("all are linked", lambda: len(linked(swarm)) == 4)
         assert victim.member.peer not in linked(swarm)
         assert victim.slot.name in {name_of(peer) for peer in linked(swarm)}
         assert swarm.coverage == 2
-        assert answer(swarm) == before
-
-
-def test_a_killed_gateway_comes_back_at_the_same_addresses(folder: Path) -> None:
-    with LocalSwarm(plan(folder, spans=1, replicas=1), HASH) as swarm:
-        before, address = answer(swarm), swarm.http
-        job = swarm.kill(GATEWAY_JOB)
-
-        assert swarm.wait_replaced(GATEWAY_JOB, job.incarnation, START_SECONDS)
-        assert swarm.http == address
-        deadline = time.monotonic() + START_SECONDS
-        while not linked(swarm) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        with SwarmClient(swarm.grpc) as door:
-            while not door.is_serving(1) and time.monotonic() < deadline:
-                time.sleep(0.05)
         assert answer(swarm) == before
 
 
@@ -147,6 +135,7 @@ def refused(*arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: Path) -> None:
     document = write_document(tmp_path / "swarm.yaml", folder)
     for flag in ("--http", "--grpc", "--metrics"):
@@ -156,6 +145,7 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: P
         assert f"Error: {flag}: cannot listen on {address}: Address already in use" in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
@@ -178,6 +168,7 @@ def test_flags_that_cannot_work_are_refused_before_anything_starts(
     assert f"Error: {sentence}" in refused("up", str(document), *ANY_PORTS, *flags)
 
 
+@pytest.mark.full
 def test_documents_that_cannot_run_here_are_refused_before_anything_starts(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +190,7 @@ def test_documents_that_cannot_run_here_are_refused_before_anything_starts(
         assert sentence in refused("up", str(path), *ANY_PORTS)
 
 
+@pytest.mark.full
 def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     broken = make_model(tmp_path / "model", "llama")
     shard = sorted(broken.glob("*.safetensors"))[0]
@@ -209,6 +201,7 @@ def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert shard.name in said
 
 
+@pytest.mark.full
 def test_a_second_swarm_of_the_same_name_is_refused_and_the_first_goes_on(folder: Path) -> None:
     one = plan(folder, spans=1, replicas=1)
     with LocalSwarm(one, HASH) as swarm:

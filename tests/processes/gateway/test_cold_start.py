@@ -20,6 +20,8 @@ from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.runtime.node import Node
 
+pytestmark = pytest.mark.full
+
 ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", SamplingOptions(), (), None)
 
 

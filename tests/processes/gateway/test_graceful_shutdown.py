@@ -19,6 +19,8 @@ from support.processes.swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
+pytestmark = pytest.mark.full
+
 SHORT = {"model": MODEL, "prompt": "go", "max_tokens": 2, "ignore_eos": True}
 
 

@@ -13,18 +13,21 @@ from pathlib import Path
 import httpx
 import pytest
 from support.eventually import eventually
-from support.processes.http_requests import LONG, SLOW, WIDE, lines, tokens_of
-from support.processes.swarm import two_spans
+from support.processes.http_requests import FOREVER, IDS, LONG, lines, tokens_of
+from support.processes.swarm import ENDLESS, two_spans
 
 from modelswarm_gateway.__main__ import main
 
+LATE = 1500  # tokens; a stop falls into so long an answer, and it ends before the drain does
 
+
+@pytest.mark.full
 def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
-    with two_spans(tmp_path, context=WIDE) as swarm:
+    with two_spans(tmp_path, context=4096) as swarm:
         doors = swarm.gateway()
         got: list[int] = []
         ended = False
-        for line in lines(doors, SLOW):
+        for line in lines(doors, IDS | {"max_tokens": LATE}):
             got += tokens_of(line)
             if not ended and got:
                 swarm.kill("gateway", signal.SIGTERM)
@@ -35,20 +38,21 @@ def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -
                     assert answer.json()["error"]["code"] == "gateway_stopping"
                     assert client.get("/ready").status_code == 503
                     assert client.get("/health").status_code == 200
-        assert len(got) == SLOW["max_tokens"]
+        assert len(got) == LATE
         assert swarm.processes["gateway"].wait(10) == 0
         assert not (tmp_path / "gateway.json").exists()
 
 
+@pytest.mark.full
 def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=ENDLESS) as swarm:
         doors = swarm.gateway("--drain-timeout", "0.5")
         swarm.kill("s1")
         eventually("it is noticed", lambda: not swarm.is_ready(doors))
         swarm.server("s2", "2:4")
         eventually("it is back", lambda: swarm.is_ready(doors))
         said: list[str] = []
-        for line in lines(doors, LONG):
+        for line in lines(doors, FOREVER):
             said.append(line)
             if len(said) == 10:
                 swarm.kill("s2")  # held from here on
@@ -57,10 +61,11 @@ def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
         assert swarm.processes["gateway"].wait(10) == 0
 
 
+@pytest.mark.full
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
-    with two_spans(tmp_path) as swarm:
+    with two_spans(tmp_path, context=ENDLESS) as swarm:
         doors = swarm.gateway()
-        stream = lines(doors, LONG)
+        stream = lines(doors, FOREVER)
         next(stream)
         swarm.kill("s1")
         swarm.kill("gateway", signal.SIGTERM)
@@ -68,9 +73,10 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         swarm.kill("gateway", signal.SIGTERM)
         assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
         with contextlib.suppress(httpx.HTTPError):
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
 
 
+@pytest.mark.full
 def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
     command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
@@ -88,6 +94,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
         process.wait(10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
 def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: str) -> None:
     ports = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "metrics": "127.0.0.1:0"}

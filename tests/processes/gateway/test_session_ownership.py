@@ -14,6 +14,8 @@ from support.eventually import eventually
 from support.processes.http_requests import IDS
 from support.processes.swarm import Doors, HashSwarm, two_spans
 
+pytestmark = pytest.mark.full
+
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7}
 

@@ -16,6 +16,8 @@ from support.processes.swarm import Doors, HashSwarm, two_spans
 
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
+pytestmark = pytest.mark.full
+
 NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7, "max_tokens": 20}
 GENERATED = "modelswarm_gateway_tokens_total"
 
@@ -28,7 +30,10 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 @pytest.fixture(scope="module")
 def gateways(swarm: HashSwarm) -> tuple[Doors, Doors]:
-    return swarm.gateway(name="one"), swarm.gateway(name="two")
+    return (
+        swarm.gateway(name="one", detects_silence=True),
+        swarm.gateway(name="two", detects_silence=True),
+    )
 
 
 def freeze(swarm: HashSwarm) -> None:

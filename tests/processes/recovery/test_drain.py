@@ -120,17 +120,19 @@ def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -
             list(swarm.view.drain_server(slot.name, undo=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("span", [0, 1])
 def test_a_server_that_is_told_to_end_does_so_when_its_sessions_have_left(
     swarm: Running, span: int
 ) -> None:
-    with unnoticed(swarm, "stopping"):
+    with unnoticed(swarm, "shutdown"):
         running = [s.route for s in swarm.sessions() if s.state == "running"]
         peer = running[0][span].peer
         job = swarm.local.kill(name_of(peer), signal.SIGTERM)
         assert swarm.local.wait_replaced(job.name, job.incarnation, READY_SECONDS)
 
 
+@pytest.mark.full
 def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
     swarm.wait_whole()
     first = Ask(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
@@ -150,6 +152,7 @@ def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
         judge(answer)
 
 
+@pytest.mark.full
 def test_a_drain_waits_for_a_server_that_takes_over(swarm: Running) -> None:
     """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
     swarm.wait_whole()

@@ -54,6 +54,7 @@ def wait_used(doors: Doors) -> None:
     eventually("it is used again", lambda: server(doors, "s1").health == "linked")
 
 
+@pytest.mark.full
 def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
     one, two = swarm.gateway(name="one"), swarm.gateway(name="two")
     whole(two, RESTS)
@@ -82,6 +83,7 @@ def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
         wait_used(doors)
 
 
+@pytest.mark.full
 def test_a_drain_whose_other_gateways_do_not_move_their_sessions_does_not_say_that_it_is_empty(
     tmp_path: Path,
 ) -> None:

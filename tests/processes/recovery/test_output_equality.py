@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
 
+pytestmark = pytest.mark.full
+
 LENGTHS = (33, 5, 210, 1, 90, 17, 400, 64)
 NEW = 60
 SAMPLINGS = (

@@ -64,6 +64,7 @@ async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_pa
         assert await gone(server) == 0
 
 
+@pytest.mark.full
 async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_limit(
     tmp_path: Path,
 ) -> None:
@@ -77,6 +78,7 @@ async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_
         await gateway.heard.until(lambda: bool(gateway.heard.down))
 
 
+@pytest.mark.full
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     async with (
         servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
@@ -89,6 +91,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         assert await gone(server) == 1
 
 
+@pytest.mark.full
 async def test_sessions_at_rest_and_those_of_lost_gateways_hold_nobody_up(tmp_path: Path) -> None:
     async with (
         servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),

@@ -24,6 +24,8 @@ from support.processes.link_peers import Node, hello
 from modelswarm.protocol.identity import Address
 from tools.devcluster.network.ports import free_ports
 
+pytestmark = pytest.mark.full
+
 HASH = ("--hash-model", "--pages", "64")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.processes.link_peers import joined, nodes
+from support.processes.link_peers import DEADLINE, joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import Heartbeat
@@ -32,7 +32,7 @@ async def test_a_handler_that_fails_when_a_link_goes_leaves_no_task_behind() -> 
         a.heard.unlinked = fails  # type: ignore[method-assign]
         b.links.unlink(a.peer, "enough")
         await b.heard.until(lambda: bool(b.heard.down))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         del a.heard.unlinked

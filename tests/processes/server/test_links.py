@@ -6,16 +6,24 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
-from support.processes.link_peers import Node, RawPeer, echo_process, hello, joined, nodes, raw_peer
+from support.processes.link_peers import (
+    DEADLINE,
+    Node,
+    echo_process,
+    hello,
+    joined,
+    nodes,
+    raw_peer,
+)
 
 from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.link import grpc_stream
 from modelswarm.protocol.link.lane import Limits
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +38,7 @@ from modelswarm.protocol.messages import (
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
 EPOCH = Epoch(1, 1)
+NEVER = 3600.0  # seconds; what would come so late comes too late for a test
 BOTH = (Lane.LIVE, Lane.BULK)
 
 
@@ -126,11 +135,9 @@ async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
 
 
 async def test_a_refused_connection_is_told_at_once() -> None:
-    async with nodes("a", limits=Limits(connect_seconds=20)) as (a,):
-        began = time.monotonic()
+    async with nodes("a", limits=Limits(connect_seconds=NEVER)) as (a,):
         a.links.dial(Address("nobody", "127.0.0.1:1"))
         await a.heard.until(lambda: bool(a.heard.down))
-        assert time.monotonic() - began < 5.0
         assert a.heard.down[0][0] == "nobody"
 
 
@@ -140,7 +147,7 @@ async def test_a_peer_that_accepts_but_never_answers_is_given_up() -> None:
         silent.listen()
         async with nodes("a", limits=Limits(connect_seconds=0.3)) as (a,):
             a.links.dial(Address("silent", f"127.0.0.1:{silent.getsockname()[1]}"))
-            await a.heard.until(lambda: bool(a.heard.down), 2.0)
+            await a.heard.until(lambda: bool(a.heard.down))
             assert "did not answer" in a.heard.down[0][1]
 
 
@@ -262,7 +269,7 @@ async def test_a_bad_frame_closes_that_link_only(
             await b.heard.until(lambda: bool(b.heard.down))
             assert [peer for peer, _ in b.heard.down] == ["bad/1/x"]
             with pytest.raises(ConnectionError):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(DEADLINE):
                     await bad.lanes[Lane.LIVE if lane is Lane.BULK else Lane.BULK].read()
         a.send(b.address, [Token(1, EPOCH, 1, 1)])
         await a.heard.until(lambda: len(a.heard.items) == 1)
@@ -277,7 +284,7 @@ async def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
         async with raw_peer(a, hello("rude/1/x")) as rude:
             await rude.lanes[Lane.LIVE].write(next(iter(pack([Close(1)]))))
             with pytest.raises(ConnectionError, match="not a Hello"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(DEADLINE):
                     await rude.lanes[Lane.LIVE].read()
         assert not a.heard.up
 
@@ -286,7 +293,7 @@ async def test_half_a_link_is_given_up() -> None:
     async with nodes("a", limits=Limits(handshake_seconds=0.3)) as (a,):
         async with raw_peer(a, hello("half/1/x"), [Lane.LIVE]) as half:
             with pytest.raises(ConnectionError, match="in time"):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(DEADLINE):
                     await half.lanes[Lane.LIVE].read()
         assert not a.heard.up
 
@@ -295,9 +302,9 @@ async def test_losing_one_lane_closes_both() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("torn/1/x"), BOTH) as torn:
         await a.heard.until(lambda: bool(a.heard.up))
         await torn.lanes[Lane.BULK].close()
-        await a.heard.until(lambda: bool(a.heard.down), 1.0)
+        await a.heard.until(lambda: bool(a.heard.down))
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE):
                 await torn.lanes[Lane.LIVE].read()
         assert len(a.heard.down) == 1
 
@@ -309,7 +316,7 @@ async def test_a_peer_that_comes_again_replaces_its_old_link() -> None:
             await a.heard.until(lambda: len(a.heard.up) == 2)
             assert len(a.heard.down) == 1
             a.send(Address("again/1/x", ""), [Close(7)])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE):
                 assert await second.lanes[Lane.LIVE].read() == next(iter(pack([Close(7)])))
 
 
@@ -354,11 +361,11 @@ async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with nodes("a", limits=Limits(connect_seconds=20)) as (a,):
+        async with nodes("a", limits=Limits(connect_seconds=NEVER)) as (a,):
             for _ in range(2):
                 a.heard.down.clear()
                 a.links.dial(Address("c/1/x", f"127.0.0.1:{port}"))
-                await a.heard.until(lambda: bool(a.heard.down), 5.0)
+                await a.heard.until(lambda: bool(a.heard.down))
     finally:
         await server.stop(None)
 
@@ -369,19 +376,12 @@ async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
         await asyncio.sleep(0.2)
         assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
-        worst = [max([await one_way(a, slow) for _ in range(50)]) for _ in range(3)]
-        assert min(worst) < 0.25  # a machine that stands still for a moment delays one of them
+        for _ in range(50):
+            a.send(Address("slow/1/x", ""), [Close(1)])
+            async with asyncio.timeout(DEADLINE):
+                await slow.lanes[Lane.LIVE].read()
         assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20
         assert not a.heard.down
-
-
-async def one_way(a: Node, slow: RawPeer) -> float:
-    """Seconds from a message to its arrival."""
-    began = time.monotonic()
-    a.send(Address("slow/1/x", ""), [Close(1)])
-    async with asyncio.timeout(5):
-        await slow.lanes[Lane.LIVE].read()
-    return time.monotonic() - began
 
 
 async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
@@ -390,7 +390,7 @@ async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
             await a.heard.until(lambda: bool(a.heard.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(9)], Lane.BULK)
             assert not a.heard.down  # never from within send
-            await a.heard.until(lambda: bool(a.heard.down), 1.0)
+            await a.heard.until(lambda: bool(a.heard.down))
         assert "too much is queued" in a.heard.down[0][1]
 
 
@@ -399,31 +399,37 @@ async def test_a_peer_that_takes_nothing_for_long_is_closed() -> None:
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.heard.until(lambda: bool(a.heard.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
-            await a.heard.until(lambda: bool(a.heard.down), 3.0)
+            await a.heard.until(lambda: bool(a.heard.down))
         assert "does not read" in a.heard.down[0][1]
 
 
-async def test_a_killed_peer_is_noticed_at_once_by_who_dialled_it() -> None:
+@pytest.fixture
+def without_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost peer is not found by a ping that is not answered."""
+    for name in ("_CLIENT", "_SERVER"):
+        options = dict(getattr(grpc_stream, name)) | {"grpc.keepalive_time_ms": int(NEVER * 1000)}
+        monkeypatch.setattr(grpc_stream, name, list(options.items()))
+
+
+@pytest.mark.usefixtures("without_pings")
+async def test_dialler_notices_a_killed_peer_without_a_ping() -> None:
     async with nodes("a") as (a,), echo_process() as (echo, pid):
         a.links.dial(echo)
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(echo, [Close(5)])
         await a.heard.until(lambda: a.heard.items == [Close(5)])
-        began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await a.heard.until(lambda: bool(a.heard.down))
-        assert time.monotonic() - began < 5.0, "found by a ping that was not answered"
 
 
-async def test_a_killed_peer_is_noticed_at_once_by_whom_it_dialled() -> None:
+@pytest.mark.usefixtures("without_pings")
+async def test_acceptor_notices_a_killed_peer_without_a_ping() -> None:
     async with nodes("a") as (a,), echo_process(dials=a) as (echo, pid):
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(echo, [Input(1, EPOCH, 0, (1, 2, 3))])
         await a.heard.until(lambda: bool(a.heard.items))
-        began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         await a.heard.until(lambda: bool(a.heard.down))
-        assert time.monotonic() - began < 5.0, "found by a ping that was not answered"
 
 
 async def test_closing_tells_the_others_and_nobody_here() -> None:
@@ -453,9 +459,8 @@ async def test_a_peer_that_does_not_read_does_not_hold_a_close_up() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
-        began = time.monotonic()
-        await a.links.close()
-        assert time.monotonic() - began < 3.0
+        async with asyncio.timeout(DEADLINE):
+            await a.links.close()
 
 
 async def test_a_port_in_use_is_an_error() -> None:

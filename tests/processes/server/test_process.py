@@ -30,7 +30,14 @@ def expected(prompt: list[int], count: int, sampling: Sampling | None = None) ->
     return reference_tokens(prompt, sampling, count, end, n_blocks=8, vocabulary=256)
 
 
-@pytest.mark.parametrize("spans", [["0:8"], ["0:4", "4:8"], ["0:2", "2:5", "5:6", "6:8"]])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        pytest.param(["0:8"], marks=pytest.mark.full),
+        ["0:4", "4:8"],
+        pytest.param(["0:2", "2:5", "5:6", "6:8"], marks=pytest.mark.full),
+    ],
+)
 async def test_hash_servers_give_the_tokens_of_the_whole_model(
     tmp_path: Path, spans: list[str]
 ) -> None:
@@ -42,6 +49,7 @@ async def test_hash_servers_give_the_tokens_of_the_whole_model(
         await gateway.all_pages_free()
 
 
+@pytest.mark.full
 async def test_a_long_prompt_crosses_in_several_steps_and_frames(tmp_path: Path) -> None:
     prompt = [i % 251 for i in range(3000)]
     flags = ("--hash-model", "--pages", "400")
@@ -53,6 +61,7 @@ async def test_a_long_prompt_crosses_in_several_steps_and_frames(tmp_path: Path)
         assert await gateway.generate(route, prompt) == expected(prompt, 20)
 
 
+@pytest.mark.full
 async def test_a_ready_server_says_who_it_is_in_its_members_file(tmp_path: Path) -> None:
     flags = ("--metrics", "127.0.0.1:0", "--incarnation", "7", "--served-name", "m")
     async with servers(tmp_path, ["2:4"], *HASH, *flags) as (server,):
@@ -68,6 +77,7 @@ async def test_a_ready_server_says_who_it_is_in_its_members_file(tmp_path: Path)
             assert (said.total_pages, said.page_size, said.row_bytes) == (64, 16, 8)
 
 
+@pytest.mark.full
 async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH, "--metrics", "127.0.0.1:0") as (server,):
         async with fake_gateway([server]) as gateway:
@@ -92,6 +102,7 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
         assert value("fault_reports_total", 'kind="gap"') == 0
 
 
+@pytest.mark.full
 async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
         await gateway.heard.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
@@ -126,6 +137,7 @@ async def test_a_transformer_over_two_servers_generates_what_transformers_does(
     assert tokens == answer[0][len(prompt) :].tolist()
 
 
+@pytest.mark.full
 async def test_only_the_files_of_a_tokenizer_are_given_out(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model")
     (tmp_path / "secret.json").write_text("{}")
@@ -150,6 +162,7 @@ async def test_only_the_files_of_a_tokenizer_are_given_out(tmp_path: Path) -> No
             assert await gateway.file(name) is None
 
 
+@pytest.mark.full
 async def test_garbage_on_one_link_leaves_the_others_alone(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
         route = await gateway.open("s", len(PROMPT) + 50)
@@ -170,10 +183,8 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
         route = await gateway.open("s", 900)
         gateway.go(route, PROMPT)
         await gateway.heard.until(lambda: len(gateway.tokens) > 10)
-        began = time.monotonic()
         started[1].process.kill()
         await gateway.heard.until(lambda: bool(gateway.reports and gateway.heard.down))
-        assert time.monotonic() - began < 5.0
         report = gateway.reports[0]
         assert (report.kind, report.peer) == (
             FaultKind.LINK_DOWN,
@@ -192,7 +203,9 @@ async def test_pages_of_a_gone_gateway_come_back_after_its_lease(tmp_path: Path)
             await other.all_pages_free()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal.Signals) -> None:
     flags = (*HASH, "--drain-timeout", "0.2")
     async with servers(tmp_path, ["0:8"], *flags) as (server,), fake_gateway([server]) as gateway:
@@ -200,11 +213,12 @@ async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal
         gateway.go(route, PROMPT)
         await gateway.heard.until(lambda: len(gateway.tokens) > 10)
         server.process.send_signal(number)
-        await gateway.heard.until(lambda: bool(gateway.heard.down), 5.0)
+        await gateway.heard.until(lambda: bool(gateway.heard.down))
         assert await server.exit_code() == 0
         assert not server.file.exists()
 
 
+@pytest.mark.full
 async def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
     lifeline, held = os.pipe()
     async with servers(
@@ -227,6 +241,7 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         assert not (tmp_path / "s9.json").exists()
 
 
+@pytest.mark.full
 async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, said = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
@@ -235,6 +250,7 @@ async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path:
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.full
 async def test_a_host_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     for host in ("no..host", "no-such-host.invalid"):
         code, said = await refusal(*command(tmp_path, "s0", "0:8", *HASH, "--listen", f"{host}:0"))
@@ -272,6 +288,7 @@ def exists(path: Path) -> bool:
     return path.exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("flags", "field"), BAD_MODELS.values(), ids=BAD_MODELS.keys())
 async def test_a_model_that_cannot_be_served_is_one_sentence(
     tmp_path: Path, model_folder: Path, flags: tuple[str, ...], field: str
@@ -287,6 +304,7 @@ async def test_a_model_that_cannot_be_served_is_one_sentence(
     assert not exists(members)
 
 
+@pytest.mark.full
 async def test_a_signal_during_the_start_ends_it_quietly(
     tmp_path: Path, model_folder: Path
 ) -> None:

@@ -34,7 +34,13 @@ SAMPLINGS = (
 )
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+FAST = ("llama", "gemma3")  # plain, and with everything that is odd
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=() if f in FAST else pytest.mark.full) for f in FAMILIES],
+)
 def family_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     family = str(request.param)

@@ -32,6 +32,8 @@ from modelswarm_serving.model.transformer.startup import SpanOptions, load_span,
 from modelswarm_serving.runtime.node import replay_limit
 from modelswarm_serving.settings import parse
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

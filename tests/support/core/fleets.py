@@ -26,7 +26,7 @@ def hello(name: str, first: int = 0, last: int = 4) -> Hello:
     return replace(made, peer=f"{name}/1/b", target=f"{name}:1")
 
 
-def fleet_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> ServerRegistry:
+def registry_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> ServerRegistry:
     """`draw`: 64 random bits; without it numbers that are spread as evenly as can be."""
     numbers = iter(range(1 << 20))
 
@@ -60,7 +60,9 @@ def cover(
     return legs or []
 
 
-def place(registry: ServerRegistry, hello: Hello, now: float = 0.0, *, cheapest: bool = False) -> PeerId:
+def place(
+    registry: ServerRegistry, hello: Hello, now: float = 0.0, *, cheapest: bool = False
+) -> PeerId:
     """One session more, on a server that holds all blocks; which one it got."""
     [leg] = cover(registry, hello, now, cheapest=cheapest)
     registry.add_hop(leg.peer, 64, 5)

@@ -85,7 +85,9 @@ def opened_beside(client: Client, hop: int, reply: int = WARM_REPLY, **settings:
     fence = Fence(0, reply, client.epoch, 0, 0, create, turn)
     pump.put(GATEWAY, server.address.peer, fence)
     pump.run()
-    own = [i.server_handle for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == reply]
+    own = [
+        i.server_handle for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == reply
+    ]
     return Spare(client, hop, server, own[-1], reply)
 
 

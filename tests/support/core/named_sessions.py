@@ -77,7 +77,9 @@ class Desk:
 
     def bring(self, prompt: Sequence[int]) -> int:
         """Raises Elsewhere where another gateway has it."""
-        ask = GenerationRequest(MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1])
+        ask = GenerationRequest(
+            MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1]
+        )
 
         async def run() -> int:
             task = asyncio.ensure_future(self.finder.acquire(ask, KEY))

@@ -35,7 +35,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape, Result, Task, BatchItem
+from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
 from modelswarm_serving.model.hash_model import HashModel, reference_tokens
 
 GATEWAY = "gateway/1/a"

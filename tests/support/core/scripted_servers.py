@@ -110,7 +110,9 @@ class Script:
     def _answer(self, peer: PeerId, fence: Fence) -> FenceAck:
         if fence.create is not None:
             if peer in self.refusing:
-                return FenceAck(fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=self.refusing[peer])
+                return FenceAck(
+                    fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=self.refusing[peer]
+                )
             name = fence.create.session
             key = (name, peer, fence.create.first, fence.create.last)
             self.hops[key] = Opened(peer, next(self._handles), fence.gateway_handle, name)

@@ -25,7 +25,7 @@ import httpx
 import numpy as np
 from safetensors.numpy import save_file
 from support.eventually import eventually
-from support.models.tokenizers import END, model_files
+from support.models.tokenizers import BYTES_FROM, END, model_files
 from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
@@ -39,15 +39,9 @@ from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
 from modelswarm.resources.spec import ModelSwarm
 
-BLOCKS, CONTEXT, MODEL = (
-    4,
-    512,
-    "hash",
-)  # of the model of a `HashSwarm`, unless a test says otherwise
-VOCABULARY = BYTES_FROM + 256
-ENDLESS = (
-    100_000  # a context so long that no answer ends before a test has done what it means to do
-)
+# Of a `HashSwarm`, unless a test says otherwise.
+BLOCKS, CONTEXT, MODEL, VOCABULARY = 4, 512, "hash", BYTES_FROM + 256
+ENDLESS = 100_000  # positions of a context so long that no answer ends before its test is done
 READY_SECONDS = 120.0  # for processes to start; the machine may be busy
 EMPTY_SECONDS = 30.0  # until the pages of sessions that have ended are free
 PAGES = "modelswarm_server_kv_pages"

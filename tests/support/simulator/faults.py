@@ -9,9 +9,9 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from support.simulator.gateway_process import GatewayProcess
+from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.actors.server_process import ServerProcess, Tools
 from support.simulator.ring_coverage import Coverage, Span
-from support.simulator.server_process import ServerProcess, Tools
 
 from modelswarm.protocol.heartbeat import BUSY_SECONDS
 from modelswarm.protocol.identity import PeerId

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from support.simulator.gateway_process import GatewayProcess
+from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.actors.server_process import ServerProcess
 from support.simulator.scenario import Scenario
-from support.simulator.server_process import ServerProcess
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Sampling, StartEpoch
@@ -60,7 +60,9 @@ def check_pages(server: ServerProcess) -> None:
     core = server.core
     held = [*core._steps._running, *(task[:2] for task in core._transfers._running)]
     # a freed hop may have several writes in the step that still holds it
-    gone = {hop: None for hop, part in held if hop.is_freed and not isinstance(part, TransferCursor)}
+    gone = {
+        hop: None for hop, part in held if hop.is_freed and not isinstance(part, TransferCursor)
+    }
     hops = [*core._fencing.hops, *gone]
     owned = [page for hop in hops for page in hop.pages]
     pool = core._fencing.admission.pages

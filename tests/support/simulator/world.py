@@ -10,17 +10,17 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from support.simulator.client import Client
+from support.simulator.actors.client import Client
+from support.simulator.actors.gateway_process import READY, GatewayProcess
+from support.simulator.actors.resuming_client import Heir
+from support.simulator.actors.server_process import Cores, ServerProcess, Tools
 from support.simulator.clock import Clock
 from support.simulator.faults import Faults
-from support.simulator.gateway_process import READY, GatewayProcess
 from support.simulator.network import Network
 from support.simulator.oracles import check_at_rest, check_go, check_kept, check_pages
-from support.simulator.resuming_client import Heir
 from support.simulator.ring_coverage import Span
 from support.simulator.scenario import Scenario
 from support.simulator.scenarios.base import draw
-from support.simulator.server_process import Cores, ServerProcess, Tools
 from support.simulator.trace import Trace, Violation
 
 from modelswarm_gateway.core.interface.effects import (
@@ -31,7 +31,7 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     Unlink,
 )
-from modelswarm_gateway.core.migration.migration import BALANCE, MigrationOutcome
+from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, MigrationOutcome
 
 QUIET = 7.0  # seconds after the last session closed; grants have expired by then
 MOST_EVENTS = 400_000
@@ -242,7 +242,10 @@ class World:
                 self.outcome.refused += 1
             case Moved():
                 self.outcome.moves[effect.outcome] += 1
-                balanced = effect.why == BALANCE and effect.outcome == MigrationOutcome.MIGRATED.value
+                balanced = (
+                    effect.why == REBALANCE_CAUSE
+                    and effect.outcome == MigrationOutcome.MIGRATED.value
+                )
                 self.outcome.balanced += balanced
 
     def _check_cause(self, effect: Rerouted) -> None:

@@ -17,8 +17,8 @@ from modelswarm.resources.status import (
     SlotStatus,
     SpanStatus,
     Status,
-    seconds_since_epoch,
-    timestamp,
+    parse_timestamp,
+    format_timestamp,
 )
 from tools.crd.definition import definition
 from tools.crd.reference import BEGIN, END, with_reference
@@ -148,14 +148,14 @@ def test_a_status_says_only_what_was_set() -> None:
         slots=(SlotStatus(slot="0-1", failures=1, not_before=None),),
     )
 
-    assert status.document() == {
+    assert status.to_json() == {
         "observedGeneration": 2,
         "coverage": 0,
         "plan": {"hash": "a", "spans": [{"index": 0, "first": 0, "last": 4, "pages": 9}]},
         "spans": [{"index": 0, "blocks": "0:4"}],
         "slots": [{"slot": "0-1", "failures": 1}],
     }
-    assert Status.read(status.document()) == status
+    assert Status.from_stored(status.to_json()) == status
 
 
 def test_a_status_of_another_version_is_read_as_far_as_it_is_known() -> None:
@@ -165,14 +165,14 @@ def test_a_status_of_another_version_is_read_as_far_as_it_is_known() -> None:
         "spans": [{"index": 0, "blocks": "0:4", "revision": "x"}],
     }
 
-    status = Status.read(stored)
+    status = Status.from_stored(stored)
 
     assert status.conditions == (Condition(type="Scaling", status="True"),)
     assert status.spans[0].blocks == "0:4"
-    assert Status.read({}) == Status()
+    assert Status.from_stored({}) == Status()
 
 
 def test_times_are_whole_seconds_in_utc() -> None:
-    assert timestamp(1_800_000_000.9) == "2027-01-15T08:00:00Z"
-    assert seconds_since_epoch("2027-01-15T08:00:00Z") == 1_800_000_000
-    assert seconds_since_epoch("2027-01-15T09:00:00.5+01:00") == 1_800_000_000.5
+    assert format_timestamp(1_800_000_000.9) == "2027-01-15T08:00:00Z"
+    assert parse_timestamp("2027-01-15T08:00:00Z") == 1_800_000_000
+    assert parse_timestamp("2027-01-15T09:00:00.5+01:00") == 1_800_000_000.5

@@ -13,15 +13,15 @@ from typing import Any
 from prometheus_client.core import Metric
 from support.kubernetes.prometheus import binary, fill_variables
 
-from tools.dashboard.rows import ROWS
-from tools.make_dashboard import TARGET, text
-from tools.metric_registries import (
+from tools.dashboard.metric_registries import (
     families,
     gateway_registry,
     label_names,
     operator_registry,
     server_registry,
 )
+from tools.dashboard.rows import ROWS
+from tools.make_dashboard import TARGET, text
 
 DASHBOARD: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

@@ -9,8 +9,7 @@ from support.kubernetes.prometheus import lint
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.errors import Code
 from modelswarm_gateway.metrics.counters import CAUSES, Metrics, TurnOutcome
-from tools.make_metrics_page import PAGE, page
-from tools.metric_registries import (
+from tools.dashboard.metric_registries import (
     BLOCKS,
     MODEL,
     families,
@@ -21,6 +20,7 @@ from tools.metric_registries import (
     server_registry,
     shown_name,
 )
+from tools.make_metrics_page import PAGE, page
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_info")
 

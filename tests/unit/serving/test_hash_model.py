@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import ModelShape, SampleRequest, Result, BatchItem
+from modelswarm_serving.model.base import BatchItem, ModelShape, Result, SampleRequest
 from modelswarm_serving.model.hash_model import HashModel, reference_tokens
 
 SHAPE = ModelShape(

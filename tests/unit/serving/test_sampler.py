@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import SampleRequest, SampledToken
+from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.noise import draw_key, gumbel
 from modelswarm_serving.model.sampling.sampler import sample
@@ -123,7 +123,9 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     row[:4] = torch.tensor([0.0, 0.5, 1.0, 2.0])
     expected = torch.softmax(row, dim=-1)[:4]
     count = 4000
-    picks = [SampleRequest(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)]
+    picks = [
+        SampleRequest(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)
+    ]
     drawn = sample(row.expand(count, -1), picks)
     tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
     frequencies = torch.bincount(tokens, minlength=4)[:4] / count

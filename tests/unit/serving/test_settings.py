@@ -10,7 +10,16 @@ import pytest
 from modelswarm.errors import UserError
 from modelswarm_serving.settings import parse
 
-GOOD = ["--discovery-dir", "/tmp/m", "--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
+GOOD = [
+    "--discovery-dir",
+    "/tmp/m",
+    "--name",
+    "s0",
+    "--model",
+    "demo://counting",
+    "--blocks",
+    "0:4",
+]
 
 
 def test_defaults_are_what_the_contract_says() -> None:
@@ -22,7 +31,11 @@ def test_defaults_are_what_the_contract_says() -> None:
     assert (settings.max_length, settings.lease_seconds) == (None, 30.0)
     assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
     assert settings.served_name == "counting"
-    assert (settings.tokenizer, settings.chat_template, settings.hold_limit_seconds) == (None, None, None)
+    assert (settings.tokenizer, settings.chat_template, settings.hold_limit_seconds) == (
+        None,
+        None,
+        None,
+    )
     assert settings.zone == ""
     assert parse([*GOOD, "--zone", "eu-1a"]).zone == "eu-1a"
 

@@ -8,7 +8,12 @@ import click
 import pytest
 
 from modelswarm.errors import ModelSwarmError, UserError
-from modelswarm.process.command_line import USER_ERROR_EXIT_CODE, run_with_exit_code, read_flags, split_target
+from modelswarm.process.command_line import (
+    USER_ERROR_EXIT_CODE,
+    read_flags,
+    run_with_exit_code,
+    split_target,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,11 @@ def _raise(error: Exception) -> NoReturn:
 def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
     error: Exception, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_with_exit_code("program", lambda: _raise(error), name_flag="--{}".format) == USER_ERROR_EXIT_CODE == 2
+    assert (
+        run_with_exit_code("program", lambda: _raise(error), name_flag="--{}".format)
+        == USER_ERROR_EXIT_CODE
+        == 2
+    )
     assert capsys.readouterr().err == f"program: {sentence}\n"
 
 

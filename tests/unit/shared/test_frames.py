@@ -9,9 +9,9 @@ import pytest
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
-    Heartbeat,
     Close,
     Finish,
+    Heartbeat,
     Input,
     Item,
     ModelFileChunk,

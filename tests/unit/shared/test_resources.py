@@ -11,7 +11,7 @@ import yaml
 from modelswarm.cli.demo.example import EXAMPLE_TEXT
 from modelswarm.errors import DocumentError
 from modelswarm.resources.loading import load_document, parse_document
-from modelswarm.resources.spec import ModelSwarm, seconds_of
+from modelswarm.resources.spec import ModelSwarm, parse_duration
 from modelswarm.resources.violations import InvalidDocumentError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "counting.yaml"
@@ -258,4 +258,4 @@ def test_every_field_says_what_it_means() -> None:
     ("text", "seconds"), [("30s", 30.0), ("500ms", 0.5), ("1h30m", 5400.0), ("1.5s", 1.5)]
 )
 def test_durations_are_read_as_seconds(text: str, seconds: float) -> None:
-    assert seconds_of(text) == pytest.approx(seconds)
+    assert parse_duration(text) == pytest.approx(seconds)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelswarm.process.run_files import write_run_file, remove_run_file
+from modelswarm.process.run_files import remove_run_file, write_run_file
 
 
 def test_an_announcement_appears_whole_with_the_writers_pid_and_goes_again(tmp_path: Path) -> None:

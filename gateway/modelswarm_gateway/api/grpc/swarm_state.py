@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.backend.protocol import ModelCard, SessionBackend
+from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 

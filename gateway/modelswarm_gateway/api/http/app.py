@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from modelswarm.placement.spans import format_blocks
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
 from modelswarm_gateway.api.http.generation_response import (
     ForwardContext,
@@ -36,7 +37,7 @@ from modelswarm_gateway.api.http.openai_responses import (
     CompletionResponseBuilder,
     ResponseBuilder,
 )
-from modelswarm_gateway.backend.protocol import ModelCard
+from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
@@ -174,21 +175,10 @@ def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
         if card.ready:
             return None
         if card.missing_blocks:
-            said.append(f"{card.name}: no server for blocks {_ranges(card.missing_blocks)}")
+            said.append(f"{card.name}: no server for blocks {format_blocks(card.missing_blocks)}")
         if card.tokenizer is None:
             said.append(f"{card.name}: its tokenizer has not come yet")
     return "; ".join(said) or "no server is linked"
-
-
-def _ranges(blocks: Iterable[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
-    runs: list[list[int]] = []
-    for block in blocks:
-        if runs and block == runs[-1][1] + 1:
-            runs[-1][1] = block
-        else:
-            runs.append([block, block])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

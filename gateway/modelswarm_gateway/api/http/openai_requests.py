@@ -92,7 +92,7 @@ class TextPart(_Strict):
     text: str = ""
 
 
-Item = TypeVar("Entry")
+Item = TypeVar("Item")
 # Of a million wrong entries the first is told; findings about all of them would fill the memory.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Content: TypeAlias = str | ListOf[TextPart]

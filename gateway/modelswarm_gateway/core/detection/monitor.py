@@ -63,11 +63,11 @@ class HealthMonitor:
         self._slow: set[PeerId] = set()  # servers drained because they are slow
         self.serving: set[PeerId] = set()  # servers that carry running routes
 
-    def on_peer_connected(self, peer: PeerId, heartbeat_seconds: float, now: float) -> None:
+    def add_peer(self, peer: PeerId, heartbeat_seconds: float, now: float) -> None:
         self._failure_detector.add_peer(peer, self._clock.elapsed(now), heartbeat_seconds)
         self._outlier_detector.add_server(peer)
 
-    def on_peer_lost(self, peer: PeerId, now: float) -> None:
+    def remove_peer(self, peer: PeerId, now: float) -> None:
         self._failure_detector.remove_peer(peer)
         self._outlier_detector.remove_server(peer)
         self._probes.remove_server(peer)
@@ -79,7 +79,7 @@ class HealthMonitor:
         if self._failure_detector.on_message(peer, self._clock.elapsed(now)):
             self._registry.set_suspected(self._failure_detector.suspected)
 
-    def tick(self, sessions: Collection[Session], now: float) -> None:
+    def detect_faults(self, sessions: Collection[Session], now: float) -> None:
         """Run all detectors. The time of a stall of our own counts against no session."""
         stalled = self._clock.advance(now)
         for session in sessions if stalled else ():

@@ -58,7 +58,7 @@ class OutlierDetector:
 
     def add_server(self, peer: PeerId) -> None:
         self.remove_server(peer)
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         assert server is not None, "only servers that are connected are compared"
         name = self._group_of[peer] = group_key(server.hello)
         self._groups.setdefault(name, PeerGroup()).add_peer(peer)
@@ -134,7 +134,7 @@ class OutlierDetector:
             self._read_server(peer, now)
 
     def _read_server(self, peer: PeerId, now: float) -> None:
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         if server is None or peer not in self._group_of:
             return
         steps = self._registry.health.step_times(peer)

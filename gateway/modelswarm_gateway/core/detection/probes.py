@@ -35,7 +35,7 @@ class Probes:
         last = self._probed_at.get(peer, -PROBE_INTERVAL)
         if now - last < PROBE_INTERVAL or not self._migrations.is_idle:
             return None
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         if server is None:
             return None
         replicas = [

@@ -47,7 +47,7 @@ class DrainRequests:
         self._pending.pop(peer, None)
         self._apply(peer, state, now)
 
-    def on_peer_connected(self, peer: PeerId) -> None:
+    def on_reconnected(self, peer: PeerId) -> None:
         """A pending request may be lost, or older than another gateway's: if in doubt, the server is used."""
         if peer in self._pending:
             self._uncertain.add(peer)

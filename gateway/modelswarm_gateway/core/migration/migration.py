@@ -13,7 +13,7 @@ from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm_gateway.core.sessions.session import Hop, Session, State
 
 # Cause of a migration away from a server that is not drained: a replica has less load.
-BALANCE = "balance"
+REBALANCE_CAUSE = "rebalance"
 
 
 class MigrationOutcome(enum.Enum):
@@ -95,13 +95,6 @@ class DrainProgress:
 def lag(migration: Migration) -> int:
     """Return the number of positions that the slowest new hop lacks for a cutover."""
     return migration.session.length - 1 - min(migration.kv_positions.values())
-
-
-def beside(session: Session, hop: Hop) -> frozenset[PeerId]:
-    """Servers that a hop of the route exchanges rows or tokens with: route and ring make a circle."""
-    at = session.hops.index(hop)
-    around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
-    return frozenset(other.peer for other in around if other is not hop)
 
 
 def recovery_in_progress(sessions: Iterable[Session]) -> bool:

@@ -21,12 +21,11 @@ from modelswarm_gateway.core.interface.effects import Effect, Moved
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration import cutover
 from modelswarm_gateway.core.migration.migration import (
-    BALANCE,
+    REBALANCE_CAUSE,
     DrainProgress,
     Migration,
     MigrationBackoffs,
     MigrationOutcome,
-    beside,
     involved_servers,
     lag,
     recovery_in_progress,
@@ -35,8 +34,8 @@ from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import places
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.servers.drain_causes import STOPPING
-from modelswarm_gateway.core.sessions.session import Hop, Session, State
+from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
+from modelswarm_gateway.core.sessions.session import Hop, Session, State, ring_neighbours
 
 # Number of sessions per tick that new hops are searched for.
 STARTS_PER_TICK = 8
@@ -83,7 +82,7 @@ class Migrations:
 
     def drain_progress(self, peer: PeerId) -> DrainProgress | None:
         """Return the progress of a drain; None if the server is not connected."""
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         if server is None:
             return None
         return DrainProgress(
@@ -106,9 +105,8 @@ class Migrations:
         self._quiesce_batches(now)
         if self._registry.drains.peers or self._capped:
             self._cap_credit()
-        if any(
-            self._registry.hops[peer] for peer in self._registry.drains.peers
-        ) and not recovery_in_progress(self._sessions.values()):
+        hops_left = any(self._registry.hops[peer] for peer in self._registry.drains.peers)
+        if hops_left and not recovery_in_progress(self._sessions.values()):
             self._start_some(now)
         self._backoffs.keep_only(self._sessions.keys())
 
@@ -146,7 +144,8 @@ class Migrations:
             and session.epoch == migration.epoch
             and session.state is State.RUNNING
             and (
-                migration.cause == BALANCE or migration.old_hop.peer in self._registry.drains.peers
+                migration.cause == REBALANCE_CAUSE
+                or migration.old_hop.peer in self._registry.drains.peers
             )
             and not any(hop.peer in self._registry.drains.peers for hop in migration.new_hops)
             and all(self._registry.is_connected(hop.peer) for hop in migration.new_hops)
@@ -156,14 +155,14 @@ class Migrations:
     def _start_some(self, now: float) -> None:
         searched = 0
         busy = self._copies_by_server()
-        closed = {
+        ready = {  # servers whose batch gets no more sessions
             migration.old_hop.peer
             for migration in self._migrations.values()
             if migration.caught_up_at is not None
         }
         for session in list(self._sessions.values()):
             hop = next((h for h in session.hops if self._may_start(session, h, busy, now)), None)
-            if hop is None or hop.peer in closed:
+            if hop is None or hop.peer in ready:
                 continue
             searched += 1
             if searched > STARTS_PER_TICK:
@@ -183,35 +182,33 @@ class Migrations:
             return False
         if session.state is State.PARKED:
             return True
-        if (
-            session.state is not State.RUNNING
-            or session.mending
-            or session.name in self._migrations
-        ):
+        if not self._can_migrate(session):
             return False
         if busy[hop.peer] >= self._settings.copies_per_server:
             return False
         return self._backoffs.for_session(session).not_before <= now
 
+    def _can_migrate(self, session: Session) -> bool:
+        """True if the session runs, and neither recovers nor migrates."""
+        running = session.state is State.RUNNING and not session.mending
+        return running and session.name not in self._migrations
+
     # ---- starting
 
     def _start(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
-        legs = places(
-            self._registry, session, old, self._backoffs.for_session(session).refused_by, now
-        )
+        backoff = self._backoffs.for_session(session)
+        targets = places(self._registry, session, old, backoff.refused_by, now)
         parked = session.state is State.PARKED
-        if legs is None and not (
+        if targets is None and not (
             parked and session.variant != self._registry.active_variant(session.model)
         ):
             self._no_target_until[old.peer] = now + NO_TARGET_SECONDS
             return
-        if (
-            parked or legs is None
-        ):  # no copy: its next turn uses other servers (R8, parked sessions)
+        if parked or targets is None:
+            # No copy: its next turn uses other servers (R8, parked sessions).
             session.hops.remove(old)
             self._recovery.hops.leave(old)
             return
-        backoff = self._backoffs.for_session(session)
         with_copy = backoff.failures < self._settings.copy_tries
         migration = Migration(
             session,
@@ -222,18 +219,17 @@ class Migrations:
             now,
             progress_at=now,
         )
-        self._open_hops(migration, legs, busy)
+        self._open_hops(migration, targets, busy)
 
     def _open_hops(
-        self, migration: Migration, legs: Sequence[RouteHop], busy: Counter[PeerId]
+        self, migration: Migration, targets: Sequence[RouteHop], busy: Counter[PeerId]
     ) -> None:
         session, find = migration.session, self._recovery.hops.find
-        migration.new_hops = [find(session, leg.peer, leg.first, leg.last) for leg in legs]
-        if any(
-            busy[peer] >= self._settings.copies_per_server for peer in involved_servers(migration)
-        ):
+        migration.new_hops = [find(session, each.peer, each.first, each.last) for each in targets]
+        involved = involved_servers(migration)
+        if any(busy[peer] >= self._settings.copies_per_server for peer in involved):
             return
-        busy.update(involved_servers(migration))
+        busy.update(involved)
         self._migrations[session.name] = migration
         self._backoffs.for_session(session).copy_targets.update(
             hop.peer for hop in migration.new_hops
@@ -250,16 +246,11 @@ class Migrations:
 
     def migrate(self, session: Session, old: Hop, to: PeerId, now: float) -> bool:
         """Migrate a hop to a replica, with a KV copy or not at all. False if the session cannot migrate now."""
-        backoff = self._backoffs.for_session(session)
-        if (
-            session.state is not State.RUNNING
-            or session.mending
-            or session.name in self._migrations
-        ):
+        if self._backoffs.for_session(session).failures or not self._can_migrate(session):
             return False
-        if backoff.failures:
-            return False
-        migration = Migration(session, session.epoch, BALANCE, old, True, now, progress_at=now)
+        migration = Migration(
+            session, session.epoch, REBALANCE_CAUSE, old, True, now, progress_at=now
+        )
         self._open_hops(migration, [RouteHop(to, *old.blocks)], self._copies_by_server())
         return True
 
@@ -365,11 +356,9 @@ class Migrations:
     def _cut_over(self, migration: Migration, now: float) -> None:
         del self._migrations[migration.session.name]
         self._backoffs.pop(migration.session.name, None)
-        self._emit_outcome(
-            migration,
-            MigrationOutcome.MIGRATED if migration.with_copy else MigrationOutcome.RECOMPUTED,
-            now,
-        )
+        copied = migration.with_copy
+        outcome = MigrationOutcome.MIGRATED if copied else MigrationOutcome.RECOMPUTED
+        self._emit_outcome(migration, outcome, now)
         self._recovery.move(migration.session, migration.old_hop, migration.new_hops, now)
 
     # ---- faults
@@ -381,7 +370,7 @@ class Migrations:
             return False
         session, hop = found
         if report.kind is FaultKind.DRAINING:
-            self._registry.drain(peer, STOPPING)
+            self._registry.drain(peer, SHUTDOWN_CAUSE)
             return True
         migration = self._migrations.get(session.name)
         if hop in session.spare:
@@ -399,14 +388,12 @@ class Migrations:
 
         If it leads to both, a failed read is attributed to the copy.
         """
-        if (
-            report.peer not in self._backoffs.for_session(session).copy_targets
-            or hop not in session.hops
-        ):
+        targets = self._backoffs.for_session(session).copy_targets
+        if report.peer not in targets or hop not in session.hops:
             return False
         migration = self._migrations.get(session.name)
         copied = migration is not None and migration.is_copying and migration.old_hop is hop
-        return report.peer not in beside(session, hop) or (
+        return report.peer not in ring_neighbours(session, hop) or (
             copied and report.kind is FaultKind.FAILED
         )
 
@@ -417,10 +404,9 @@ class Migrations:
     def _stop(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
         """End a migration, and let some time pass before the next one of the session."""
         self._discard(migration, outcome, now)
+        failed = outcome is MigrationOutcome.ABORTED
         backoff = self._backoffs.for_session(migration.session)
-        backoff.postpone(
-            now, self._settings.move_seconds, failed=outcome is MigrationOutcome.ABORTED
-        )
+        backoff.postpone(now, self._settings.move_seconds, failed=failed)
 
     def _discard(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
         """Close the new hops and report the outcome."""

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 
 from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, ImbalanceDetector, Load, Shift
-from modelswarm_gateway.core.migration.migration import beside
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.route_planner import bad_neighbours
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.servers.variant import variant_of
-from modelswarm_gateway.core.sessions.session import Hop, Session, State
+from modelswarm_gateway.core.sessions.session import Hop, Session, State, ring_neighbours
 
 # Time in seconds between two checks for an imbalance.
 CHECK_INTERVAL = 1.0
@@ -51,7 +50,9 @@ class Rebalancer:
         """Return the loads of groups of replicas in which one server has many sessions of this gateway."""
         running = (s for s in self._sessions.values() if s.state is State.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
-        busy = [self._registry.get(peer) for peer, count in own.items() if count >= MIN_LEAD]
+        busy = [
+            self._registry.find_server(peer) for peer, count in own.items() if count >= MIN_LEAD
+        ]
         spans = {_span_key(server): server for server in busy if server}  # one server of each
         return {
             span: [
@@ -89,7 +90,7 @@ def sessions_to_shift(
     return [
         (session, hop)
         for session, hop in sorted(there, key=lambda found: found[0].length)
-        if shift.target not in bad_neighbours(beside(session, hop), unreliable)
+        if shift.target not in bad_neighbours(ring_neighbours(session, hop), unreliable)
     ]
 
 

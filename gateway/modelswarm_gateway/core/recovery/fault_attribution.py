@@ -12,6 +12,10 @@ from itertools import pairwise
 
 from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm.protocol.messages import Counters
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.sessions.session import Session
+
+APART = 0.5  # seconds: what several sessions find within them is one failure of a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +72,29 @@ def _idle(hops: Sequence[Witness], seen: Sequence[Counters], owed: int) -> Blame
 
 def _may_send(counters: Counters) -> int:
     return min(counters.received, counters.window)
+
+
+def attribute_overdue(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]:
+    """The servers that the session is to do without, if it can."""
+    epoch, session.overdue = session.overdue, None
+    if epoch is None:
+        return set()
+    found = blame(
+        [
+            Witness(
+                hop.peer, hop.counters, not registry.health.step_times(hop.peer).is_progressing(now)
+            )
+            for hop in session.hops
+        ],
+        epoch,
+        session.length,
+    )
+    if found is None:
+        return set()
+    if len(found.peers) == 2:
+        # failures count as seen from one end: first a lost token, then a lost window is the same link seen by us
+        one, other = sorted(found.peers)
+        registry.on_link_failed(one, other, -1 - int(now / APART), now)
+        return set()
+    registry.eject(found.peers[0], "overdue", now)
+    return set(found.peers)

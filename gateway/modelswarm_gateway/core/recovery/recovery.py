@@ -13,13 +13,13 @@ from modelswarm.protocol.messages import FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import Broken, Effect, Outranked, Refused, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.recovery.fault_attribution import attribute_overdue
 from modelswarm_gateway.core.recovery.hold_limit import Holds
 from modelswarm_gateway.core.recovery.refusals import detail, meaning
 from modelswarm_gateway.core.recovery.route_planner import Plan, Planner
-from modelswarm_gateway.core.recovery.verdict import judge
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.servers.drain_causes import STOPPING
+from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.hop_messages import Orders
 from modelswarm_gateway.core.sessions.hop_table import Hops
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
@@ -188,7 +188,7 @@ class Recovery:
     def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
         if refusal is Refusal.DRAINING:
-            self._registry.drain(hop.peer, STOPPING)
+            self._registry.drain(hop.peer, SHUTDOWN_CAUSE)
         if session.state is not State.FENCING:
             return
         session.shunned.add(hop.peer)
@@ -214,7 +214,7 @@ class Recovery:
 
     def _blame(self, session: Session, now: float) -> None:
         """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""
-        idle = judge(session, self._registry, now)
+        idle = attribute_overdue(session, self._registry, now)
         if not (idle and self.go_around(session, idle, now)):
             self._replan(session, now)
 
@@ -280,7 +280,9 @@ class Recovery:
         else:
             session.state = State.PARKED
             self.release(session)
-        self._emit(Refused(session.name, why, detail(self._registry, session, why), retry_after=1.0))
+        self._emit(
+            Refused(session.name, why, detail(self._registry, session, why), retry_after=1.0)
+        )
 
     def hold(self, session: Session, now: float) -> None:
         """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""

@@ -5,10 +5,11 @@ Used by the loop (`recovery.py`) and for views. Decides neither whether a sessio
 
 from __future__ import annotations
 
+from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.messages import Refusal
 from modelswarm_gateway.core.interface.turn import Why
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.servers.drain_causes import STOPPING
+from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.session import Session
 
 _MEANING = {
@@ -28,25 +29,16 @@ def detail(registry: ServerRegistry, session: Session, why: Why) -> str:
     if why is Why.TOO_LONG:
         return f"{session.turn.reserved_positions} positions are more than a server of {model} can ever hold"
     if why is Why.NO_ROOM:
-        return f"no free KV for {session.turn.reserved_positions} positions on the servers of {model}"
+        return (
+            f"no free KV for {session.turn.reserved_positions} positions on the servers of {model}"
+        )
     if why is Why.FAULTS:
         last = f": the last route ended with {session.trouble}" if session.trouble else ""
         return f"no token in {session.loops} attempts{last}"
     if missing := registry.uncovered_blocks(model):
-        return (
-            f"no server holds block{'s' if len(missing) != 1 else ''} {ranges(missing)} of {model}"
-        )
-    if leaving := registry.uncovered_blocks(model, without=registry.drains.peers_with(STOPPING)):
-        return f"the servers of {model} for blocks {ranges(leaving)} are about to stop"
+        return f"no server holds block{'s' if len(missing) != 1 else ''} {format_blocks(missing)} of {model}"
+    if leaving := registry.uncovered_blocks(
+        model, without=registry.drains.peers_with(SHUTDOWN_CAUSE)
+    ):
+        return f"the servers of {model} for blocks {format_blocks(leaving)} are about to stop"
     return f"the servers of {model} do not answer"
-
-
-def ranges(blocks: list[int]) -> str:
-    """`[0, 1, 2, 5]` → `0:3, 5:6`."""
-    runs: list[list[int]] = []
-    for block in blocks:
-        if runs and runs[-1][1] == block:
-            runs[-1][1] = block + 1
-        else:
-            runs.append([block, block + 1])
-    return ", ".join(f"{first}:{last}" for first, last in runs) or "?"

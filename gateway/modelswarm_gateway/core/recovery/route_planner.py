@@ -12,12 +12,11 @@ from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.migration.migration import beside
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.variant import ModelVariant
-from modelswarm_gateway.core.sessions.session import Hop, Session, State
+from modelswarm_gateway.core.sessions.session import Hop, Session, State, ring_neighbours
 
 MOST_DETOURS = 32  # servers left out of a plan, in search of one without failing pairs
 
@@ -75,7 +74,9 @@ class Planner:
     ) -> Plan | None:
         """The session's hops that can stay, and good servers for the blocks between them."""
         route: Plan = []
-        kept = [h for h in session.hops if self._registry.is_connected(h.peer) and h.peer not in without]
+        kept = [
+            h for h in session.hops if self._registry.is_connected(h.peer) and h.peer not in without
+        ]
         needs = needs_of(session, without, lost=[h for h in session.hops if h not in kept])
         edge = 0
         for hop in [*kept, None]:
@@ -111,14 +112,16 @@ class Planner:
     ) -> Plan | None:
         """A route without those servers, if nobody in it is as bad."""
         route = self._fill(session, kind, without, now)
-        if route is None or failing([hop.peer for hop in route], self._registry.links.unreliable(now)):
+        if route is None or failing(
+            [hop.peer for hop in route], self._registry.links.unreliable(now)
+        ):
             return None
         new = [hop.peer for hop in route if isinstance(hop, RouteHop)]
         reserve = session.turn.reserved_positions
         return None if any(self._slow(peer, reserve, now) for peer in new) else route
 
     def _slow(self, peer: PeerId, positions: int, now: float) -> bool:
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         if server is None:
             return False  # it is gone, and no matter of taste
         price = self._registry.costs.hop_cost(server, now)
@@ -137,7 +140,7 @@ def places(
     before, after = session.hops[:at], session.hops[at + 1 :]
     between = before[-1].peer if before else None, after[0].peer if after else None
     left = frozenset(registry.drains.peers)
-    parted = bad_neighbours(beside(session, old), registry.links.unreliable(now))
+    parted = bad_neighbours(ring_neighbours(session, old), registry.links.unreliable(now))
     for without in (left | refused | parted, left | refused, left):
         needs = needs_of(session, without)
         legs = registry.costs.choose_hops(

@@ -16,7 +16,7 @@ from modelswarm.protocol.messages import Heartbeat, Hello
 from modelswarm_gateway.core.interface.effects import Effect, Ejected, Unlink
 from modelswarm_gateway.core.routing.cost_model import CostModel
 from modelswarm_gateway.core.servers.block_index import BlockIndex
-from modelswarm_gateway.core.servers.drain_causes import STOPPING, DrainCauses
+from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE, DrainCauses
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
     SLOW_EJECTION_TIME,
@@ -68,8 +68,8 @@ class ServerRegistry:
 
     def deregister(self, peer: PeerId) -> None:
         """Remove a server whose link is down."""
-        announced = self.drains.has_cause(peer, STOPPING)
-        self.undrain(peer, STOPPING)  # a server that reconnects says so again
+        announced = self.drains.has_cause(peer, SHUTDOWN_CAUSE)
+        self.undrain(peer, SHUTDOWN_CAUSE)  # a server that reconnects says so again
         if self._remove(peer):
             self.health.remove_server(peer, announced=announced)
 
@@ -114,7 +114,7 @@ class ServerRegistry:
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self._servers
 
-    def get(self, peer: PeerId) -> Server | None:
+    def find_server(self, peer: PeerId) -> Server | None:
         return self._servers.get(peer)
 
     def __iter__(self) -> Iterator[Server]:
@@ -187,7 +187,7 @@ class ServerRegistry:
             self.costs.mark_changed(peer)
             self.health.record_heartbeat(peer, heartbeat, now)
             if heartbeat.draining:
-                self.drain(peer, STOPPING)
+                self.drain(peer, SHUTDOWN_CAUSE)
 
     def add_hop(self, peer: PeerId, positions: int, rows: int) -> None:
         """Count a new hop of this gateway: KV for `positions`, and `rows` to run before it is quiescent."""

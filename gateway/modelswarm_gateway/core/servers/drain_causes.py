@@ -11,7 +11,7 @@ from collections.abc import Collection
 from modelswarm.protocol.identity import PeerId
 
 # The cause of a server that has announced that it is about to stop.
-STOPPING = "stopping"
+SHUTDOWN_CAUSE = "shutdown"
 # Number of servers that are remembered, disconnected ones included.
 MAX_SERVERS = 1024
 

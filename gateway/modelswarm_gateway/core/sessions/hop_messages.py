@@ -74,7 +74,13 @@ class Orders:
 
     def copy(self, session: Session, old: Hop, hop: Hop) -> None:
         """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
-        self._go(session, hop, Restart(hop.kv, max(hop.kv, session.turn.reserved_positions)), old, warm=True)
+        self._go(
+            session,
+            hop,
+            Restart(hop.kv, max(hop.kv, session.turn.reserved_positions)),
+            old,
+            warm=True,
+        )
         to = _neighbour(hop)
         self._send(old, CopyKv(old.own, session.epoch, to, hop.kv, hop.first, hop.last))
 

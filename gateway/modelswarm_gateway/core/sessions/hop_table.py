@@ -37,7 +37,7 @@ class Hops:
         return self.make(peer, first, last)
 
     def make(self, peer: PeerId, first: int, last: int) -> Hop:
-        server = self._registry.get(peer)
+        server = self._registry.find_server(peer)
         assert server is not None, "a route leads over linked servers only"
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.replies:

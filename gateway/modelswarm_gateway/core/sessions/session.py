@@ -35,7 +35,9 @@ class Hop:
     reply: Handle  # the gateway's name of it
     own: Handle = NO_HANDLE  # the server's name of it, once told
     named: Epoch = NO_EPOCH  # answers from before this epoch name an earlier life of it
-    kv_limit: int = 0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
+    kv_limit: int = (
+        0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
+    )
     log_limit: int = 0
     asked: Epoch | None = None  # of the last create, until it is answered
     answered: bool = False  # Fenced for the session's epoch has come
@@ -172,6 +174,13 @@ class Session:
     def is_quiescent(self) -> bool:
         """The tail holds the newest token: nothing of the session is under way."""
         return not self.read_only and self.length > self.credit
+
+
+def ring_neighbours(session: Session, hop: Hop) -> frozenset[PeerId]:
+    """Return the servers that a hop of the route exchanges rows or tokens with: route and ring make a circle."""
+    at = session.hops.index(hop)
+    around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
+    return frozenset(other.peer for other in around if other is not hop)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -17,7 +17,9 @@ from modelswarm_gateway.core.sessions.session import Session
 
 
 class Absence:
-    def __init__(self, peer: PeerId, registry: ServerRegistry, emit: Callable[[Effect], None]) -> None:
+    def __init__(
+        self, peer: PeerId, registry: ServerRegistry, emit: Callable[[Effect], None]
+    ) -> None:
         """`peer` is this gateway."""
         self._peer, self._registry, self._emit = peer, registry, emit
 

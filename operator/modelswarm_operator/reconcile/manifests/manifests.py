@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.resources.labels import LINKS, LINKS_PORT
-from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, seconds_of
+from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, parse_duration
 from modelswarm_operator.reconcile.model.span_plan import Layout
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.names import SlotKey
@@ -72,7 +72,7 @@ class ManifestBuilder:
 
 
 def drain_seconds(spec: Spec) -> int:
-    return math.ceil(seconds_of(spec.rollout.drain_limit))
+    return math.ceil(parse_duration(spec.rollout.drain_limit))
 
 
 def server_drain_seconds(spec: Spec) -> float:
@@ -150,7 +150,7 @@ def _server_container(
         "--pages": span.pages,
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,
-        "--hold-limit": f"{seconds_of(spec.sessions.hold_limit):g}",
+        "--hold-limit": f"{parse_duration(spec.sessions.hold_limit):g}",
         "--drain-timeout": f"{server_drain_seconds(spec):g}",
         "--metrics": f"0.0.0.0:{METRICS_PORT}",
         "--zone": "$(NODE_ZONE)",

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from modelswarm.resources.status import (
     SlotStatus,
     Status,
-    seconds_since_epoch,
-    timestamp,
+    parse_timestamp,
+    format_timestamp,
 )
 from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.policy import Policy
@@ -58,10 +58,10 @@ def after_failure(
 def read_status(stored: Json) -> Status:
     """Fields that make no sense are left out one by one: what a hand broke must not take the counter with it."""
     try:
-        return Status.read(stored)
+        return Status.from_stored(stored)
     except ValidationError as error:
         broken = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
-        return Status.read({key: value for key, value in stored.items() if key not in broken})
+        return Status.from_stored({key: value for key, value in stored.items() if key not in broken})
 
 
 def slot_histories(status: Status) -> dict[str, SlotHistory]:
@@ -81,7 +81,7 @@ def _seconds_of(text: str | None) -> float:
     if text is None:
         return 0.0
     try:
-        return seconds_since_epoch(text)
+        return parse_timestamp(text)
     except ValueError:
         return 0.0
 
@@ -102,6 +102,6 @@ def _slot_status(name: str, history: SlotHistory, max_message: int) -> SlotStatu
         fields["incarnation"] = history.allocated
     if history.failures:
         fields["failures"] = history.failures
-        fields["not_before"] = timestamp(history.not_before)
+        fields["not_before"] = format_timestamp(history.not_before)
         fields["last_failure"] = history.last_failure[:max_message]
     return SlotStatus(**fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelswarm.resources.status import Condition, timestamp
+from modelswarm.resources.status import Condition, format_timestamp
 from modelswarm_operator.reconcile.state.actions import RecordEvent
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
@@ -42,7 +42,7 @@ def _condition(
         status=status,  # type: ignore[arg-type]  # two of its three words
         reason=update.reason,
         message=update.message[:_MAX_MESSAGE],
-        last_transition_time=before.last_transition_time if same and before else timestamp(now),
+        last_transition_time=before.last_transition_time if same and before else format_timestamp(now),
         observed_generation=generation,
     )
 

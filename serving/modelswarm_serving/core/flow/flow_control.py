@@ -1,11 +1,11 @@
-"""How far predecessors may send rows: windows, granted to each by the hop that takes its rows (R11, R12).
+"""Flow control of rows: each hop grants its predecessor a window (R11: windows, R12: memory).
 
-Used by `server.py` and `steps.py`. A hop may have a window of rows beyond what it has applied. What all hops together
-have coming from one peer below their row n is bounded as well: when a span is lost, hundreds of sessions are replayed
-over one link at once, and a lane that is sent more than it may queue ends, with the live rows of everybody. Rows from n
-on need no bound: the ring has one of a session under way.
-Nobody waits for another: whoever has little still to come is granted a few rows more, whatever the others hold. So
-each hop is granted its next rows when its own have come, and no hop is woken by another.
+Used by `server.py` and `step.py`. A hop grants a window of rows beyond its applied rows. The rows in flight from one
+peer to all hops, below their row n, are bounded as well. When a span is lost, hundreds of sessions are replayed over
+one link at once; a lane that is sent more than it may queue is closed, with the live rows of all sessions.
+Rows from n on need no bound: the ring has one row of a session in flight.
+No hop waits for another: each is always granted at least 1/32 of a window, whatever the others use. So a hop is granted
+its next rows when its own arrive, and never woken by another hop. Knows nothing of what rows hold.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.outbox import Outbox
 
 MIN_WINDOW_DIVISOR = 32
-"""Of a window, which every hop may have coming: 64 KiB, so a thousand sessions stay far below what a lane holds."""
+"""Every hop may have this fraction of a window in flight: 64 KiB, so 1,000 sessions stay far below a lane's queue."""
 
 
 class FlowControl:
     def __init__(self, out: Outbox, window: int, max_in_flight: int) -> None:
-        """`window`: rows of one hop beyond what is applied. `most`: rows of all hops that one peer may have to send."""
+        """`window`: rows of one hop beyond its applied rows. `max_in_flight`: rows of all hops from one peer."""
         self._outbox = out
         self._window = window
         self._min_window = max(1, window // MIN_WINDOW_DIVISOR)
         self._max_in_flight = max_in_flight
-        self._in_flight: dict[
-            Hop, tuple[PeerId, int]
-        ] = {}  # rows below n that are granted, not here
-        self._in_flight_from: dict[PeerId, int] = {}  # ... and their sum
+        self._in_flight: dict[Hop, tuple[PeerId, int]] = {}  # rows below n: granted, not received
+        self._in_flight_from: dict[PeerId, int] = {}  # and their sum
 
     def grant_window(self, hop: Hop) -> None:
-        """Rows have come or were applied: tell the predecessor how far it may send, when that is news to it."""
+        """Grant the predecessor more rows, if enough; called when rows were received or applied."""
         started = hop.started
         assert started is not None and started.predecessor is not None
         n = started.length - 1
         to = started.predecessor
-        if hop in self._in_flight:  # which one that decodes is not
+        if hop in self._in_flight:  # a decoding hop is not
             self._set_in_flight(hop, to.address.peer, min(hop.granted, n) - hop.received)
         limit = min(hop.kv + self._window, hop.turn.reserved_positions)
-        # all bulk rows are here: the predecessor may go over to live (R9)
+        # all bulk rows are here: the predecessor may switch to the live lane (R9, lanes)
         acknowledge = hop.received >= n > started.start and not hop.bulk_acknowledged
-        # in halves of the window; `granted` may be capped by the reserve, the distance is not
+        # granted in halves of the window; the reserve may cap `granted`, but not the distance
         distance = hop.kv + self._window - hop.granted
         room = limit > hop.granted and distance >= max(1, self._window // 2)
         if room and hop.received < n:
@@ -60,12 +58,12 @@ class FlowControl:
         )
 
     def remove_hop(self, hop: Hop) -> None:
-        """It takes no more rows in this epoch."""
+        """Forget the rows in flight of a hop that takes no more rows in this epoch."""
         if hop in self._in_flight:
             self._set_in_flight(hop, self._in_flight[hop][0], 0)
 
     def _max_in_flight_of(self, hop: Hop, peer: PeerId) -> int:
-        """Rows that this hop may have coming in all."""
+        """Return the rows that this hop may have in flight in all."""
         _, own = self._in_flight.get(hop, (peer, 0))
         return max(self._min_window, own + self._max_in_flight - self._in_flight_from.get(peer, 0))
 

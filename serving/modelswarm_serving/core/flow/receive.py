@@ -1,4 +1,4 @@
-"""What a running hop does with rows, tokens and log entries that arrive (R1, R10). Each returns the fault it found.
+"""Receives rows, tokens and log entries for a hop (R1: epochs, R10: early messages). Returns the fault found, or None.
 
 Called by `server.py`, which has checked handle, epoch, phase and sender, and reports the fault. Sends nothing.
 """
@@ -34,12 +34,12 @@ def receive_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
 
 
 def receive_input(hop: Hop, entries: Input, vocabulary: int) -> Fault | None:
-    """Log entries from the gateway; the head runs them, the tail stores them."""
+    """Append log entries from the gateway; the head runs them, the tail stores them."""
     return _append_log(hop, entries.start, entries.tokens, vocabulary)
 
 
 def receive_token(hop: Hop, token: Token, vocabulary: int) -> Fault | None:
-    """The head's next token, from the ring."""
+    """Append the head's next token, which came through the ring."""
     stored = len(hop.log)
     if hop.finished:
         return None
@@ -71,8 +71,11 @@ def _append_log(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) ->
 def buffer_early_rows(
     early: EarlyMessages, peer: PeerId, rows: Rows, limit: int, row_bytes: int
 ) -> None:
-    """Before Go; what does not fit is a gap later. Counted in rows, so each must be as long as a row is; those of a
-    copy are longer, but no more than one window of it comes before Go."""
+    """Buffer rows that came before StartEpoch; dropped rows show as a gap later.
+
+    The limit counts rows of equal length. Those of a KV transfer are longer, but only one window of them comes before
+    StartEpoch.
+    """
     if len(rows.payload) != rows.count * row_bytes:
         if (
             rows.kv_copy

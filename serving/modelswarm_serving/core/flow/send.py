@@ -1,7 +1,7 @@
-"""What a running hop sends: rows to its successor, tokens to gateway and head.
+"""Sends the output of a running hop: rows to its successor, tokens to gateway and head.
 
-Called by `server.py` after a step and when a window comes. Plans nothing; computed rows are within the successor's
-window because they were planned so, kept ones because they are sent as far as it reaches.
+Called by `server.py` and `step.py` after a step and when a window comes. Plans nothing: computed rows were planned
+within the successor's window, and retained rows are sent only as far as the window reaches.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ BULK_GROUP_BYTES = 256 * 1024
 
 
 def retained_fault(log: ReplayLog, hop: Hop, message: StartEpoch) -> Fault | None:
-    """Are the rows that this Go wants of the replay log still there?"""
+    """Return a fault if the replay log lacks rows that this StartEpoch needs; else None."""
     if hop.is_tail or message.send_from >= message.start:
         return None
     start, end = log.retained_range(hop.handle)
     if start <= message.send_from and message.start <= end:
         return None
-    return Fault(FaultKind.GAP, f"rows {message.send_from} to {message.start} are not kept here")
+    return Fault(
+        FaultKind.GAP, f"rows {message.send_from} to {message.start} are not retained here"
+    )
 
 
 def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Fault | None:
-    """Kept rows [sent, start) on bulk, as far as the successor's window reaches (R6).
+    """Send retained rows [sent, start) on the bulk lane, as far as the successor's window reaches (R6, replay log).
 
-    They are out before the first computed row: none is computed beyond that window.
+    They leave before the first computed row, because no row is computed beyond that window.
     """
     started = hop.started
     if started is None or started.successor is None or hop.sent >= started.start:
@@ -43,7 +45,7 @@ def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Faul
         rows = log.read(hop.handle, hop.sent, hop.sent + count)
         if rows is None:
             return Fault(
-                FaultKind.GAP, f"rows {hop.sent} to {started.start} are no longer kept here"
+                FaultKind.GAP, f"rows {hop.sent} to {started.start} are no longer retained here"
             )
         out.send(to.address, Lane.BULK, Rows(to.handle, started.epoch, hop.sent, count, rows))
         hop.sent += count
@@ -51,7 +53,7 @@ def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Faul
 
 
 def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_bytes: int) -> None:
-    """Rows [first, ...) of a step: below n on bulk at once, later ones on live when it is their turn (R9)."""
+    """Send rows [first, ...) of a step: those below n on bulk at once, later ones on live in turn (R9, lanes)."""
     started = hop.started
     assert started is not None and started.successor is not None
     n, to = started.length - 1, started.successor
@@ -70,7 +72,7 @@ def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_b
 
 
 def flush_live(out: Outbox, hop: Hop) -> None:
-    """Send the rows >= n that waited until all bulk rows were acknowledged (R9)."""
+    """Send the rows >= n that waited until all bulk rows were acknowledged (R9, lanes)."""
     started = hop.started
     assert started is not None and started.successor is not None
     n, to = started.length - 1, started.successor
@@ -84,7 +86,7 @@ def flush_live(out: Outbox, hop: Hop) -> None:
 
 
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
-    """Log the sampled token and send it: to the gateway always, into the ring up to the credit (R7)."""
+    """Append the sampled token to the log and send it: to the gateway always, into the ring up to the credit (R7)."""
     started = hop.started
     assert started is not None
     position = len(hop.log)
@@ -102,12 +104,12 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
         hop.tokens_sent = position + 1
     else:
         hop.withheld_token = replace(token, handle=started.ring.handle, store_only=hop.finished)
-        release_token(out, hop)  # first: the head waits for it, the gateway only passes it on
+        release_token(out, hop)  # before the gateway's copy: the head waits for it
     out.send_to_gateway(hop.gateway, token)
 
 
 def release_token(out: Outbox, hop: Hop) -> None:
-    """Send the held token into the ring if the credit reaches it, or if it is the last."""
+    """Send the withheld token into the ring if the credit reaches it, or if it is the last token."""
     token, started = hop.withheld_token, hop.started
     if token is None or started is None or started.ring is None:
         return
@@ -118,7 +120,7 @@ def release_token(out: Outbox, hop: Hop) -> None:
 
 
 def send_prompt_read(out: Outbox, hop: Hop) -> None:
-    """Nothing is to be sampled: say once that the log has been read (max_tokens = 0)."""
+    """Report once that the log has been read, for a turn without sampling (max_tokens = 0)."""
     started = hop.started
     assert started is not None
     if not started.sample and not hop.finished and hop.kv >= started.length - 1:

@@ -1,7 +1,7 @@
-"""One hop: all that this server knows of one (session, block range), under one handle.
+"""One hop: the state of one (session, block range) on this server, under one handle.
 
-`server.py` holds the hops and calls the other modules of this folder on them. State that a Fence resets is set in
-`stop_epoch`, what Go sets in `run`; between the two, what outran Go is kept (R10). Knows nothing of other hops.
+`server.py` and the modules of `flow/` and `kv/` work on it. `stop_epoch` resets what a Fence resets, `start_epoch` sets
+what StartEpoch sets. Messages that arrive between the two are buffered (R10, early messages). Knows no other hops.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from modelswarm_serving.core.hops.row_buffer import RowBuffer
 
 
 class Phase(enum.Enum):
-    FENCED = "fenced"  # waits for Go
+    FENCED = "fenced"  # waits for StartEpoch
     RUNNING = "running"
-    STOPPED = "stopped"  # something was wrong and is reported: nothing moves until the next Fence
+    STOPPED = "stopped"  # a fault was reported: nothing runs until the next Fence
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a hop can't go on in this epoch."""
+    """Reason for which a hop cannot continue in this epoch."""
 
     kind: FaultKind
     detail: str
@@ -45,26 +45,29 @@ class Fault:
 
 @dataclass(slots=True)
 class TransferCursor:
-    """Where a copy of these blocks of this hop goes, and the next position of it (R13)."""
+    """Target of a KV transfer of these blocks, and the next position to send (R13, migration)."""
 
     target: Neighbour
     next_position: int  # to be read
     blocks: tuple[int, int]
-    seen_kv: int = 0  # positions that the hop had at the last look
+    seen_kv: int = 0  # `kv` of the hop when the last step was planned
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedKv:
-    """Positions that came from the hop that this one is a copy of, and wait to be written."""
+    """Positions of a KV transfer that arrived at a standby hop and wait to be written."""
 
     first: int
     count: int
     kv: bytes | memoryview
-    rows: bytes  # at the end of the hop, as the other kept them; empty when it did not
+    rows: bytes  # output rows that the sender retained; empty if it had none
 
 
 def sampling_fault(wanted: Sampling) -> str | None:
-    """What a sampler could not take; checked here, since a step that raises stops every session in it."""
+    """Describe sampling parameters that a sampler cannot use; None if all are valid.
+
+    Checked here because a step that raises delays every session in it.
+    """
     limits = (
         ("temperature", wanted.temperature, 0.0, math.inf),
         ("top_k", wanted.top_k, 0, math.inf),
@@ -81,17 +84,18 @@ def sampling_fault(wanted: Sampling) -> str | None:
 
 @dataclass(slots=True)
 class EarlyMessages:
-    """What arrived after the Fence and before Go (R10), with its sender: only Go says who the neighbours are."""
+    """Messages that arrived between Fence and StartEpoch (R10), with their senders: only StartEpoch names the
+    neighbours."""
 
     rows: list[tuple[PeerId, Rows]] = field(default_factory=list)
     row_count: int = 0
     windows: dict[PeerId, Window] = field(default_factory=dict)
-    inputs: list[Input] = field(default_factory=list)  # only while the cut itself is pending
+    inputs: list[Input] = field(default_factory=list)  # only while the Fence itself is pending
 
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """Positions [0, kv) hold valid KV. Names and meanings as in PROTOCOL section 1."""
+    """State of a hop; positions [0, kv) hold valid KV. Names and meanings as in PROTOCOL section 1."""
 
     session: str
     first: int
@@ -108,51 +112,47 @@ class Hop:
 
     phase: Phase = Phase.FENCED
     kv: int = 0
-    log: list[int] = field(default_factory=list)  # head and tail; the head's is its input queue
-    counters: Counters | None = None  # frozen at the first Fence after a Go
-    fence_ack: FenceAck | None = None  # given to this epoch's Fence; none once Go has come
-    for_recovery: bool = False  # its turn had begun, here or elsewhere, before its next Go (R12)
+    log: list[int] = field(default_factory=list)  # head and tail only; for the head its input queue
+    counters: Counters | None = None  # frozen at the first Fence after a StartEpoch
+    fence_ack: FenceAck | None = None  # reply to this epoch's Fence; None after StartEpoch
+    for_recovery: bool = False  # its turn had started before, here or elsewhere (R12, admission)
     was_started: bool = False
-    started_by_owner: bool = (
-        False  # the gateway that has it now has run it, and its lease never ended since
-    )
-    newest_run_epoch: Epoch = (
-        NO_EPOCH  # the newest of the session's epochs that ran, as far as is known here
-    )
+    started_by_owner: bool = False  # the owner started it, and its lease has not expired since
+    newest_run_epoch: Epoch = NO_EPOCH  # newest epoch of the session known to have run
 
     started: StartEpoch | None = None
     received: int = 0
     sent: int = 0
     granted: int = 0
     window: int = 0
-    acked: int = 0  # what the successor says it has received
+    acked: int = 0  # rows that the successor has acknowledged
     credit: int = 0
     tokens_sent: int = 0
-    bulk_acknowledged: bool = False  # the predecessor was told that all its bulk rows are here (R9)
-    finished: bool = False  # the last token of the turn was made (tail) or stored (head)
-    withheld_token: Token | None = None  # tail: the one token beyond the credit (R7)
-    unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # R9: live rows
+    bulk_acknowledged: bool = False  # predecessor knows: all its bulk rows are here (R9)
+    finished: bool = False  # the last token of the turn was sampled (tail) or stored (head)
+    withheld_token: Token | None = None  # tail: the one token beyond the credit (R7, credit)
+    unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # live rows (R9)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     transfers: dict[Handle, TransferCursor] = field(
         default_factory=dict
-    )  # of copies of this hop, by target
-    transfer_windows: dict[PeerId, Window] = field(default_factory=dict)  # of those
-    received_kv: deque[ReceivedKv] = field(default_factory=deque)  # warm: to be written
-    progress_sent_at: float = -math.inf  # warm: when the gateway last heard how far it is
+    )  # KV transfers from this hop
+    transfer_windows: dict[PeerId, Window] = field(default_factory=dict)  # of those transfers
+    received_kv: deque[ReceivedKv] = field(default_factory=deque)  # standby: to be written
+    progress_sent_at: float = -math.inf  # standby: last progress message to the gateway
 
-    last_used: float = -math.inf  # when its gateway or a step last had to do with it
+    last_used: float = -math.inf  # last message of its gateway or last step
     log_requested_at: float = (
         -math.inf
-    )  # when another gateway last took a copy of its log, as `Peers.awake`
-    in_step: bool = False  # in the step that is out: pages and log are borrowed by the model
-    pending_fence: Fence | None = None  # the cut to make when that step retires
-    is_freed: bool = False  # its pages go back when that step retires
-    run_alone: bool = False  # it was in a step that raised: it runs next by itself
-    decode_hops: int = 0  # counted by the scheduler as a decoding session of so many hops
+    )  # last LogRequest of another gateway, in `Peers.elapsed` time
+    in_step: bool = False  # in the running step: the model borrows pages and log
+    pending_fence: Fence | None = None  # to apply when that step ends
+    is_freed: bool = False  # its pages are released when that step ends
+    run_alone: bool = False  # it was in a step that raised: it runs in a step of its own
+    decode_hops: int = 0  # the scheduler counts it as a decoding session of this many hops
 
     @property
     def is_standby(self) -> bool:
-        """It runs beside the route (R13)."""
+        """True for a hop that receives KV beside the route (R13, migration)."""
         return self.started is not None and self.started.standby
 
     @property
@@ -160,8 +160,8 @@ class Hop:
         return (self.session, self.first, self.last)
 
     def stop_epoch(self) -> None:
-        """What a Fence does at once, even while a step is out: nothing more is sent or planned (R2)."""
-        if self.started is not None:  # a warm hop was no part of the route that may have failed
+        """Reset the epoch at once, even while a step runs: nothing more is sent or planned (R2, fences)."""
+        if self.started is not None:  # a standby hop was not part of the route that may have failed
             self.counters = None if self.started.standby else self._counters_of(self.started)
         self.phase, self.started, self.fence_ack = Phase.FENCED, None, None
         self.granted = self.window = self.acked = self.credit = self.tokens_sent = 0
@@ -187,12 +187,12 @@ class Hop:
             granted=self.granted,
             window=self.window,
             tokens_sent=self.tokens_sent,
-            # the ring starts at L, however much of the Input is still on its way
+            # the ring starts at L, however much of the Input is still in flight
             tokens_received=max(len(self.log), started.length) if self.is_head else 0,
         )
 
     def truncate(self, kv: int, log: int) -> None:
-        """Cut KV and log copy; no step may be out."""
+        """Truncate KV and log; the hop must not be in a step."""
         del self.log[max(0, log) :]
         self.kv = max(0, min(self.kv, kv))
         if self.is_head:
@@ -200,10 +200,10 @@ class Hop:
         self.received = self.sent = self.kv
 
     def start_epoch(self, message: StartEpoch) -> None:
-        """Begin to run an epoch. Windows and credit that came before Go stay (R10)."""
+        """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
         self.started, self.fence_ack, self.phase = message, None, Phase.RUNNING
         self.was_started = self.started_by_owner = True
-        if not message.standby:  # on the other lane, what is sent after its Go may outrun it
+        if not message.standby:  # on the other lane, later messages may overtake its StartEpoch
             del self.log[message.length :]
             self.newest_run_epoch = max(self.newest_run_epoch, message.epoch)
         self.kv = self.received = message.start
@@ -212,13 +212,15 @@ class Hop:
         self.tokens_sent = message.length if self.is_tail else 0
 
     def refuse_start(self, message: StartEpoch) -> None:
-        """A Go that can't be followed still was this epoch's Go."""
+        """Stop the hop: a StartEpoch that cannot be followed is still the one of this epoch."""
         self.started, self.fence_ack, self.phase = message, None, Phase.STOPPED
 
     def start_fault(self, message: StartEpoch) -> Fault | None:
-        """What is wrong with a Go, checked before `run`."""
+        """Return the fault of a StartEpoch, or None; called before `start_epoch`."""
         n = message.length - 1
-        begins_here = self.is_head and not message.standby  # a copy has the hop it copies before it
+        begins_here = (
+            self.is_head and not message.standby
+        )  # the predecessor of a standby hop is its KV source
         ends_here = self.is_tail or message.standby
         if (message.predecessor is None) != begins_here or (message.successor is None) != ends_here:
             return Fault(FaultKind.FAILED, "the neighbours do not fit the blocks of this hop")
@@ -244,7 +246,8 @@ class Hop:
         return None
 
     def ready_end(self) -> int:
-        """Rows [kv, ready_end) may run now; meaningful while running and no step is out. Not for copies."""
+        """Return the end of the rows [kv, ready_end) that may run now. Valid for running hops that are in no step and
+        are not standby."""
         started = self.started
         assert started is not None
         if not self.is_head:

@@ -1,6 +1,6 @@
-"""The hops of this server by handle and by (session, block range), and the names of those freed of late.
+"""The hops of this server by handle and by (session, block range), and the former owners of freed hops.
 
-Used by `lifecycle.py` and `server.py`. Frees no pages and sends nothing.
+Used by `fencing.py` and `server.py`. Frees no pages and sends nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HANDLE_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class FormerOwner:
-    """Whom to tell when a Go comes for a hop that this server gave up by itself."""
+    """The gateway to notify when a StartEpoch comes for a hop that it no longer has here."""
 
     gateway: PeerId
     gateway_handle: Handle
@@ -29,7 +29,7 @@ class HopTable:
         self._hops: dict[Handle, Hop] = {}
         self._by_key: dict[tuple[str, int, int], Hop] = {}
         self._freed: dict[Handle, FormerOwner] = {}
-        self._taken: dict[Handle, FormerOwner] = {}  # hops that were taken, and who had them before
+        self._taken: dict[Handle, FormerOwner] = {}  # hops taken over by another gateway
 
     def __len__(self) -> int:
         return len(self._hops)
@@ -66,7 +66,7 @@ class HopTable:
             del self._freed[next(iter(self._freed))]
 
     def set_owner(self, hop: Hop, gateway: PeerId, gateway_handle: Handle) -> None:
-        """Another gateway has it from now on; the one that had it may yet say Go."""
+        """Make `gateway` the owner; the former owner is kept, as its StartEpoch may still come."""
         self._taken[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
         if len(self._taken) > MAX_FORMER_OWNERS:
             del self._taken[next(iter(self._taken))]

@@ -1,7 +1,7 @@
 """The effects of the server core, in order, and the messages that the server sends to itself.
 
-Used by `server.py` and `outflow.py`. A server may appear twice in a route: such messages never reach a link, they
-are handed back by `own`.
+Used by all modules of the core. A server may appear twice in a route: messages to itself never reach a link, they go
+through `loopback`. Knows no links.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outbox:
             self._sends.append(Send(to, lane, item))
 
     def send_to_gateway(self, gateway: PeerId, item: Item, lane: Lane = Lane.LIVE) -> None:
-        """Nothing is kept for a gateway that is gone: when it is back it fences its sessions."""
+        """Send to a gateway. Messages to a lost gateway are dropped: when it reconnects, it fences its sessions."""
         if not self._peers.is_gone(gateway):
             self._sends.append(Send(reply_address(gateway), lane, item))
 

@@ -1,7 +1,7 @@
-"""Which processes have a link here, how often each pair broke, and since when a gateway is gone (R5, R19).
+"""Linked processes, link generations, and the leases of gateways (R5: link faults, R19: leases).
 
-Used by `server.py`. Knows nothing of sessions. Times in which this process itself stood still count for no gateway:
-what it said meanwhile is still to be read.
+Used by `server.py` and `fencing.py`. Time in which this process was stalled does not count against a gateway, because
+its messages of that time are still unread. Knows nothing of sessions.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Role
 
 MAX_TICK_SECONDS = 3 * BUSY_SECONDS
-"""What passes at most between two looks at the clock counts: less than any lease, so that none ends by one look; and
-not nothing, so that leases end also where a process never gets to look in time. Awake, it looks every BUSY_SECONDS."""
+"""Seconds that count at most between two readings of the clock; a running process reads it every BUSY_SECONDS. Less
+than any lease, so that no lease expires by one reading. More than 0, so that leases also expire where every reading
+is late."""
 
 MAX_BROKEN_PEERS = 1024
-"""Generations are kept for so many peers that broke last: a restarted process never comes back as the same peer."""
+"""Generations are kept for this many peers, those lost last: a restarted process never returns as the same peer."""
 
 
 class Peers:
     def __init__(self, lease_seconds: float) -> None:
         self._own_lease = lease_seconds
         self._last_tick = -math.inf
-        self._stalled = 0.0  # seconds in which this process stood still
-        self._leases: dict[PeerId, float] = {}  # of gateways, as they were started
-        self._resigned: set[PeerId] = set()  # gateways that have ended, as they said themselves
+        self._stalled = 0.0  # seconds
+        self._leases: dict[PeerId, float] = {}  # seconds, as each gateway stated
+        self._resigned: set[PeerId] = set()  # gateways that announced their end
         self._linked: dict[PeerId, Role] = {}
         self._break_counts: dict[PeerId, int] = {}
         self._gone_since: dict[PeerId, float] = {}
         self._targets: dict[PeerId, str] = {}  # of linked gateways
-        self._last_heard: dict[PeerId, float] = {}  # linked gateways, when they last said anything
+        self._last_heard: dict[PeerId, float] = {}  # linked gateways, time of the last message
 
     def advance_clock(self, now: float) -> None:
-        """This process looks at the clock, before anything else is done."""
+        """Read the clock; called before everything else."""
         if self._last_tick > -math.inf:
             self._stalled += max(0.0, now - self._last_tick - MAX_TICK_SECONDS)
         self._last_tick = now
 
     def elapsed(self, now: float) -> float:
-        """A clock that stands still while this process does."""
+        """Return the time of a clock that does not advance while this process is stalled."""
         return now - self._stalled
 
     def on_peer_connected(
@@ -71,7 +72,7 @@ class Peers:
 
     @property
     def gateways(self) -> list[PeerId]:
-        """Those that are linked."""
+        """The linked gateways."""
         return [peer for peer, role in self._linked.items() if role is Role.GATEWAY]
 
     def linked_count(self, role: Role) -> int:
@@ -81,7 +82,7 @@ class Peers:
         return peer in self._linked
 
     def target_of(self, gateway: PeerId) -> str:
-        """Where other gateways reach it, as it said itself; empty when its link is not up."""
+        """Return the address where other gateways reach it; empty when its link is down."""
         return self._targets.get(gateway, "")
 
     def on_message(self, peer: PeerId, now: float) -> None:
@@ -89,7 +90,7 @@ class Peers:
             self._last_heard[peer] = self.elapsed(now)
 
     def silent_seconds(self, gateway: PeerId, now: float) -> float:
-        """Seconds without a sign of life: a process that stands still keeps its connections."""
+        """Return the seconds since the last message; links are not enough, as a stalled process keeps them."""
         if gateway in self._resigned:
             return math.inf
         heard = self._last_heard.get(gateway)
@@ -98,38 +99,43 @@ class Peers:
         )
 
     def lease_seconds(self, gateway: PeerId) -> float:
-        """For how long its sessions are its own without a sign of life. A gateway counts on the lease that it was
-        started with, and an adopter on the one that a server tells it: so the longer of the two."""
+        """Return the lease of a gateway: the seconds of silence during which it keeps its sessions.
+
+        A gateway relies on the lease it was started with, another gateway on the lease this server states. So the
+        longer of the two counts.
+        """
         return max(self._own_lease, self._leases.get(gateway, 0.0))
 
     def has_lapsed(self, peer: PeerId, now: float) -> bool:
-        """Whether it is a gateway whose lease was over when it spoke again just now."""
+        """True for a gateway whose lease expired before the message that just came."""
         return peer in self._leases and self.silent_seconds(peer, now) >= self.lease_seconds(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
-        """Its link broke and has not come back."""
+        """True if its link broke and has not come back."""
         return peer in self._break_counts and peer not in self._linked
 
     def start_lease(self, gateway: PeerId, now: float) -> None:
-        """`gateway` has a hop here. One whose link is not up (a late message) gets a lease all the same."""
+        """Start the lease of a gateway that owns a hop but has no link (its message came late)."""
         if gateway not in self._linked:
             self._gone_since.setdefault(gateway, self.elapsed(now))
 
     def on_heartbeat(self, peer: PeerId, draining: bool, now: float) -> None:
-        """Renews a lease that runs; one that rests (the link is up) has nothing to renew. A gateway that ends gives up
-        what is its own here: it is for whoever comes first, and the gateway will never want it again."""
+        """Renew a running lease; while the link is up, no lease runs.
+
+        A draining gateway gives up its hops here for good: the first gateway that claims them gets them.
+        """
         if draining and self._linked.get(peer) is Role.GATEWAY:
             self._resigned.add(peer)
         if peer in self._gone_since:
             self._gone_since[peer] = self.elapsed(now)
 
     def gone_seconds(self, peer: PeerId, now: float) -> float:
-        """Seconds since the link to `peer` went; negative while it is up."""
+        """Return the seconds since the link to `peer` broke; negative while it is up."""
         since = self._gone_since.get(peer)
         return -1.0 if since is None else self.elapsed(now) - since
 
     def keep_owners(self, owners: Collection[PeerId]) -> None:
-        """Drop the clocks of peers that own nothing here."""
+        """Drop the leases of peers that own no hop here."""
         for peer in [peer for peer in self._gone_since if peer not in owners]:
             del self._gone_since[peer]
         idle = [peer for peer in self._leases if peer not in owners and peer not in self._linked]

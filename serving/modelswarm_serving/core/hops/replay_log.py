@@ -1,8 +1,8 @@
-"""The replay log (R6): the rows that hops gave at their end boundary, by position, within one budget of host memory.
+"""The replay log (R6): output rows of hops by position, retained within one budget of host memory.
 
-Used by `server.py` and the modules beside it, which name hops by their handle. A hop's rows are one run of positions
-[start, end); when memory is short, the run that was used longest ago goes as a whole. Keeps the buffers that were sent,
-not copies. Knows nothing of epochs, links or models.
+Used by `server.py` and the modules beside it, which name hops by their handle. The rows of a hop are one run of
+positions [start, end). When memory is short, the least recently used run is evicted as a whole. Retains the buffers
+that were sent, without a copy. Knows nothing of epochs, links or models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rows = bytes | memoryview
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Groups of rows that follow each other, each as a step gave it."""
+    """Consecutive groups of rows, each as one step produced it."""
 
     firsts: list[int] = field(default_factory=list)
     groups: list[Rows] = field(default_factory=list)
@@ -34,7 +34,7 @@ class _Run:
         self.bytes += cost
 
     def pop(self) -> int:
-        """Drop the last group; the bytes that this gives back."""
+        """Drop the last group and return the bytes freed."""
         self.end = self.firsts.pop()
         self.groups.pop()
         cost = self.charged.pop()
@@ -49,25 +49,25 @@ class ReplayLog:
         self._row_bytes = row_bytes
         self.limit = limit
         self.bytes = 0
-        self.evictions = 0  # runs that went because memory was short
-        self._runs: dict[Handle, _Run] = {}  # the one that was used longest ago comes first
+        self.evictions = 0  # runs dropped for want of memory
+        self._runs: dict[Handle, _Run] = {}  # least recently used first
 
     @property
     def is_enabled(self) -> bool:
         return self.limit > 0
 
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
-        """Keep rows [first, ...), which nobody changes any more. What they do not follow on is forgotten.
+        """Retain rows [first, ...) of a buffer that does not change any more. They replace later rows of the run.
 
-        When they fit only instead of older rows of the same hop they are not kept: those are worth more, since a new
-        successor needs rows from 0 on.
+        Rows after a gap are not retained. Neither are rows that fit only instead of older rows of the same hop: the
+        older ones are worth more, since a new successor needs rows from 0 on.
         """
         count = len(rows) // self._row_bytes
         if not self.is_enabled or count == 0:
             return
         run = self._touch(hop)
         if run is not None and run.end < first:
-            return  # rows between were not kept: these help nobody who needs those too
+            return  # a gap: a successor that needs these rows needs the missing ones too
         if run is not None and run.end > first:
             self.truncate(hop, first)
             run = self._runs.get(hop)
@@ -80,12 +80,12 @@ class ReplayLog:
         self.bytes += cost
 
     def retained_range(self, hop: Handle) -> tuple[int, int]:
-        """Positions [start, end) that are kept; (0, 0) when none are. Counts as a use."""
+        """Return the retained positions [start, end); (0, 0) if there are none. Counts as a use."""
         run = self._touch(hop)
         return (0, 0) if run is None else (run.firsts[0], run.end)
 
     def read(self, hop: Handle, start: int, end: int) -> Rows | None:
-        """Rows [start, end), in one piece; None when some of them are not kept. Counts as a use."""
+        """Return rows [start, end) in one buffer; None if some are not retained. Counts as a use."""
         run = self._touch(hop)
         if run is None or start < run.firsts[0] or end > run.end:
             return None
@@ -102,7 +102,7 @@ class ReplayLog:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def truncate(self, hop: Handle, end: int) -> None:
-        """Keep only rows below `end`. A group that is cut through still costs what its buffer takes."""
+        """Retain only rows below `end`. A group that is cut in two still costs the size of its buffer."""
         run = self._runs.get(hop)
         if run is None:
             return
@@ -127,7 +127,7 @@ class ReplayLog:
         return run
 
     def _make_room(self, hop: Handle, cost: int) -> bool:
-        """Drop other hops' runs, oldest use first, until `cost` more bytes fit. Drops none if that would not help."""
+        """Evict runs of other hops, least recently used first, until `cost` bytes fit; none if that cannot help."""
         own = self._runs.get(hop)
         if cost + (0 if own is None else own.bytes) > self.limit:
             return False

@@ -1,6 +1,6 @@
-"""Rows of one hop that have arrived and wait for a step: contiguous, taken in order, never copied when a group fits.
+"""Received rows of one hop that wait for a step: contiguous, taken in order, not copied when a group fits.
 
-Used by `session.py`. Knows neither positions nor epochs: R1 was applied before `put`.
+Used by `hop.py`. Knows neither positions nor epochs: R1 (epochs) was applied before `put`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ class RowBuffer:
         self._groups.append(rows)
 
     def put_back(self, rows: bytes | memoryview) -> None:
-        """Rows that were taken and did not run; they come first again."""
+        """Return rows that were taken and did not run; they come first again."""
         self._groups.appendleft(rows)
 
     def clear(self) -> None:
         self._groups.clear()
 
     def take(self, count: int) -> bytes | memoryview:
-        """The oldest `count` rows; they must have been put."""
+        """Take the oldest `count` rows, which must be here."""
         wanted = count * self._row_bytes
         if len(self._groups[0]) == wanted:
             return self._groups.popleft()

@@ -1,6 +1,6 @@
-"""May a hop have the pages that a turn wants (R12)? Gives them, or says why not.
+"""Admission of turns: gives a hop the pages that a turn needs, or a reason for refusal (R12, admission).
 
-Used by `server.py` for creates and for next turns. Knows nothing of epochs or of what pages hold.
+Used by `fencing.py` for new hops and for next turns. Knows nothing of epochs or of what pages hold.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.kv.page_allocator import PageAllocator, pages_needed
 from modelswarm_serving.model.base import ModelShape
 
-HopKey = tuple[str, int, int]  # a session and blocks of it
+HopKey = tuple[str, int, int]
+"""Session, first and last block of a hop."""
 
-RESERVATION_SECONDS = 3.0  # what becomes free so soon after is for a repair that found no room
+RESERVATION_SECONDS = 3.0
+"""Pages that become free within this time are reserved for a recovery that found no room."""
 
 
 class Admission:
@@ -22,12 +24,10 @@ class Admission:
         self._shape = shape
         self._recovery_pages = math.ceil(recovery_fraction * shape.total_pages)
         self.pages = PageAllocator(shape.total_pages)
-        self._reservations: dict[
-            HopKey, tuple[int, float]
-        ] = {}  # of repairs: more pages, until when
+        self._reservations: dict[HopKey, tuple[int, float]] = {}  # recovery -> missing pages, end
 
     def refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
-        """A turn that this server could not serve even if it were empty."""
+        """Return the refusal of a turn that this server could not serve even if it were empty; else None."""
         most = self.pages.total - (0 if for_recovery else self._recovery_pages)
         if (
             turn.reserved_positions > self._shape.max_length
@@ -38,16 +38,16 @@ class Admission:
 
     @property
     def recovery_pages(self) -> int:
-        """Pages that only repairs may take."""
+        """Pages that only recoveries may take."""
         return self._recovery_pages
 
     def filled_pages(self, hop: Hop) -> int:
-        """Of the pages that `hop` was given, those in which KV lies."""
+        """Count the pages of `hop` that hold KV."""
         return min(len(hop.pages), pages_needed(hop.kv, self._shape.page_size))
 
     @property
     def max_session_length(self) -> int:
-        """The longest log that a new session can ever have here: the context, or what the pages hold of it."""
+        """Longest log that a new session can have here: limited by the context or by the pages."""
         return min(
             self._shape.max_length,
             (self.pages.total - self._recovery_pages) * self._shape.page_size + 1,
@@ -57,23 +57,25 @@ class Admission:
         return not self._shape.first <= create.first < create.last <= self._shape.last
 
     def missing_pages(self, turn: Turn, held: int, for_recovery: bool) -> int:
-        """How many pages would have to become free before `turn` fits; <= 0 when it does."""
+        """Count the pages that must become free before `turn` fits; <= 0 when it fits."""
         kept = 0 if for_recovery else self._recovery_pages
         wanted = self._pages_of_turn(turn) - held
         return wanted + kept - self.pages.free if wanted > 0 else 0
 
     def reserve_for_recovery(self, key: HopKey, turn: Turn, held: int, now: float) -> None:
-        """A repair found no room. Many small new sessions must not take what becomes free before it fits."""
+        """Reserve pages for a recovery that found no room, so that small new sessions do not take what becomes free."""
         self._drop_expired(now)
         self._reservations[key] = (self._pages_of_turn(turn) - held, now + RESERVATION_SECONDS)
 
     def cancel_reservation(self, key: HopKey) -> None:
-        """Others may still wait."""
+        """The recovery of `key` got its pages; other reservations stay."""
         self._reservations.pop(key, None)
 
     def conflicts_with_recovery(self, session: str, turn: Turn, held: int, now: float) -> bool:
-        """Whether `session`, which is not repaired here, would take pages that the repair of another waits for. The
-        largest of them counts: it is the one that others could keep out."""
+        """True if a turn of `session` would take pages reserved for the recovery of another session.
+
+        The largest reservation counts: it is the one that smaller turns could keep out.
+        """
         wanted = self._pages_of_turn(turn) - held
         if wanted <= 0 or not self._reservations:
             return False
@@ -87,7 +89,7 @@ class Admission:
         }
 
     def resize_hop(self, hop: Hop, turn: Turn) -> None:
-        """Give `hop` the pages of `turn`, which fits; never takes a page that valid KV lies in."""
+        """Give `hop` the pages of `turn`, which must fit; a page with valid KV is never taken away."""
         wanted = max(self._pages_of_turn(turn), pages_needed(hop.kv, self._shape.page_size))
         if wanted > len(hop.pages):
             hop.pages.extend(self.pages.allocate(wanted - len(hop.pages)))

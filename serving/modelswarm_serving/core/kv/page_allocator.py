@@ -1,8 +1,8 @@
-"""Which KV pages are free, as runs of neighbouring numbers.
+"""Free KV pages, kept as runs of neighbouring numbers.
 
-A session whose pages are neighbours is attended without a gather, so a request gets the lowest run that holds all of
-it, and only in want of one what is left in pieces. Used by `admission.py`. Knows page numbers only: neither what a
-page holds nor who owns it.
+Attention over neighbouring pages needs no gather. So a request gets the lowest run that holds all of it, and pieces of
+several runs only if no run is long enough. Used by `admission.py`. Knows page numbers only: neither what a page holds
+nor its owner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PageAllocator:
         )  # [start, end), ascending, apart
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages; the caller has looked at `free` first."""
+        """Take `count` pages; the caller must have checked `free`."""
         if count > self.free:
             raise ValueError(f"{count} pages wanted, {self.free} free")
         self.free -= count
@@ -39,7 +39,7 @@ class PageAllocator:
         return self._allocate_pieces(count)
 
     def _allocate_pieces(self, count: int) -> list[int]:
-        """From the lowest runs on; none of them is long enough by itself."""
+        """Take pages from the lowest runs; no run is long enough by itself."""
         taken: list[range] = []
         while count:
             start, end = self._runs.pop(0)

@@ -1,11 +1,11 @@
-"""Copies of a hop (R13): the KV of a hop that serves is read, sent and written beside the route, while it serves.
+"""KV transfers for migrations (R13): copies the KV of a running hop to a standby hop on another server.
 
-Used by `server.py` and `steps.py`. The sender has a cursor for each target: it follows the hop's own KV, first what is
-there, then each new position, as far as the target's windows reach. With each position goes the output row that the
-replay log keeps, so that the copy can answer for it like the hop it replaces. Reads and writes have steps of
-their own, short ones in turn with those of rows: nothing is computed, rows that somebody waits for hardly wait, and a
-copy that lacks one position does not wait for them.
-Whatever goes wrong with a copy ends it and is reported about its target; the session does not hear of it.
+Used by `server.py` and `step.py`. The sender has a cursor per target. It follows the hop's own KV: first the existing
+positions, then each new one, as far as the target's windows reach. The output row in the replay log goes along with
+each position, so that the standby hop can replay it like the hop it replaces.
+Reads and writes run in short steps of their own, in turn with steps of rows. Nothing is computed in them, so rows are
+hardly delayed, and a transfer that lacks one position does not wait for rows.
+A fault ends the transfer and is reported about its target; the session goes on. Knows no cutover: the gateway decides.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import CopyKv, FaultKind, Lane, Rows, Window
 from modelswarm_serving.core.flow.receive import MAX_EARLY_WINDOWS
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase, ReceivedKv, TransferCursor
-from modelswarm_serving.core.hops.outbox import Outbox
-from modelswarm_serving.core.hops.replay_log import ReplayLog
+from modelswarm_serving.core.parts import CoreParts
 from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
-from modelswarm_serving.model.base import KvRead, KvWrite, ModelShape, Result
+from modelswarm_serving.model.base import KvRead, KvWrite, Result
 
 GROUP_BYTES = 128 << 10
-"""Of one read or write, when a position is not larger; less than a frame, whatever its heads take."""
+"""Bytes of one read or write, unless a single position is larger; less than a frame with all headers."""
 STEP_BYTES = 1 << 20
-"""Of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
+"""Bytes of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
 MIN_READ_FACTOR = 2
-"""Times what becomes new is read at least, whatever the rate: or a copy of a large model would never get there. As many
-times what comes in a step, on average, may be written."""
-RECEIVED_WEIGHT = 1 / 8  # of what came since the last step: a burst waits its turn
-PROGRESS_SECONDS = 0.02  # a copy that is behind says no more often how far it is
+"""A step may read at least this many times the new KV, whatever the rate; otherwise the transfer of a large model would
+never catch up. A step may write as many times the mean of what is received per step."""
+RECEIVED_WEIGHT = 1 / 8
+"""Weight of the newest step in the mean of received bytes; low, so that a burst is spread over steps."""
+PROGRESS_SECONDS = 0.02
+"""Minimum time between two progress messages of a transfer that is behind."""
 
 _Task = tuple[Hop, TransferCursor, KvRead] | tuple[Hop, ReceivedKv, KvWrite]
 
 
 class KvTransfers:
-    def __init__(
-        self, shape: ModelShape, out: Outbox, log: ReplayLog, bytes_per_second: int
-    ) -> None:
-        self._shape = shape
-        self._outbox = out
-        self._replay_log = log
-        self._bytes_per_second = bytes_per_second
+    def __init__(self, parts: CoreParts) -> None:
+        self._shape = parts.shape
+        self._outbox = parts.outbox
+        self._replay_log = parts.replay_log
+        self._bytes_per_second = parts.settings.transfer_rate
         self._read_allowance = 0.0  # bytes
         self._planned_at = 0.0
-        self._received_bytes = 0  # bytes to be written, since the last step
-        self._mean_received_bytes = 0.0  # ... and the running mean of that
-        self._ready: dict[Hop, None] = {}  # those with something to read or to write, in turn
+        self._received_bytes = 0  # since the last step, still to be written
+        self._mean_received_bytes = 0.0  # running mean per step
+        self._ready: dict[Hop, None] = {}  # hops with KV to read or to write, in turn
         self._running: list[_Task] = []
 
-    # ---- the hop that is copied
+    # ---- the sending hop
 
     def on_copy_request(self, hop: Hop, copy: CopyKv) -> None:
-        """Begin one, or without a target end all."""
+        """Start a transfer; a request without a target ends all transfers of the hop."""
         if hop.phase is not Phase.RUNNING or copy.epoch != hop.epoch or hop.is_standby:
             return
         if copy.to is None:
@@ -65,7 +64,7 @@ class KvTransfers:
             self.schedule_reads(hop)
 
     def on_window(self, hop: Hop, peer: PeerId, window: Window) -> None:
-        """From a copy; it may be early, of one that is ordered in a moment."""
+        """Store the window of a target; it may arrive before the CopyKv that starts the transfer."""
         windows = hop.transfer_windows
         old = windows.get(peer)
         if old is None and len(windows) >= MAX_EARLY_WINDOWS:
@@ -75,19 +74,18 @@ class KvTransfers:
             self.schedule_reads(hop)
 
     def _discard_stale_window(self, hop: Hop, peer: PeerId, start: int) -> None:
-        """What a copy there that has ended said last, perhaps after its end; of the one that begins now no more has
-        come than where it starts."""
+        """Drop the last window of an ended transfer to `peer`. A new one has received nothing beyond its start."""
         window = hop.transfer_windows.get(peer)
         if window is not None and window.received != start and not _has_transfer_to(hop, peer):
             del hop.transfer_windows[peer]
 
     def schedule_reads(self, hop: Hop) -> None:
-        """It has new KV, or there is more room for it elsewhere."""
+        """Queue the hop if it has KV to read; called for new KV and for new windows."""
         if any(self._readable(hop, cursor) for cursor in hop.transfers.values()):
             self._ready.setdefault(hop)
 
     def _readable(self, hop: Hop, cursor: TransferCursor) -> int:
-        """Positions that may be read and sent now."""
+        """Count the positions that may be read and sent now."""
         if hop.phase is not Phase.RUNNING:
             return 0
         window = hop.transfer_windows.get(cursor.target.address.peer)
@@ -96,7 +94,9 @@ class KvTransfers:
     def on_link_lost(self, hop: Hop, peer: PeerId) -> None:
         for cursor in list(hop.transfers.values()):
             if cursor.target.address.peer == peer:
-                self._abort(hop, cursor, Fault(FaultKind.LINK_DOWN, "the link for a copy broke"))
+                self._abort(
+                    hop, cursor, Fault(FaultKind.LINK_DOWN, "the link of a KV transfer broke")
+                )
         hop.transfer_windows.pop(peer, None)
 
     def _abort(self, hop: Hop, cursor: TransferCursor, fault: Fault) -> None:
@@ -106,15 +106,17 @@ class KvTransfers:
                 hop.transfer_windows.pop(cursor.target.address.peer, None)
             self._outbox.report_fault(hop, cursor.target.address.peer, fault)
 
-    # ---- the copy
+    # ---- the receiving hop
 
     def receive_kv(self, hop: Hop, rows: Rows) -> Fault | None:
-        """KV for a warm hop: it waits for a step."""
+        """Accept KV for a standby hop; it waits for a step to be written."""
         end, size = rows.first + rows.count, len(rows.payload)
         each = size // max(1, rows.count)
         kept = each - self._kv_bytes(hop.first, hop.last)
         if kept not in (0, self._shape.row_bytes) or size != rows.count * each:
-            return Fault(FaultKind.FAILED, f"{rows.count} positions of a copy in {size} bytes")
+            return Fault(
+                FaultKind.FAILED, f"{rows.count} positions of a KV transfer in {size} bytes"
+            )
         if end <= hop.received:
             return None
         if rows.first > hop.received:
@@ -133,12 +135,12 @@ class KvTransfers:
         return None
 
     def schedule_writes(self, hop: Hop) -> None:
-        """A warm hop may have something to write."""
+        """Queue a standby hop that has KV to write."""
         if hop.received_kv and hop.phase is Phase.RUNNING:
             self._ready.setdefault(hop)
 
     def grant_window(self, hop: Hop) -> None:
-        """Tell the hop that is copied how far it may send, in halves of the window."""
+        """Grant the sending hop its next positions, in halves of the window."""
         started = hop.started
         assert started is not None and started.predecessor is not None
         each = self._position_bytes(hop.first, hop.last)
@@ -152,7 +154,7 @@ class KvTransfers:
         self._outbox.send(to.address, Lane.LIVE, told)
 
     def _report_progress(self, hop: Hop, now: float) -> None:
-        """Its gateway learns how far it is."""
+        """Tell the gateway how many positions have been written."""
         if hop.kv < hop.received and now - hop.progress_sent_at < PROGRESS_SECONDS:
             return
         hop.progress_sent_at = now
@@ -162,16 +164,16 @@ class KvTransfers:
 
     @property
     def ready_count(self) -> int:
-        """Hops with something to read or to write."""
+        """Hops with KV to read or to write."""
         return len(self._ready)
 
     @property
     def running_count(self) -> int:
-        """Tasks in the step that is out."""
+        """Tasks in the running step."""
         return len(self._running)
 
     def plan(self, now: float, decoding: bool) -> list[KvRead | KvWrite]:
-        """Some bytes for the next step, hop by hop in turn."""
+        """Return the reads and writes of the next step, hop by hop in turn; `decoding`: sessions decode here."""
         reads = self._read_budget(now, decoding)
         self._mean_received_bytes += RECEIVED_WEIGHT * (
             self._received_bytes - self._mean_received_bytes
@@ -189,7 +191,7 @@ class KvTransfers:
         return [task[2] for task in self._running]
 
     def _add_tasks(self, hop: Hop, next_task: Callable[[Hop], _Task | None], room: float) -> int:
-        """Tasks of a hop until the room is used up; the bytes they take. It waits for its next turn at the end."""
+        """Add tasks of a hop until `room` is used up and return their bytes. The hop goes to the end of the queue."""
         if room <= 0:
             return 0
         del self._ready[hop]
@@ -200,7 +202,7 @@ class KvTransfers:
         return taken
 
     def _read_budget(self, now: float, decoding: bool) -> float:
-        """Bytes that may be read in this step."""
+        """Return the bytes that may be read in this step."""
         earned, self._planned_at = self._bytes_per_second * (now - self._planned_at), now
         least = MIN_READ_FACTOR * self._new_bytes()
         if decoding and self._bytes_per_second > 0:
@@ -211,8 +213,8 @@ class KvTransfers:
         return self._read_allowance
 
     def _new_bytes(self) -> int:
-        """Of one position of each hop that has new ones, for each of its copies: prompts, and what came while a copy
-        took nothing, wait their turn."""
+        """Count the bytes of one position for each transfer whose hop has new KV. Longer runs of new positions, such as
+        prompts, wait their turn."""
         new = 0
         for hop in self._ready:
             for cursor in hop.transfers.values():
@@ -222,8 +224,8 @@ class KvTransfers:
         return new
 
     def _is_far_behind(self, hop: Hop) -> bool:
-        """More than a group. Others come first: a session may rest until its last position is copied. They take no more
-        than what is new, which is half of what may be read."""
+        """True if more than a group is missing. Hops that lack less come first: their sessions may wait for the last
+        position. They take no more than the new KV, which is half of what may be read."""
         if hop.is_standby:
             return len(hop.received_kv) > 1
         return any(
@@ -245,12 +247,12 @@ class KvTransfers:
         if hop.phase is not Phase.RUNNING or not hop.received_kv:
             return None
         copied = hop.received_kv.popleft()
-        hop.in_step = True  # a cut has to wait, as for rows
+        hop.in_step = True  # truncation has to wait, as for rows
         blocks = (hop.first, hop.last)
         return hop, copied, KvWrite(hop.pages, copied.first, copied.count, blocks, copied.kv)
 
     def finish(self, results: Sequence[Result], now: float) -> list[Hop]:
-        """Sends what was read, counts what was written. Gives the hops that were held by it, to be released."""
+        """Send what was read, record what was written. Return the hops that the step held, to be released."""
         running, self._running = self._running, []
         held: dict[Hop, None] = {}
         for task, result in zip(running, results, strict=True):
@@ -264,10 +266,10 @@ class KvTransfers:
 
     def _on_read(self, hop: Hop, cursor: TransferCursor, read: KvRead, result: Result) -> None:
         if hop.transfers.get(cursor.target.handle) is not cursor:
-            return  # called off meanwhile
+            return  # ended meanwhile
         kv = b"" if result.rows is None else result.rows
         if result.error is not None or len(kv) != read.count * self._kv_bytes(*cursor.blocks):
-            why = result.error or "the model read another number of bytes than it was asked for"
+            why = result.error or "the model read a wrong number of bytes"
             self._abort(hop, cursor, Fault(FaultKind.FAILED, why))
             return
         payload = self._join_rows(hop, read, kv)
@@ -284,8 +286,8 @@ class KvTransfers:
                 self._outbox.report_fault(hop, "", Fault(FaultKind.FAILED, result.error))
             return
         if copied.first != hop.kv:
-            return  # what comes before it has failed
-        # also for an epoch that has ended: it was right, a pending cut takes what must go
+            return  # an earlier write has failed
+        # Also after the end of the epoch: the KV is right, and a pending Fence truncates it if need be.
         hop.kv = copied.first + copied.count
         hop.last_used = now
         if copied.rows:
@@ -294,18 +296,18 @@ class KvTransfers:
             self.grant_window(hop)
             self._report_progress(hop, now)
 
-    # ---- what a group looks like
+    # ---- layout of a group
 
     def _kv_bytes(self, first: int, last: int) -> int:
-        """Of one position."""
+        """Return the KV bytes of one position."""
         return (last - first) * self._shape.kv_bytes
 
     def _position_bytes(self, first: int, last: int) -> int:
-        """Of one position, with its row: what is counted, whether the row is still kept or not."""
+        """Return the bytes of one position with its row; budgets count the row whether it is retained or not."""
         return self._kv_bytes(first, last) + self._shape.row_bytes
 
     def _join_rows(self, hop: Hop, read: KvRead, kv: bytes | memoryview) -> bytes | memoryview:
-        """With the rows at its end that this hop still keeps; a part that ends elsewhere has none."""
+        """Add the retained output rows to the KV; a part that ends inside the span has none."""
         if read.blocks[1] != hop.last:
             return kv
         rows = self._replay_log.read(hop.handle, read.first, read.first + read.count)
@@ -321,7 +323,7 @@ class KvTransfers:
     def _split_rows(
         self, hop: Hop, payload: memoryview, each: int
     ) -> tuple[bytes | memoryview, bytes]:
-        """KV and rows of a group of positions of `each` bytes; no rows if it has none."""
+        """Return KV and rows of a group of positions of `each` bytes; rows are empty if the group has none."""
         kv_bytes = self._kv_bytes(hop.first, hop.last)
         if each == kv_bytes:
             return payload, b""

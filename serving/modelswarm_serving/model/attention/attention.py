@@ -1,7 +1,8 @@
-"""The one attention function of all spans: writes new keys and values into the pages, attends over them.
+"""Paged attention of all spans: writes new keys and values into the pages and attends over them.
 
-transformers calls `paged_attention` through its AttentionInterface, once per block. What the rows of the step are is
-not passed down by the model code: it is the `Batch` of the step in progress on this thread (`attending`).
+transformers calls `paged_attention` through its AttentionInterface, once per block. The model code does not pass down
+which rows a step has. They come from the `StepLayout` of the step in progress on this thread (`attention_context`).
+Knows no sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ATTENTION_NAME = "modelswarm_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """How one block asked for attention."""
+    """The arguments of one block's attention call."""
 
     index: int
     scaling: float
@@ -38,7 +39,7 @@ class _Context(threading.local):
 
     layout: StepLayout | None = None
     cache: KvCache | None = None
-    calls: list[AttentionCall] | None = None  # gathered for a guard
+    calls: list[AttentionCall] | None = None  # recorded for the self-check
 
 
 _context = _Context()
@@ -48,7 +49,7 @@ _context = _Context()
 def attention_context(
     layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None
 ) -> Iterator[None]:
-    """All attention inside works on this batch and pool, and is noted in `calls`."""
+    """Let all attention calls inside use this layout and cache; record them in `calls`."""
     _context.layout, _context.cache, _context.calls = layout, cache, calls
     try:
         yield
@@ -67,7 +68,7 @@ def paged_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' contract: q, k, v [1, heads, T, D] in, [1, T, heads, D] out."""
+    """Attend as transformers' interface demands: q, k, v [1, heads, T, D] in, [1, T, heads, D] out."""
     index = module.layer_idx
     assert isinstance(index, int)
     out = attend(
@@ -89,8 +90,10 @@ def attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """In the span's `index`-th block: `query` [T, heads, D] and `fresh`, the same rows' keys and values,
-    [T, 2, kv_heads, D]; gives [T, heads, D]."""
+    """Attend in the span's `index`-th block and return [T, heads, D].
+
+    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D].
+    """
     layout, cache = _context.layout, _context.cache
     if layout is None or cache is None:
         raise RuntimeError("paged attention was called outside a step")
@@ -111,7 +114,7 @@ def attend(
 def _attend_group(
     group: AttentionGroup, query: Tensor, store: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
-    """The queries that share a key head become rows of one query block, so that no key is repeated in memory."""
+    """Attend for one group. Queries that share a key head become rows of one query block, so no key is repeated."""
     heads, size = query.shape[1:]
     kv_heads = store.shape[2]
     queries_per_key = heads // kv_heads
@@ -131,7 +134,7 @@ def _attend_group(
 
 
 def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
-    """Keys and values, each [n, kv_heads, length, D]; views where the slots are neighbours."""
+    """Return keys and values, each [sequences, kv_heads, n_keys, D]; views where the slots are neighbours."""
     if not isinstance(group.slots, slice):
         picked = store.index_select(0, group.slots).view(
             group.sequences, group.n_keys, *store.shape[1:]

@@ -1,7 +1,7 @@
-"""The paged key and value store of one span: for each block one tensor of token slots.
+"""The KV cache of one span: one tensor of token slots per block.
 
-Page p holds slots [p * page_size, (p + 1) * page_size). Which session owns a page is the server core's business; this
-module only holds the memory. Filled and read by `attention.py`, and by `span.py` for copies.
+Page p holds slots [p * page_size, (p + 1) * page_size). Filled and read by `attention.py`, and by `span.py` for KV
+transfers. Holds the memory only; the server core knows which session owns a page.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ class KvCacheShape:
 
 
 class KvCache:
-    """`blocks[i]`: [slots, 2, kv_heads, head_dim], keys and values of the span's i-th block side by side, so that one
-    call writes or gathers both."""
+    """Keys and values of all blocks. `blocks[i]`, [slots, 2, kv_heads, head_dim], belongs to the span's i-th block.
+
+    Keys and values lie side by side, so that one call writes or gathers both.
+    """
 
     def __init__(self, shape: KvCacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
         size = (shape.pages * shape.page_size, 2, shape.kv_heads, shape.head_dim)
-        # Zeros, not empty: the memory is really there from the start, an admitted session cannot run out of it.
+        # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 
     def read(self, pages: Sequence[int], first: int, count: int, blocks: slice) -> bytes:
-        """KV of positions [first, first + count) in these blocks, counted in the span: [count, blocks, 2, kv_heads,
-        head_dim]."""
+        """Return the KV of positions [first, first + count) as [count, blocks, 2, kv_heads, head_dim].
+
+        `blocks` counts from the span's first block.
+        """
         slots = self._slots(pages, first, count)
         stores = [store.index_select(0, slots) for store in self.blocks[blocks]]
         whole = torch.stack(stores, dim=1)
@@ -44,7 +48,7 @@ class KvCache:
     def write(
         self, pages: Sequence[int], first: int, count: int, blocks: slice, kv: bytes | memoryview
     ) -> None:
-        """Put what `read` gave, there or on another server, into these pages."""
+        """Write the output of `read`, of this or of another server, into these pages."""
         slots = self._slots(pages, first, count)
         stores = self.blocks[blocks]
         flat = torch.frombuffer(bytearray(kv), dtype=self.dtype).to(self.device)

@@ -1,7 +1,7 @@
-"""One step's layout: which rows of the packed batch belong to which sequence, and where their KV lies.
+"""Layout of one packed step: the rows of each sequence and the slots of their KV (vLLM: attention metadata).
 
-Built once per step from plain Work, so that no block has to look at Python lists again. `attention.py` asks for the
-pieces of a window size; everything index-like is a tensor by then. Knows nothing of models or sampling.
+Built once per step from batch items, so that no block reads Python lists again. `attention.py` asks for the attention
+groups of a window size; all indices are tensors by then. Knows nothing of models or sampling.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
 GATHER_LIMIT_EACH = 96 * 1024
-"""Bytes of padded keys per block, in all and per sequence, up to which decode rows attend as one gathered batch; above
-they attend one by one, mostly on views. Measured with 2, 8 and 32 sequences of 64 to 1024 positions (AVX-512 Xeon):
-the two cost the same near these limits, and one by one is up to twice as fast beyond."""
+"""Bytes of padded keys per block, in all and per sequence. Up to these limits decode rows attend as one gathered batch;
+above them they attend one by one, mostly on views. Measured with 2, 8 and 32 sequences of 64 to 1024 positions (AVX-512
+Xeon): both cost the same near the limits, and one by one is up to twice as fast beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Rows that attend in one call: `n` sequences of `count` rows each, over `length` keys each."""
+    """Rows that attend in one call: `sequences` sequences of `rows_each` rows, each over `n_keys` keys."""
 
-    start: int  # rows [start, start + n * count) of the batch
+    start: int  # rows [start, start + sequences * rows_each) of the step
     sequences: int
     rows_each: int
     n_keys: int
-    slots: slice | Tensor  # n * length slots; a slice is read without a copy
-    mask: Tensor | None  # added to the scores, [n, 1, count, length]; None: every key counts
+    slots: slice | Tensor  # sequences * n_keys slots; a slice is read without a copy
+    mask: (
+        Tensor | None
+    )  # added to the scores, [sequences, 1, rows_each, n_keys]; None: every key counts
     causal: bool = False  # rows start at key 0: the plain triangle
 
 
@@ -60,7 +62,7 @@ class StepLayout:
         self._groups: dict[int | None, list[AttentionGroup]] = {}
 
     def attention_groups(self, window: int | None) -> list[AttentionGroup]:
-        """How the rows attend in blocks with this sliding window (None: full attention)."""
+        """Return the groups in which the rows attend in blocks with this sliding window (None: full attention)."""
         if window not in self._groups:
             singles = sum(work.count == 1 for work in self.items)
             chunks = zip(self.items[singles:], self.starts[singles:], strict=True)
@@ -73,7 +75,7 @@ class StepLayout:
     def _decode_groups(
         self, items: Sequence[BatchItem], window: int | None
     ) -> list[AttentionGroup]:
-        """Works of one row each, which are the batch's first rows."""
+        """Return the groups of items of one row each, which are the first rows of the step."""
         lengths = [_visible_keys(work.first + 1, window) for work in items]
         n, longest = len(items), max(lengths, default=0)
         limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
@@ -89,7 +91,7 @@ class StepLayout:
     def _gathered_group(
         self, items: Sequence[BatchItem], lengths: list[int], longest: int
     ) -> AttentionGroup:
-        """One padded batch; where a sequence is shorter, its newest slot is read again and masked."""
+        """Return one padded group; in a shorter sequence the newest slot is read again and masked."""
         size = self._cache.shape.page_size
         used = max(work.first for work in items) // size + 1
         table = self._tensor([_padded(work.pages, used) for work in items])
@@ -103,7 +105,7 @@ class StepLayout:
         return AttentionGroup(0, len(items), 1, longest, where.view(-1), mask[:, None, None])
 
     def _prefill_group(self, item: BatchItem, row: int, window: int | None) -> AttentionGroup:
-        """Prefill rows of one sequence: each sees the keys up to itself, at most `window` of them."""
+        """Return the group of one sequence's prefill rows: each sees the keys up to itself, at most `window`."""
         count, end = item.count, item.first + item.count
         length = _visible_keys(end, None if window is None else window + count - 1)
         where = self._slots_before(item, end, length)
@@ -119,7 +121,7 @@ class StepLayout:
         return AttentionGroup(row, 1, count, length, where, mask[None, None])
 
     def _slots_before(self, item: BatchItem, end: int, length: int) -> slice | Tensor:
-        """Slots of positions [end - length, end); a slice when their pages are neighbours."""
+        """Return the slots of positions [end - length, end); a slice if their pages are neighbours."""
         size = self._cache.shape.page_size
         low, high = (end - length) // size, (end - 1) // size
         skip = end - length - low * size
@@ -139,6 +141,6 @@ def _visible_keys(length: int, window: int | None) -> int:
 
 
 def _padded(pages: Sequence[int], count: int) -> list[int]:
-    """The first `count` pages; what is missing is never read."""
+    """Return the first `count` pages, padded with page 0, which is never read for them."""
     held = list(pages[:count])
     return held + [0] * (count - len(held))

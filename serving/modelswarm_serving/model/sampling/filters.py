@@ -1,8 +1,9 @@
-"""Top-k, top-p and min-p as one threshold per row: a token stays iff its score reaches the row's cut.
+"""Top-k, top-p and min-p as one threshold per row: a token stays iff its score reaches the row's threshold.
 
 The order is that of transformers' generate (`GenerationMixin._get_logits_processor`: temperature, top-k, top-p, min-p)
-and so is each rule, except that equal scores at a cut stay together. Computed on the best K scores of each row; the
-outcome does not depend on K, or `complete` says that K was too small. Shared by `sampler.py` and `margins.py`.
+and so is each rule, except that equal scores at a threshold stay together. Computed on the best K scores of each row.
+The outcome does not depend on K, or `is_decided` reports that K was too small. Used by `sampler.py` and by tests; knows
+no logs.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Thresholds:
     """Thresholds of S rows, in scaled scores (after temperature); -inf where a filter is off."""
 
     top_k: Floats  # the k-th best score
-    mass_before: Floats  # [S, K]: probability of what ranks higher, after top-k
+    mass_before: Floats  # [S, K]: probability of all higher ranks, after top-k
     top_p: Floats
     min_p: Floats
 
     @property
     def min_score(self) -> Floats:
-        """Scores from here on stay."""
+        """Lowest score that stays."""
         lowest: Floats = np.maximum(np.maximum(self.top_k, self.top_p), self.min_p)
         return lowest
 
@@ -40,7 +41,7 @@ def is_filtered(sampling: Sampling) -> bool:
 
 
 def find_thresholds(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> Thresholds:
-    """`best` [S, K]: scaled scores in falling order; `log_total` [S]: logsumexp of each whole row."""
+    """Return the thresholds. `best` [S, K]: falling scaled scores; `log_total` [S]: logsumexp of whole rows."""
     width = best.shape[1]
     k = np.array([s.top_k if 0 < s.top_k <= width else 0 for s in samplings])
     p = np.array([s.top_p for s in samplings])
@@ -60,7 +61,7 @@ def find_thresholds(best: Floats, log_total: Floats, samplings: Sequence[Samplin
 
 
 def is_decided(cut: Thresholds, best: Floats, samplings: Sequence[Sampling], vocab: int) -> Flags:
-    """Whether the K best scores decide the row: nothing outside of them can reach the cut."""
+    """Return for each row whether its K best scores decide it: no other score can reach the threshold."""
     width = best.shape[1]
     if width == vocab:
         return np.ones(len(samplings), dtype=np.bool_)

@@ -1,6 +1,6 @@
-"""Counter-based noise for sampling (R17): a pure function of (seed, choice, position, token id).
+"""Counter-based noise for sampling (R17, determinism): a pure function of (seed, choice, position, token id).
 
-There is no generator state, so a retried, moved or rebuilt session draws what it would have drawn, in any batch.
+There is no generator state, so a retried, migrated or rebuilt session draws the same tokens, in any batch.
 The mixing function is splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
 2014; constants by Stafford). Used by `sampler.py` only.
 """
@@ -21,7 +21,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def draw_key(seed: int, choice: int, position: int) -> int:
-    """64 bits that stand for one draw; each part is mixed in turn, so neighbours share nothing."""
+    """Return the 64-bit key of one draw; the parts are mixed in turn, so that neighbours share nothing."""
     key = 0
     for part in (seed, choice, position):
         key = _mix_int((key + (part & _MASK) + _GOLDEN) & _MASK)
@@ -29,7 +29,7 @@ def draw_key(seed: int, choice: int, position: int) -> int:
 
 
 def gumbel(keys: Words, tokens: Ids) -> Floats:
-    """Standard Gumbel noise; `keys` [S, 1] and `tokens` [S, K] broadcast.
+    """Return standard Gumbel noise; `keys` [S, 1] and `tokens` [S, K] broadcast.
 
     argmax(score + gumbel) over tokens samples softmax(score) (the Gumbel-max trick).
     """

@@ -1,8 +1,8 @@
-"""Picks the next token of many sessions at once, each by its own parameters.
+"""Samples the next token of many sessions at once, each by its own parameters.
 
-Called by the tail's span with the logits of the rows that asked for a pick. A pick is a pure function of (logits,
-parameters, log, position): see `noise.py` for R17. Penalty, then temperature, then the filters of `filters.py`, then
-the Gumbel race. Knows nothing of sessions, stop tokens or models.
+Called by the tail's span with the logits of the rows that have a sample request. A token is a pure function of (logits,
+parameters, log, position): see `noise.py` for R17 (determinism). Order: penalty, temperature, the filters of
+`filters.py`, Gumbel-max. Knows nothing of sessions, stop tokens or models.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from modelswarm_serving.model.sampling.filters import (
 )
 from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
 
-_CANDIDATES = 256  # best scores looked at first when top-p or min-p filter
-_MAX_CANDIDATES = 1024  # a larger top-k sorts the whole row
+_CANDIDATES = 256
+"""Best scores per row that are tried first when top-p or min-p filter."""
+_MAX_CANDIDATES = 1024
+"""With a larger top-k the first try uses _CANDIDATES scores, and the second one the whole row."""
 
 
 def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken | None]:
-    """`logits` [n, vocab] in any dtype; None where they are not finite."""
+    """Return a token for each row of `logits` [n, vocab]; None where the logits are not finite."""
     logits = logits.float()
     scores = apply_penalty(logits, picks)
     tokens = scores.argmax(dim=-1)
@@ -45,8 +47,8 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken 
 
 
 def apply_penalty(logits: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
-    """Repetition penalty over all log entries, once per distinct token (transformers'
-    `RepetitionPenaltyLogitsProcessor`); the input itself when no row asks for it."""
+    """Apply the repetition penalty once per distinct token of the log (transformers'
+    `RepetitionPenaltyLogitsProcessor`). Return the input itself if no row has a penalty."""
     if all(pick.sampling.repetition_penalty == 1.0 for pick in picks):
         return logits
     scores = logits.clone()
@@ -60,19 +62,19 @@ def apply_penalty(logits: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
 
 
 def apply_temperature(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """In float64: the noise decides among scores that float32 would round together."""
+    """Divide by the temperatures, in float64: the noise decides among scores that float32 would round together."""
     temperatures = [sampling.temperature for sampling in samplings]
     return scores.double() / torch.tensor(temperatures, device=scores.device).double()[:, None]
 
 
 def noise_keys(picks: Sequence[SampleRequest]) -> Words:
-    """[n, 1]."""
+    """Return the noise key of each request, [n, 1]."""
     keys = [draw_key(p.sampling.seed, p.sampling.choice, p.position) for p in picks]
     return np.array(keys, dtype=np.uint64)[:, None]
 
 
 def _draw(scores: Tensor, picks: Sequence[SampleRequest]) -> Ids:
-    """Tokens for rows that all sample: rows without filters race over the whole vocabulary."""
+    """Draw tokens for rows with a temperature; rows without filters draw from the whole vocabulary."""
     samplings = [pick.sampling for pick in picks]
     values = apply_temperature(scores, samplings)
     keys = noise_keys(picks)
@@ -100,7 +102,7 @@ def _candidate_count(samplings: Sequence[Sampling], vocab: int) -> int:
 def _draw_filtered(
     values: Tensor, samplings: Sequence[Sampling], keys: Words, width: int
 ) -> tuple[Ids, Flags]:
-    """The race among the `width` best of each row, and for which rows that is the whole truth."""
+    """Draw among the `width` best scores of each row; the flags tell which rows these scores decide."""
     best, ids = torch.topk(values, width, dim=-1)
     top = best.cpu().numpy()
     totals = torch.logsumexp(values, dim=-1).cpu().numpy()
@@ -112,7 +114,7 @@ def _draw_filtered(
 
 
 def gumbel_max(values: Floats, ids: Ids, keys: Words) -> Ids:
-    """Gumbel-max over the columns: the winner's token id per row."""
+    """Return the token id with the largest score plus noise, per row."""
     runs = values + gumbel(keys, ids)
     winners = runs.argmax(axis=1)
     chosen: Ids = np.take_along_axis(np.broadcast_to(ids, runs.shape), winners[:, None], axis=1)

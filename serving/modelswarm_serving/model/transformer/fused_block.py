@@ -1,8 +1,9 @@
-"""One transformer block in few calls: what a step really runs.
+"""One transformer block in few calls: the form that steps run.
 
 transformers' blocks spend a large part of a decode step on Python and on small kernels (240 per block). The supported
-families differ little, so one `Block` of about twenty calls covers them: fused q/k/v and gate/up projections, one
-rotary pass over queries and keys, residuals added by the matrix product. Made by `compact.py` from loaded modules.
+families differ little, so one `FusedBlock` of about twenty calls covers them. It has fused q/k/v and gate/up
+projections, one rotary pass over queries and keys, and residuals added by the matrix product. Made by `fusion.py` from
+loaded modules. Knows no pages.
 
 Weights are [in, out], the transpose of torch's `Linear`, and exist once. Measured on an AVX-512 Xeon (one thread, fp32,
 1024 -> 5632), ms per product:
@@ -12,7 +13,7 @@ Weights are [in, out], the transpose of torch's `Linear`, and exist once. Measur
     this layout        1.54  2.42  2.94  3.93  5.01
     oneDNN, packed     2.02  2.15  2.25  2.54  4.06
 
-Packed weights win from 4 rows on but lose at 1, so they would have to be a second copy; memory is what a swarm lacks.
+Packed weights win from 4 rows on but lose at 1, so they would need a second copy, and memory is what a swarm lacks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Linear:
         return torch.addmm(self.bias, rows, self.weight)
 
     def onto(self, base: Tensor, rows: Tensor) -> Tensor:
-        """base + self(rows), in one product."""
+        """Return base + self(rows), in one product."""
         base = base if self.bias is None else base + self.bias
         return torch.addmm(base, rows, self.weight)
 
@@ -47,7 +48,7 @@ class Linear:
 class Norm:
     """Root mean square norm over the last axis, in float32.
 
-    x w / sqrt(mean(x²) + eps) = x (w √n) / hypot(|x|, √(n eps)): three small calls, where `F.rms_norm` makes six
+    x w / sqrt(mean(x²) + eps) = x (w √n) / hypot(|x|, √(n eps)): three small calls, while `F.rms_norm` makes six
     (measured between two matrix products, one row: 23 against 40 us).
     """
 
@@ -81,7 +82,7 @@ class Attention:
     k_norm: Norm | None
 
     def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
-        """[T, hidden] -> [T, heads * head_dim], before the output projection."""
+        """Attend, without the output projection: [T, hidden] -> [T, heads * head_dim]."""
         parts = self.qkv(rows).view(len(rows), -1, self.head_dim)
         turning = queries_keys = parts[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:

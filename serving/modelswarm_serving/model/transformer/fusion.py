@@ -1,7 +1,8 @@
-"""Turns the loaded blocks of a span into `Block`s and runs them.
+"""Turns the loaded blocks of a span into `FusedBlock`s and runs them.
 
 Called by `startup.py`, used by `span.py`. Takes the weights out of the loaded modules one block at a time, so that no
-weight exists twice. `guards.py` compares both forms at every start; that check is what makes this module safe.
+weight exists twice. `self_check.py` compares both forms at every start; that check makes this module safe. Knows no
+files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class FusedBlocks:
     """The span's blocks, ready to run any part of them."""
 
     def __init__(self, body: Any, dtype: torch.dtype) -> None:
-        """Takes the weights out of `body`, which is of no use afterwards."""
+        """Take the weights out of `body`, which cannot be used afterwards."""
         kinds = _layer_types(body.config)
         self._rotary = Rotary(body.rotary_emb, kinds, dtype)
         self._blocks: list[FusedBlock] = []
@@ -30,7 +31,7 @@ class FusedBlocks:
             body.layers[index] = nn.Identity()  # frees what was copied
 
     def run(self, rows: Tensor, batch: StepLayout, start: int, end: int) -> Tensor:
-        """[T, hidden] through blocks [start, end), counted from the span's first."""
+        """Run rows [T, hidden] through blocks [start, end), counted from the span's first block."""
         angles = self._rotary(batch.positions, batch.max_position)
         for block in self._blocks[start:end]:
             rows = block(rows, angles[block.layer_type])
@@ -79,21 +80,21 @@ def _fuse_attention(module: Any, index: int) -> Attention:
 
 
 def _window(module: Any) -> int | None:
-    """Mistral keeps it in the configuration, the others per block; Llama has none."""
+    """Return the sliding window: Mistral keeps it in the configuration, the others per block, Llama has none."""
     holder = module.config if "Mistral" in type(module).__name__ else module
     window: int | None = getattr(holder, "sliding_window", None)
     return window
 
 
 def _join_linears(*linears: nn.Linear) -> Linear:
-    """Several projections of the same rows as one."""
+    """Return several projections of the same rows as one."""
     weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     return Linear(weight, torch.cat(biases) if biases else None)
 
 
 def _norm(module: Any) -> Norm:
-    """Gemma stores the weight's distance from one, and multiplies in float32."""
+    """Convert a norm. Gemma stores the weight minus one, and multiplies in float32."""
     if "Gemma" in type(module).__name__:
         return Norm.of(1.0 + module.weight.float(), module.eps)
     return Norm.of(module.weight, module.variance_epsilon)

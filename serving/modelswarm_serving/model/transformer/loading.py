@@ -1,8 +1,8 @@
 """Builds the part of a Hugging Face model that a span needs, and reads only its tensors.
 
 A subclass of the model's class drops in `__init__` what the span does not own, so `from_pretrained` (which builds on
-the meta device) never allocates it; the state dict holds lazy safetensors slices. Called by `span.load_span`;
-`guards.py` checks the outcome. Knows nothing of pages or steps.
+the meta device) never allocates it; the state dict holds lazy safetensors slices. Called by `startup.load_span`;
+`self_check.py` checks the outcome. Knows nothing of pages or steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from modelswarm_serving.model.attention.attention import ATTENTION_NAME
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpan:
-    """The modules of one span; `None` where the span has no use for them."""
+    """The modules of one span; None for those that the span does not need."""
 
     config: PreTrainedConfig  # cut to the span's blocks
     body: nn.Module  # the base model: rope and `layers`, its final norm is the identity
@@ -44,13 +44,13 @@ class LoadedSpan:
 
 
 def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.device) -> LoadedSpan:
-    """Read the blocks, and what head or tail need; every problem of the folder is a ModelSourceError."""
+    """Load the blocks and the modules of head or tail; every fault of the folder is a ModelSourceError."""
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
     check_config(config, folder)
     slices = _lazy_slices(folder, part)
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
-    # transformers would report on stderr what is raised below in one sentence
+    # transformers would report on stderr the faults that are raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     model, info = span_class.from_pretrained(
@@ -75,7 +75,7 @@ def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.dev
 
 
 def check_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse what would run without an error and be wrong."""
+    """Refuse configurations that would run without an error and give wrong text."""
     strange = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if strange:
         allowed = ", ".join(sorted(LAYER_TYPES))
@@ -93,7 +93,7 @@ def check_config(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:
-    """Gemma 3 has one set of parameters per layer type, the others have one."""
+    """Return all rope types: Gemma 3 has one per layer type, the other families have one."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in parameters:
         return {str(parameters["rope_type"])}
@@ -110,7 +110,7 @@ def _text_config(folder: Path) -> PreTrainedConfig:
 
 
 def _lazy_slices(folder: Path, part: Part) -> dict[str, Any]:
-    """Canonical name -> lazy slice, of the needed names only, so other shards need not exist."""
+    """Return canonical name -> lazy slice for the needed names only, so that other shards need not exist."""
     entries = read_tensors(folder, part.needs)
     files = {entry.file for entry in entries.values()}
     handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
@@ -120,8 +120,10 @@ def _lazy_slices(folder: Path, part: Part) -> dict[str, Any]:
 
 
 def _trimmed_class(base: Any, part: Part) -> Any:
-    """`base` without what the part does not need. Placeholders keep absolute indices, so that names match and
-    per-block choices were made from the whole configuration."""
+    """Return a subclass of `base` without the modules that the part does not need.
+
+    Placeholders keep absolute indices, so that names match and per-block choices come from the whole configuration.
+    """
 
     def __init__(self: Any, config: PreTrainedConfig) -> None:
         base.__init__(self, config)
@@ -164,6 +166,6 @@ def _split_modules(model: Any, part: Part) -> LoadedSpan:
 
 
 def _head_weight(weight: Tensor, part: Part) -> Tensor:
-    """In the layout of `compact.py`, except where that would make a second copy of the embedding."""
+    """Return the head's weight in the layout of `fusion.py`, unless that would copy the embedding a second time."""
     shared = part.tied and part.is_head
     return weight.t() if shared else weight.t().contiguous()

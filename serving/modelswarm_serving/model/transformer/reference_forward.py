@@ -1,6 +1,7 @@
-"""Runs packed rows through a loaded span by the model class's own forward: the truth at start-up.
+"""Runs packed rows through a loaded span by the model class's own forward: the reference of the self-check.
 
-Only `guards.py` uses it, once, before `compact.py` takes the weights over. Attention inside is `attention.py`'s.
+Used once by `self_check.py`, before `fusion.py` takes the weights over. Attention inside is that of `attention.py`.
+Knows no steps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from modelswarm_serving.model.transformer.loading import LoadedSpan
 
 
 def reference_forward(loaded: LoadedSpan, rows: Tensor, positions: Tensor, blocks: int) -> Tensor:
-    """[T, hidden] through the span's first `blocks` blocks."""
+    """Run rows [T, hidden] through the span's first `blocks` blocks."""
     view = _first_blocks(loaded.body, blocks)
     output = view(
         inputs_embeds=rows.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False
@@ -24,7 +25,7 @@ def reference_forward(loaded: LoadedSpan, rows: Tensor, positions: Tensor, block
 
 
 def _first_blocks(body: Any, count: int) -> Any:
-    """The base model with fewer layers; all modules are shared."""
+    """Return the base model with its first `count` layers; all modules are shared."""
     view = copy.copy(body)
     view._modules = dict(body._modules)
     view._modules["layers"] = nn.ModuleList(list(body.layers)[:count])

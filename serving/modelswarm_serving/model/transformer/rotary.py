@@ -1,6 +1,6 @@
 """Rotary angles by position, from the model's own rotary module, computed once per position and not once per step.
 
-Used by `compact.py`. Only rotary types whose angles depend on the position alone get here (`loading.check_config`).
+Used by `fusion.py`. All rotary types here depend on the position alone: `loading.check_config` refuses the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class Rotary:
-    """cos and sin by position, made by the model's own rotary module, once per position."""
+    """Tables of cos and sin by position, filled by the model's own rotary module."""
 
     def __init__(self, module: Any, layer_types: list[str], dtype: torch.dtype) -> None:
         self._module = module
@@ -26,7 +26,7 @@ class Rotary:
         self._computed = 0
 
     def __call__(self, positions: Tensor, max_position: int) -> dict[str, Angles]:
-        """Angles of these positions by layer type; `highest` is their maximum."""
+        """Return the angles of these positions by layer type; `max_position` is their maximum."""
         if max_position >= self._computed:
             self._grow(max(256, 1 << (max_position + 1).bit_length()), positions.device)
         if not self._per_type:

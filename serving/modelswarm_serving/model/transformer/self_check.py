@@ -1,7 +1,8 @@
-"""What is checked at start-up, because each of these faults would otherwise give wrong text without an error.
+"""Self-check at start-up, for faults that would otherwise give wrong text without an error.
 
-Missing tensors and unknown layer types are refused while loading (`loading.py`); here the loaded span is run once,
-by the model's own forward and then in its compact form. Reference: the engine notes, section 1.2.
+Called by `startup.py`. Missing tensors and unknown layer types are refused while loading (`loading.py`). Here the
+loaded span is run once by the model's own forward and once in its fused form. Knows no steps. Reference: the engine
+notes, section 1.2.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from modelswarm_serving.model.transformer.loading import LoadedSpan
 from modelswarm_serving.model.transformer.reference_forward import reference_forward
 
 _ROWS = 4
+"""Rows of the self-check."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Of the largest value; a wrong operation is off by far more than rounding."""
+"""Allowed difference, relative to the largest value; a wrong operation differs by far more than rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What the model's own forward did with the trial rows."""
+    """Rows of the self-check, and the output and attention calls of the model's own forward."""
 
     rows: Tensor
     batch: StepLayout
@@ -38,7 +40,7 @@ class SelfCheck:
 
 @torch.inference_mode()
 def run_reference(loaded: LoadedSpan, pool: KvCache, folder: Path) -> SelfCheck:
-    """Run a few rows through all blocks and through none."""
+    """Run a few rows through all blocks and through no block, by the model's own forward."""
     shape, hidden = pool.shape, loaded.config.hidden_size
     rows = torch.linspace(-1, 1, _ROWS * hidden, device=pool.device).view(_ROWS, hidden)
     rows = rows.to(pool.dtype)
@@ -56,7 +58,7 @@ def run_reference(loaded: LoadedSpan, pool: KvCache, folder: Path) -> SelfCheck:
 
 @torch.inference_mode()
 def check_fused(blocks: FusedBlocks, trial: SelfCheck, pool: KvCache, folder: Path) -> None:
-    """The same rows in compact form must give the same, by the same attention."""
+    """Check that the fused blocks give the same output by the same attention calls."""
     calls: list[AttentionCall] = []
     with attention_context(trial.batch, pool, calls):
         output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
@@ -68,7 +70,7 @@ def check_fused(blocks: FusedBlocks, trial: SelfCheck, pool: KvCache, folder: Pa
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:
-    """Some model classes ignore an attention name they do not know."""
+    """Check that every block called our attention: some model classes ignore an attention name they do not know."""
     if [call.index for call in calls] != list(range(blocks)):
         raise ModelSourceError(
             "model",
@@ -77,7 +79,8 @@ def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:
 
 
 def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:
-    """Some models change the rows outside of their blocks, which a middle span would do once more."""
+    """Check that no block means no change: some models change rows outside their blocks, and a middle span would do
+    that again."""
     if not torch.equal(before, after):
         raise ModelSourceError(
             "model", f"{folder} cannot be split: rows change outside of its blocks"
@@ -85,7 +88,7 @@ def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:
 
 
 def check_outputs(output: Tensor, expected: Tensor, folder: Path) -> None:
-    """The compact blocks must compute what the model class computes."""
+    """Check that the fused blocks compute what the model class computes."""
     limit = _TOLERANCE[expected.dtype] * float(expected.abs().max())
     worst = float((output - expected).abs().max())
     if not worst <= limit:

@@ -1,7 +1,7 @@
-"""A span of transformer blocks as a `Model`: rows or tokens in, rows or picks out, KV in pages.
+"""A span of transformer blocks as a `Model`: rows or tokens in, rows or sampled tokens out, KV in pages.
 
-Made by `load_span` (`startup.py`); the engine thread calls `step`. What a session is, is not known here: a Work names
-pages, positions and rows. See `loading.py` for how the blocks get here, `batch.py` for the packed layout.
+Made by `load_span` (`startup.py`); the engine thread calls `step`. `loading.py` loads the blocks, `step_layout.py` has
+the packed layout. Knows no sessions: a batch item names pages, positions and rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TransformerSpan:
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
-        """Works with the same blocks run as one packed batch; results in the order of `batch`."""
+        """Run items with the same blocks as one packed batch; return results in the order of `batch`."""
         results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
         groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
         for i, task in enumerate(batch):
@@ -69,7 +69,7 @@ class TransformerSpan:
         return Result()
 
     def _range_fault(self, task: Task) -> str | None:
-        """What makes this task alone impossible; the others still run."""
+        """Return the fault of a task outside the span, its context or its pages; the other tasks still run."""
         shape = self._shape
         start, end = task.blocks
         if not shape.first <= start < end <= shape.last:
@@ -118,13 +118,13 @@ class TransformerSpan:
         return embedded
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
-        """Raw rows of all works, one tensor."""
+        """Return the raw rows of all items as one tensor."""
         joined = bytearray().join(work.rows for work in items if work.rows is not None)
         rows = torch.frombuffer(joined, dtype=self._dtype)
         return rows.view(-1, self._loaded.config.hidden_size).to(self._device)
 
     def _pack_rows(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
-        """The wanted rows of each Work as bytes, by the Work's identity."""
+        """Return the requested rows of each item as bytes, by the identity of the item."""
         payload = rows.contiguous().view(torch.uint8).cpu().numpy()
         results: dict[int, Result] = {}
         for row, work in zip(layout.starts, layout.items, strict=True):
@@ -134,7 +134,7 @@ class TransformerSpan:
         return results
 
     def _sample(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
-        """Norm, head and sampler on the last rows of the works that ask; prefill rows never get there."""
+        """Run norm, head and sampler on the last rows of items with a sample request; other rows are left out."""
         results = {id(work): Result() for work in layout.items}
         asking = [
             (row + work.count - 1, work)
@@ -151,7 +151,7 @@ class TransformerSpan:
         return results
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Final norm and head on rows [n, hidden] of the last block; tail only."""
+        """Apply final norm and head to rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
         logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
         if self._loaded.softcap is not None:

@@ -1,6 +1,6 @@
-"""Turns a model folder and the operator's wishes into a ready `TransformerSpan`, or into one clear sentence.
+"""Turns a model folder and options into a ready `TransformerSpan`, or into one clear sentence.
 
-Called by the server's main. Sizes the page pool, loads the blocks and runs the guards. Knows no sockets or sessions.
+Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check. Knows no sockets or sessions.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
-_DEFAULT_SESSIONS = 8  # pages for so many sessions of full length
-_DEFAULT_LIMIT = 1 << 30  # but not more bytes than this
+_DEFAULT_SESSIONS = 8
+"""Default KV room: pages for this many sessions of full length ..."""
+_DEFAULT_LIMIT = 1 << 30
+"""... but at most this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanOptions:
-    """What the operator may choose; None means what the model says, or a default."""
+    """Options of a span; None means the model's value, or a default."""
 
     dtype: str = "float32"
     threads: int | None = None
     pages: int | None = None  # excludes `memory`
-    memory: int | None = None  # bytes, for weights and pages; on a CPU for kept rows, too
-    replay_memory: int | None = None  # bytes of the host; None: a row of every position is kept
+    memory: int | None = None  # bytes for weights and pages; on a CPU also for the replay log
+    replay_memory: int | None = None  # bytes of the host; None: a row of every position
     page_size: int = 16
     max_length: int | None = None
     device: str = "cpu"
@@ -43,7 +45,7 @@ class SpanOptions:
 def load_span(
     folder: Path, first: int, last: int, options: SpanOptions | None = None
 ) -> TransformerSpan:
-    """Load blocks [first, last) and check them; raises UserError with one sentence."""
+    """Load blocks [first, last) and check them; raise UserError with one sentence."""
     options = options or SpanOptions()
     shape, facts = plan_shape(folder, first, last, options)
     if options.threads is not None:
@@ -65,7 +67,7 @@ def load_span(
 def plan_shape(
     folder: Path, first: int, last: int, options: SpanOptions
 ) -> tuple[ModelShape, ModelFacts]:
-    """Everything that can be refused before any tensor is read."""
+    """Return shape and facts; refuse everything that can be refused before a tensor is read."""
     _check_options(options)
     facts = read_facts(folder, (first, last))
     outline = facts.outline
@@ -110,12 +112,12 @@ def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: 
         return max(1, min(wanted, _DEFAULT_LIMIT // page))
     taken = weights = facts.weight_bytes(first, last, options.dtype)
     beside = ""
-    if torch.device(options.device).type == "cpu":  # kept rows are in the same memory
+    if torch.device(options.device).type == "cpu":  # the replay log is in the same memory
         if options.replay_memory is None:
             page += replay_bytes(facts.row_bytes(options.dtype), options.page_size)
         elif options.replay_memory:
             taken += options.replay_memory
-            beside = f", kept rows {options.replay_memory}"
+            beside = f", the replay log {options.replay_memory}"
     if options.memory < taken + page:
         raise UserError(
             "memory",

@@ -12,7 +12,7 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import SessionInfo
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.migration.migration import BALANCE, Migration
+from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_gateway.core.takeover.ownership_check import Absence
@@ -60,7 +60,7 @@ class StubbornShifts(Migrations):
     """A session that is to even out loads goes over whatever has become of it meanwhile."""
 
     def _stands(self, move: Migration) -> bool:
-        return move.cause == BALANCE or super()._is_current(move)
+        return move.cause == REBALANCE_CAUSE or super()._is_current(move)
 
 
 class BalancesBlindly(GatewayCore):

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from support.simulator.actors.server_process import Cores
 from support.simulator.planted.gateways import (
     BalancesBlindly,
     LeasesComeBack,
@@ -29,7 +30,6 @@ from support.simulator.planted.replay_log import (
     SendsOtherKeptRows,
 )
 from support.simulator.planted.wakeups import AsksNotAgain, ForgetsLateAnswers
-from support.simulator.server_process import Cores
 
 from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm.protocol.messages import (

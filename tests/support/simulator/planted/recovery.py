@@ -76,7 +76,9 @@ class ForgetsKeptRows(GatewayCore):
     """R6: what hops have kept is not used: everything is computed again."""
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
-        super().receive(peer, replace(item, retained=()) if isinstance(item, FenceAck) else item, now)
+        super().receive(
+            peer, replace(item, retained=()) if isinstance(item, FenceAck) else item, now
+        )
 
 
 class RashMoves(Migrations):

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from support.simulator.actors.server_process import ROW_BYTES
 from support.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
 from support.simulator.scenarios import gateways, isolation, migration
-from support.simulator.server_process import ROW_BYTES
 
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 

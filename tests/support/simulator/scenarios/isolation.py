@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from support.simulator.actors.server_process import ROW_BYTES
 from support.simulator.scenario import Faults, Scenario, Weather
-from support.simulator.server_process import ROW_BYTES
 
 from modelswarm_serving.core.flow.flow_control import MIN_WINDOW_DIVISOR
 
@@ -41,7 +41,9 @@ def bursts(scenario: Scenario, rng: random.Random) -> Scenario:
         max_length=600,
         coming_bytes=coming,
     )
-    least = layout.row_window // MIN_WINDOW_DIVISOR * ROW_BYTES  # that each may have coming in any case
+    least = (
+        layout.row_window // MIN_WINDOW_DIVISOR * ROW_BYTES
+    )  # that each may have coming in any case
     weather = Weather(
         latency=rng.choice((0.0005, 0.002)),
         bulk_factor=rng.choice((3.0, 10.0)),

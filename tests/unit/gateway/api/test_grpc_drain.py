@@ -13,6 +13,7 @@ from modelswarm.protocol.messages import Close, DrainState, Heartbeat
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.grpc.drain import run_drain
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.drains import Drains
 
 PROMPT = tuple(range(1, 21))
@@ -26,7 +27,7 @@ def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script
     script.ask("s", PROMPT)
     script.token("s")
     script.silent.add(script.serve("c", 2, 4))
-    return script, Drains(script.core, lambda: script.now, script.run, lives)
+    return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), lives)
 
 
 async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
@@ -56,7 +57,7 @@ async def test_a_drain_that_would_uncover_blocks_says_which() -> None:
     _, drains = two_tails()
     with pytest.raises(ApiError) as told:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
-    assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0, 1" in str(told.value)
+    assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0:2" in str(told.value)
 
 
 async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions_there() -> None:

@@ -13,9 +13,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from bench.gaps import NOTHING_LOST, Gaps, pause
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
+from bench.recovery.gaps import NOTHING_LOST, Gaps, pause
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.supervisor import JobStatus

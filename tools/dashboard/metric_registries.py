@@ -59,7 +59,9 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
     node.linked("s0/1/x", hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
-    metrics.registry.register(PodCollector(KubernetesSource(None, ("default",), lambda: 0.0, lambda: 0.0)))
+    metrics.registry.register(
+        PodCollector(KubernetesSource(None, ("default",), lambda: 0.0, lambda: 0.0))
+    )
     return metrics.registry
 
 

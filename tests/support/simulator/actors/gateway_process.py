@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from support.simulator.actors.server_process import ServerProcess, Tools
 from support.simulator.network import Endpoint
-from support.simulator.server_process import ServerProcess, Tools
 
 from modelswarm.protocol.heartbeat import HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of

@@ -78,7 +78,9 @@ def run() -> Result:
 
     def choose() -> float:
         began = time.process_time()
-        legs = registry.costs.choose_hops(MODEL, kind, (0, BLOCKS), now, between=(None, None), needs=needs)
+        legs = registry.costs.choose_hops(
+            MODEL, kind, (0, BLOCKS), now, between=(None, None), needs=needs
+        )
         assert legs is not None and legs[0].options > 1
         return 1000 * (time.process_time() - began)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from support.simulator.gateway_process import GatewayProcess
+from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.actors.server_process import MODEL, Tools
 from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
-from support.simulator.server_process import MODEL, Tools
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling

@@ -18,7 +18,7 @@ class LocalGenerate:
     """`with LocalGenerate(folder) as local: seconds = local.run(batch=1, prompt=32, new=128)`."""
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
-        command = [sys.executable, "-m", "bench.local_generate", str(folder), str(threads)]
+        command = [sys.executable, "-m", "bench.speed.local_generate", str(folder), str(threads)]
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -10,8 +10,8 @@ import random
 from statistics import median
 
 from bench.harness import Bar, Result
-from bench.local_generate import LocalGenerate
 from bench.models import SHAPES, model_folder
+from bench.speed.local_generate import LocalGenerate
 from bench.swarm import Door, swarm_of, timed_streams
 
 PROMPT, NEW = 32, 128

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from bench.control_plane import REPLICAS, SPANS, control_plane, since
+from bench.cluster.control_plane import REPLICAS, SPANS, control_plane, since
 from bench.harness import Bar, Result
 
 SWARMS = 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.against_generate import compare
 from bench.harness import Result
+from bench.speed.against_generate import compare
 
 
 def run() -> Result:

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 
-from bench.control_plane import REPLICAS, SPANS, WRITES, ControlPlane, control_plane
+from bench.cluster.control_plane import REPLICAS, SPANS, WRITES, ControlPlane, control_plane
 from bench.harness import Bar, Result
 
 SWARMS = int(os.environ.get("BENCH_IDLE_SWARMS", "100"))

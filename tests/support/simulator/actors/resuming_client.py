@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import random
 
-from support.simulator.client import Client
-from support.simulator.gateway_process import GatewayProcess
-from support.simulator.server_process import MODEL, Tools
+from support.simulator.actors.client import Client
+from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.actors.server_process import MODEL, Tools
 from support.simulator.trace import Violation
 
 from modelswarm_gateway.core.interface.effects import Effect, Outranked

@@ -14,8 +14,8 @@ from support.kubernetes.event_log import PodTimes
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release
 
+from bench.cluster.real_cluster import SHAPE, counting_swarm
 from bench.harness import Bar, Result, quantile
-from bench.real_cluster import SHAPE, counting_swarm
 
 DELETIONS = int(os.environ.get("BENCH_DELETIONS", "20"))
 KILLS = int(os.environ.get("BENCH_CONTAINER_KILLS", "4"))  # one per pod: the kubelet backs off

@@ -16,9 +16,9 @@ from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release, pause_after
 from support.processes.streams import Answer, Ask
 
-from bench.gaps import Gaps
+from bench.cluster.real_cluster import SHAPE, counting_swarm
 from bench.harness import Bar, Result
-from bench.real_cluster import SHAPE, counting_swarm
+from bench.recovery.gaps import Gaps
 from bench.swarm import Streamed
 
 KILLS = int(os.environ.get("BENCH_CLUSTER_KILLS", "30"))

@@ -19,7 +19,7 @@ from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
 from modelswarm_gateway.metrics.counters import TurnOutcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
 from modelswarm_serving.model.base import ModelShape
-from tools.metric_registries import BLOCKS, MODEL, hello, new_node
+from tools.dashboard.metric_registries import BLOCKS, MODEL, hello, new_node
 
 RUNS, SESSIONS = 5, 1000
 ROUTE = (HopView("a/1/x", 0, 4), HopView("b/1/x", 4, 8))

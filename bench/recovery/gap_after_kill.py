@@ -12,9 +12,9 @@ import os
 import random
 import time
 
-from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
+from bench.recovery.gaps import Gaps, pause
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.supervisor import JobStatus

@@ -46,7 +46,9 @@ class World:
     def __post_init__(self) -> None:
         self.hellos = [_hello(n, *span) for n, span in enumerate(self.spans)]
         bits = self.rng.getrandbits
-        self.fleets = [ServerRegistry(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)]
+        self.fleets = [
+            ServerRegistry(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)
+        ]
         for registry in self.fleets:
             for hello in self.hellos:
                 registry.register(hello)

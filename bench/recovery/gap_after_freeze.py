@@ -12,10 +12,10 @@ import random
 import signal
 import time
 
-from bench.gap_after_kill import KILL_AT, NEW, PROMPT
-from bench.gaps import Gaps, pause
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
+from bench.recovery.gap_after_kill import KILL_AT, NEW, PROMPT
+from bench.recovery.gaps import Gaps, pause
 from bench.swarm import Door, Recorder, Streamed, swarm_of
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.swarm import LocalSwarm

@@ -1,0 +1,1 @@
+"""Benchmarks: The operator, and kills on a real cluster."""

@@ -1,0 +1,1 @@
+"""Benchmarks: Gaps after faults, and output equality."""

@@ -1,0 +1,1 @@
+"""Benchmarks: Cost and balance of route choice."""

@@ -1,0 +1,1 @@
+"""Benchmarks: Throughput and per-token cost."""

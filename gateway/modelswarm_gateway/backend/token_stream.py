@@ -1,0 +1,93 @@
+"""The stream of one turn's tokens, from the backend to one reader.
+
+Filled by the node, read by a generation. Knows neither text nor sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from modelswarm.protocol.messages import Finish
+from modelswarm_gateway.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token, the log entry at `position`; token -1 if the turn only read its prompt."""
+
+    position: int
+    token: int
+    finish: Finish
+
+
+class TokenStream:
+    """The tokens of one turn for one reader. It holds at most the tokens that the credit let through."""
+
+    def __init__(
+        self, first: int, read_to: Callable[[int], None], stop_at: Callable[[int], None]
+    ) -> None:
+        """`first`: position of the first generated token. `read_to` is called with the position below which the client
+        has everything. `stop_at` ends the turn and keeps that many log entries."""
+        self.first_position = first
+        self.read_to = read_to
+        self.stop_at = stop_at
+        self._events: deque[TokenEvent] = deque()
+        self._failure: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.ended = False  # no more events will be added
+        self.reroutes = 0  # faults that made the session look for a new route
+        self.fault_cause = ""  # of the first fault since its last token
+
+    def add_event(self, event: TokenEvent) -> None:
+        if self.ended:
+            return
+        self._events.append(event)
+        if event.finish is not Finish.NONE:
+            self.ended = True
+        self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """End the turn with an error, raised after the events added before. Later failures are ignored."""
+        if not self.ended:
+            self.ended = True
+            self._failure = error
+            self._wake()
+
+    def abort(self, error: ApiError) -> None:
+        """End the turn at once with an error; unread events are dropped."""
+        self._events.clear()
+        self.ended = True
+        self._failure = error
+        self._wake()
+
+    async def next_events(self, timeout: float) -> Sequence[TokenEvent]:
+        """Wait for events and return all that have arrived; empty after `timeout` seconds. One reader only.
+
+        Raise the ApiError that ended the turn.
+        """
+        if not self._events and self._failure is None:
+            await self._wait(timeout)
+        if self._events:
+            events = tuple(self._events)
+            self._events.clear()
+            return events
+        if self._failure is not None:
+            raise self._failure
+        return ()
+
+    async def _wait(self, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout, self._wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
