@@ -59,20 +59,20 @@ chaos: $(STAMP) ## disturb a real local swarm and judge its answers: make chaos 
 	  $(if $(EVERY),--every $(EVERY)) $(if $(EACH),--each) $(if $(FAULTS),--faults $(FAULTS))
 
 # REGISTRY, IMAGE_TAG, IMAGE_BASE and BUILDER choose names, base image and builder; IMAGES="operator server-slim" some.
-images: ## build the container images with docker, podman or buildah, whatever is there
-	TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
+images: ## build the container images with docker, podman or buildah (5 minutes once, then one)
+	@TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
 	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(IMAGE_TAG)" --base "$(IMAGE_BASE)"
 
-cluster: $(STAMP) ## a real Kubernetes on this machine; prints the KUBECONFIG to export (NODES=2 GPUS=4)
+cluster: $(STAMP) ## a real Kubernetes on this machine (13 minutes once, then half a minute; NODES=2 GPUS=4)
 	@$(BIN)/python -m tools.devcluster up --nodes $(or $(NODES),2) --gpus $(or $(GPUS),4)
 
-cluster-down: $(STAMP) ## take it away: nothing is left
+cluster-down: $(STAMP) ## remove it: nothing is left
 	@$(BIN)/python -m tools.devcluster down
 
-cluster-packages: $(STAMP) ## install the Debian packages that real nodes need (as root)
+cluster-packages: $(STAMP) ## install the Debian packages that the cluster and its tests need (as root)
 	@$(BIN)/python -m tools.devcluster packages
 
-cluster-ready: $(STAMP) ## all that a cluster is made of: packages, programs, images (20 minutes once, then seconds)
+cluster-ready: $(STAMP) ## what the cluster tests need: packages, programs, images (15 minutes once, then seconds)
 	@$(BIN)/python -m tools.devcluster prepare
 
 proto: $(STAMP) ## regenerate the protobuf modules

@@ -1,6 +1,7 @@
 """Write the table of the chart's values into docs/install.md, from the comments of values.yaml.
 
-`# -- text` above a key describes it; keys without one are only groups. A test compares the table with the file.
+A comment `# -- text` above a key describes it; keys without one are groups. A test compares the table with the file.
+Run by developers after a change of values.yaml.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Value:
     text: str
 
 
-def documented() -> list[Value]:
-    """In the file's order."""
+def read_values() -> list[Value]:
+    """Return the values with a description, in the file's order."""
     parsed = yaml.safe_load(VALUES.read_text())
     found: list[Value] = []
     parents: list[tuple[int, str]] = []
@@ -44,33 +45,33 @@ def documented() -> list[Value]:
             parents = [*(parent for parent in parents if parent[0] < depth), (depth, name)]
             if text:
                 path = [part for _, part in parents]
-                found.append(Value(".".join(path), _at(parsed, path), text))
+                found.append(Value(".".join(path), _value_at(parsed, path), text))
             text = ""
     return found
 
 
-def _at(tree: Any, path: list[str]) -> Any:
+def _value_at(tree: Any, path: list[str]) -> Any:
     for part in path:
         tree = tree[part]
     return tree
 
 
-def table() -> str:
+def render_table() -> str:
     rows = ["| value | default | what it does |", "|---|---|---|"]
-    for value in documented():
+    for value in read_values():
         default = json.dumps(value.default)
         rows.append(f"| `{value.path}` | `{default}` | {value.text.replace('|', '/')} |")
     return "\n".join(rows) + "\n"
 
 
-def with_table(page: str) -> str:
+def replace_table(page: str) -> str:
     head, rest = page.split(BEGIN)
-    return head + BEGIN + table() + END + rest.split(END, 1)[1]
+    return head + BEGIN + render_table() + END + rest.split(END, 1)[1]
 
 
 def main() -> int:
-    PAGE.write_text(with_table(PAGE.read_text()))
-    print(f"docs/install.md: {len(documented())} values")
+    PAGE.write_text(replace_table(PAGE.read_text()))
+    print(f"docs/install.md: {len(read_values())} values")
     return 0
 
 

@@ -2,7 +2,7 @@
 
     python tools/make_dashboard.py
 
-What it shows is in `dashboard/rows.py`. The result is committed; a test compares it with what this makes.
+The rows are in `dashboard/rows.py`. The result is committed; a test compares it with this program's output.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TARGET = ROOT / "charts" / "modelswarm" / "dashboards" / "modelswarm.json"
 DESCRIPTION = "Requests, recoveries, coverage and pods of ModelSwarm."
 
 
-def text() -> str:
+def render_dashboard() -> str:
     made = dashboard("ModelSwarm", DESCRIPTION, ROWS, variables())
     return json.dumps(made, indent=2, sort_keys=True) + "\n"
 
 
 def main() -> int:
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(text(), encoding="utf-8")
+    TARGET.write_text(render_dashboard(), encoding="utf-8")
     print(f"{TARGET.relative_to(ROOT)}: {len(ROWS)} rows")
     return 0
 

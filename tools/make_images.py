@@ -1,6 +1,6 @@
-"""Build the container images with whatever builder is there: docker, podman or buildah (`make images`).
+"""Build the container images with the installed builder: docker, podman or buildah (`make images`).
 
-Knows no Kubernetes and needs nothing but the standard library. The tests' cluster calls `build` and takes OCI archives.
+`tools/devcluster` calls `build_images` and uses OCI archives. Needs only the standard library; knows no Kubernetes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("operator", "gateway", "server", "server-slim")
 CERTIFICATES = Path("/etc/ssl/certs")
-PASSED_ON = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "TORCH_INDEX_URL")
-NONE_FOUND = (
-    "make images: no image builder answers here. It looked for docker (with a running engine), podman and buildah, "
+PASSED_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "TORCH_INDEX_URL")
+NO_BUILDER_MESSAGE = (
+    "make images: no working image builder found. Tried docker (with a running engine), podman and buildah, "
     "in this order.\nInstall one of them (on Debian: apt-get install buildah) or name yours: make images BUILDER=podman"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What to build and how to call it."""
+class BuildRequest:
+    """Images to build, and their names."""
 
     targets: tuple[str, ...]
     registry: str = "localhost"
@@ -36,7 +36,7 @@ class Wish:
     base: str | None = None  # None: the base that images/Dockerfile names
     archives: Path | None = None  # also write TARGET.tar (OCI) there; buildah and podman only
 
-    def name(self, target: str) -> str:
+    def image_name(self, target: str) -> str:
         return f"{self.registry}/modelswarm/{target}:{self.tag}"
 
 
@@ -50,25 +50,28 @@ def find_builder() -> str | None:
     return None
 
 
-def command(builder: str, wish: Wish, target: str) -> list[str]:
+def build_command(builder: str, request: BuildRequest, target: str) -> list[str]:
     verb = {"docker": ["build"], "podman": ["build", "--layers"], "buildah": ["bud", "--layers"]}
     words = [builder, *verb[builder], f"--file={ROOT / 'images' / 'Dockerfile'}"]
-    words += [f"--target={target}", f"--tag={wish.name(target)}"]
-    words += [f"--label=org.opencontainers.image.version={version()}"]
-    words += [f"--label=org.opencontainers.image.revision={revision()}"]
-    arguments = {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
-    if wish.base is not None:
-        arguments["BASE"] = wish.base
+    words += [f"--target={target}", f"--tag={request.image_name(target)}"]
+    words += [f"--label=org.opencontainers.image.version={project_version()}"]
+    words += [f"--label=org.opencontainers.image.revision={git_revision()}"]
+    arguments = {name: os.environ[name] for name in PASSED_VARIABLES if os.environ.get(name)}
+    if request.base is not None:
+        arguments["BASE"] = request.base
     if builder == "docker":
         arguments.pop("PIP_CERT", None)  # a path of this machine, and docker mounts none
     else:
-        words += _of_this_machine(builder)
+        words += _host_access_flags(builder)
     words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
     return [*words, str(ROOT)]
 
 
-def _of_this_machine(builder: str) -> list[str]:
-    """This machine's certificates and names: a package index behind a company's proxy is reached as from here."""
+def _host_access_flags(builder: str) -> list[str]:
+    """Return flags that mount this machine's certificates and resolv.conf.
+
+    So a build reaches a package index behind a company's proxy as this machine does.
+    """
     words = [f"--volume={CERTIFICATES}:{CERTIFICATES}:ro"] if CERTIFICATES.is_dir() else []
     if (
         builder == "buildah"
@@ -78,12 +81,12 @@ def _of_this_machine(builder: str) -> list[str]:
     return words
 
 
-def version() -> str:
+def project_version() -> str:
     number: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     return number
 
 
-def revision() -> str:
+def git_revision() -> str:
     asked = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
@@ -91,35 +94,37 @@ def revision() -> str:
         return "unknown"  # a source archive without git
 
 
-def build(builder: str, wish: Wish, log: int | None = None) -> dict[str, str]:
-    """Target -> image name. `log`: a file descriptor for the builder's output; None: ours."""
-    for target in wish.targets:
+def build_images(builder: str, request: BuildRequest, log: int | None = None) -> dict[str, str]:
+    """Build all targets; return target -> image name. `log`: file descriptor of the builder's output; None: stdout."""
+    for target in request.targets:
         started = time.monotonic()
-        subprocess.run(command(builder, wish, target), check=True, stdout=log, stderr=log)
-        if wish.archives is not None:
-            _archive(builder, wish.name(target), wish.archives / f"{target}.tar", log)
-        print(f"{wish.name(target)}: {time.monotonic() - started:.0f} s", flush=True)
-    return {target: wish.name(target) for target in wish.targets}
+        subprocess.run(build_command(builder, request, target), check=True, stdout=log, stderr=log)
+        if request.archives is not None:
+            _write_archive(
+                builder, request.image_name(target), request.archives / f"{target}.tar", log
+            )
+        print(f"{request.image_name(target)}: {time.monotonic() - started:.0f} s", flush=True)
+    return {target: request.image_name(target) for target in request.targets}
 
 
-def _archive(builder: str, name: str, path: Path, log: int | None) -> None:
+def _write_archive(builder: str, name: str, path: Path, log: int | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # an archive is never added to
-    # Not compressed: for a cluster on this machine packing and unpacking would only cost time.
+    # Not compressed: for a cluster on this machine compression would only cost time.
     plain = ["--disable-compression"] if builder == "buildah" else []
     words = [builder, "push", *plain, name, f"oci-archive:{path}:{name}"]
     subprocess.run(words, check=True, stdout=log, stderr=log)
 
 
-def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
+def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, BuildRequest]:
     parser = argparse.ArgumentParser(description="Build ModelSwarm's container images.")
     parser.add_argument(
-        "targets", nargs="*", help=f"some of: {', '.join(TARGETS)}; default: the first three"
+        "targets", nargs="*", help=f"any of {', '.join(TARGETS)}; default: the first three"
     )
     parser.add_argument(
-        "--builder", default="", help="docker, podman or buildah; default: what is there"
+        "--builder", default="", help="docker, podman or buildah; default: the first that works"
     )
-    parser.add_argument("--registry", default="localhost", help="before /modelswarm/TARGET")
+    parser.add_argument("--registry", default="localhost", help="prefix of /modelswarm/TARGET")
     parser.add_argument("--tag", default="", help="default: the version in pyproject.toml")
     parser.add_argument("--base", default="", help="base image, Debian or alike with Python 3.11")
     parser.add_argument("--archives", type=Path, help="folder for OCI archives, TARGET.tar each")
@@ -131,25 +136,29 @@ def read(arguments: Sequence[str]) -> tuple[str | None, Wish]:
         parser.error(f"--builder: {given.builder!r} is none of docker, podman, buildah")
     if given.archives and given.builder == "docker":
         parser.error("--archives: docker writes none; use podman or buildah")
-    tag = given.tag or version()
-    wish = Wish(
+    tag = given.tag or project_version()
+    wish = BuildRequest(
         tuple(given.targets) or TARGETS[:3], given.registry, tag, given.base or None, given.archives
     )
     return given.builder or None, wish
 
 
 def main() -> int:
-    builder, wish = read(sys.argv[1:])
+    builder, wish = parse_arguments(sys.argv[1:])
     builder = builder or find_builder()
     if builder is None:
-        print(NONE_FOUND, file=sys.stderr)
+        print(NO_BUILDER_MESSAGE, file=sys.stderr)
         return 2
-    print(f"building with {builder}: {', '.join(wish.targets)}", flush=True)
+    print(
+        f"building with {builder}: {', '.join(wish.targets)} "
+        "(about 5 minutes with their packages, one minute when only the project has changed)",
+        flush=True,
+    )
     try:
-        build(builder, wish)
+        build_images(builder, wish)
     except subprocess.CalledProcessError as error:
         print(
-            f"make images: {builder} failed ({error.returncode}); its words are above",
+            f"make images: {builder} failed ({error.returncode}); its output is above",
             file=sys.stderr,
         )
         return 1

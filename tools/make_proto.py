@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "modelswarm" / "protocol" / "wire"
 
 
-def arguments(proto: Path) -> list[str]:
+def protoc_arguments(proto: Path) -> list[str]:
     bin_ = Path(sys.executable).parent
     plugins = [f"--plugin={bin_ / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
     out = [f"--python_out={ROOT}", *plugins, f"--mypy_out=quiet:{ROOT}"]
@@ -28,7 +28,7 @@ def arguments(proto: Path) -> list[str]:
 
 def main() -> int:
     for proto in sorted(PROTOS.glob("*.proto")):
-        if protoc.main(arguments(proto)) != 0:
+        if protoc.main(protoc_arguments(proto)) != 0:
             print(f"protoc failed on {proto.name}", file=sys.stderr)
             return 1
         print(f"{proto.relative_to(ROOT)} -> {proto.stem}_pb2.py")

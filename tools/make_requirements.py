@@ -1,8 +1,8 @@
-"""Write images/requirements/*.txt: what each image installs, pinned by constraints.txt, with hashes (`make lock`).
+"""Write images/requirements/*.txt: the packages of each image, pinned by constraints.txt, with hashes (`make lock`).
 
-What an extra of pyproject.toml needs is read from the installed packages' metadata (no network); only the hashes come
-from the package index, through pip itself, for both processor kinds. `tests/unit/repository/test_requirements.py`
-runs the first half, so a dependency that was added or raised without `make lock` fails there.
+The dependencies of each extra of pyproject.toml are read from the installed packages' metadata, without network. Only
+the hashes come from the package index, through pip, for both processor architectures.
+`tests/unit/repository/test_requirements.py` runs the first part: a dependency changed without `make lock` fails there.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "images" / "requirements"
-MACHINES = ("x86_64", "aarch64")
-GLIBC = 36  # of Debian 12, the newest that the default base image has
+ARCHITECTURES = ("x86_64", "aarch64")
+GLIBC_MINOR = 36  # of Debian 12, the newest glibc 2.x of the default base image
 PYTHON = "3.11"
 
 Pins = dict[str, str]  # canonical name -> version
 
 
-def wanted() -> dict[str, Pins]:
-    """File name -> what it must pin. torch and what only torch needs stand alone: images without it skip that file."""
+def required_pins() -> dict[str, Pins]:
+    """Return file name -> pins. torch and packages that only torch needs have their own file: slim images skip it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     base = project["project"]["dependencies"]
     extras = project["project"]["optional-dependencies"]
     without_torch = [line for line in extras["serving"] if Requirement(line).name != "torch"]
-    server = closure([*base, *without_torch])
-    torch = closure(["torch"])
+    server = resolve_closure([*base, *without_torch])
+    torch = resolve_closure(["torch"])
     return {
-        "build": closure(project["build-system"]["requires"]),
-        "gateway": closure([*base, *extras["gateway"]]),
-        "operator": closure([*base, *extras["operator"]]),
+        "build": resolve_closure(project["build-system"]["requires"]),
+        "gateway": resolve_closure([*base, *extras["gateway"]]),
+        "operator": resolve_closure([*base, *extras["operator"]]),
         "server": server,
         "torch": {name: torch[name] for name in torch if name not in server},
     }
 
 
-def closure(lines: Iterable[str]) -> Pins:
-    """Everything that `lines` pull in, as it is installed here."""
+def resolve_closure(lines: Iterable[str]) -> Pins:
+    """Return the installed versions of all packages that `lines` require, directly or not."""
     pins: Pins = {}
     seen: set[tuple[str, str]] = set()
     waiting = [(Requirement(line), "") for line in lines]
@@ -64,33 +64,33 @@ def closure(lines: Iterable[str]) -> Pins:
     return pins
 
 
-def constraints() -> Pins:
+def read_constraints() -> Pins:
     pairs = (line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def pinned(name: str) -> Pins:
-    """What images/requirements/NAME.txt pins now."""
+def read_pins(name: str) -> Pins:
+    """Return the pins now in images/requirements/NAME.txt."""
     lines = (FOLDER / f"{name}.txt").read_text().splitlines()
     pairs = (line.split()[0].split("==") for line in lines if "==" in line)
     return {canonicalize_name(left): right for left, right in pairs}
 
 
-def hashes(pins: Pins) -> dict[str, list[str]]:
-    """sha256 of the wheel that pip would take, per processor kind."""
+def fetch_hashes(pins: Pins) -> dict[str, list[str]]:
+    """Return the sha256 sums of the wheels that pip would install, one per architecture."""
     found: dict[str, set[str]] = {name: set() for name in pins}
-    for machine in MACHINES:
-        for entry in _report(pins, machine):
+    for machine in ARCHITECTURES:
+        for entry in _pip_report(pins, machine):
             found[canonicalize_name(entry["metadata"]["name"])].add(
                 entry["download_info"]["archive_info"]["hashes"]["sha256"]
             )
     return {name: sorted(sums) for name, sums in found.items()}
 
 
-def _report(pins: Pins, machine: str) -> list[Any]:
-    """What pip would install, as it tells in its report."""
+def _pip_report(pins: Pins, machine: str) -> list[Any]:
+    """Return the packages of pip's installation report for one architecture (a dry run)."""
     platforms = [f"manylinux2014_{machine}"]
-    platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC + 1)]
+    platforms += [f"manylinux_2_{minor}_{machine}" for minor in range(5, GLIBC_MINOR + 1)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps"]
@@ -103,7 +103,7 @@ def _report(pins: Pins, machine: str) -> list[Any]:
         return entries
 
 
-def text(pins: Pins, sums: dict[str, list[str]]) -> str:
+def render_requirements(pins: Pins, sums: dict[str, list[str]]) -> str:
     lines = [
         "# Written by `make lock` (tools/make_requirements.py) from pyproject.toml and constraints.txt."
     ]
@@ -115,8 +115,8 @@ def text(pins: Pins, sums: dict[str, list[str]]) -> str:
 
 def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, pins in wanted().items():
-        (FOLDER / f"{name}.txt").write_text(text(pins, hashes(pins)))
+    for name, pins in required_pins().items():
+        (FOLDER / f"{name}.txt").write_text(render_requirements(pins, fetch_hashes(pins)))
         print(f"images/requirements/{name}.txt: {len(pins)} packages")
     return 0
 

@@ -2,14 +2,15 @@
 
     python tools/train_demo_model.py --out modelswarm/demo/counting
 
-Makes a Hugging Face folder: a LlamaForCausalLM of 8 blocks and 1.6 M parameters, one token per
-byte, a chat template. The lessons are in `demo_model/lessons.py`, the rows in
-`demo_model/packing.py`, the exam in `demo_model/exam.py`. Rows and first weights follow from the
-seed; sums of many threads may differ in the last bit, so another machine gets a twin, not a copy.
+Writes a Hugging Face folder: a LlamaForCausalLM of 8 blocks and 1.6 M parameters, one token per
+byte, and a chat template. The lessons are in `demo_model/lessons.py`, the rows in
+`demo_model/packing.py`, the exam in `demo_model/exam.py`. Rows and initial weights follow from the
+seed; sums over several threads may differ in the last bit, so another machine gets similar weights,
+not the same ones.
 
-The shipped weights are what this command, with its defaults, made: one run of 5000 steps, 19 million
-tokens, 26 minutes on two free cores of a Sapphire Rapids Xeon (12 000 tokens a second). It prints its
-exam at the end; the shipped weights had every question right but one count beyond 300.
+The shipped weights were made by this command with its defaults: one run of 5000 steps, 19 million
+tokens, 26 minutes on two free cores of a Sapphire Rapids Xeon (12 000 tokens a second). The exam is
+printed at the end; the shipped weights answered every question but one count beyond 300.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.demo_model.exam import Exam, report
-from tools.demo_model.packing import IGNORED, Chat, long_row, short_row
+from tools.demo_model.exam import Exam, format_marks
+from tools.demo_model.packing import IGNORED, Chat, make_long_row, make_short_row
 from tools.demo_model.text import BEGIN, CONTEXT, END, PAD, VOCABULARY, write_tokenizer
 
 Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingSettings:
     steps: int = 5000
-    peak: float = 2e-3
+    peak_rate: float = 2e-3
     warmup: int = 60
     decay_from: float = 0.6
     seed: int = 20
@@ -46,17 +47,17 @@ class Recipe:
     threads: int = 2
     exam_every: int = 250
 
-    def rate(self, step: int) -> float:
-        """Warm up, stay, then fall to a hundredth in a straight line."""
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate: linear warm-up, constant, then a linear decay to a hundredth."""
         if step - self.first_step < self.warmup:
-            return self.peak * (step - self.first_step + 1) / self.warmup
+            return self.peak_rate * (step - self.first_step + 1) / self.warmup
         done = step / self.steps
         if done < self.decay_from:
-            return self.peak
-        return self.peak * max(0.01, (1 - done) / (1 - self.decay_from))
+            return self.peak_rate
+        return self.peak_rate * max(0.01, (1 - done) / (1 - self.decay_from))
 
-    def shape(self, step: int, rng: Random) -> tuple[int, int, bool]:
-        """(rows, length, long) of a step's batch: short first, whole counts later."""
+    def batch_shape(self, step: int, rng: Random) -> tuple[int, int, bool]:
+        """Return (rows, length, is long) of a step's batch: short rows first, whole counts later."""
         done = step / self.steps
         if done < 0.1:
             return 32, 128, False
@@ -65,7 +66,7 @@ class Recipe:
         return 16, 256, False
 
 
-def new_model() -> LlamaForCausalLM:
+def make_model() -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -85,24 +86,24 @@ def new_model() -> LlamaForCausalLM:
 
 
 def to_batch(chats: list[Chat], length: int) -> Batch:
-    """Ids, positions and targets shifted by one, each [rows, length]."""
+    """Return ids, positions and targets shifted by one, each [rows, length]."""
     ids = torch.tensor([chat.ids[:length] for chat in chats])
     positions = torch.tensor([chat.positions[:length] for chat in chats])
     targets = torch.tensor([[*chat.targets, IGNORED][1 : length + 1] for chat in chats])
     return ids, positions, targets
 
 
-def batches(recipe: Recipe) -> Iterator[Batch]:
+def make_batches(recipe: TrainingSettings) -> Iterator[Batch]:
     rng = Random(recipe.seed + recipe.first_step)
     for step in range(recipe.first_step, recipe.steps):
-        rows, length, is_long = recipe.shape(step, rng)
-        write = long_row if is_long else short_row
+        rows, length, is_long = recipe.batch_shape(step, rng)
+        write = make_long_row if is_long else make_short_row
         yield to_batch([write(rng, length) for _ in range(rows)], length)
 
 
-def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+def compute_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     ids, positions, targets = batch
-    # The mask says "one text": without it, transformers takes a jump in the positions for a border.
+    # The mask marks one text: without it, transformers takes a jump in the positions for a boundary.
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(
             input_ids=ids,
@@ -110,7 +111,7 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
             attention_mask=torch.ones_like(ids),
             use_cache=False,
         ).logits
-    # Where to stop is rare and hard, most of all when the question lies a thousand tokens back.
+    # The end token is rare and hard to learn, most of all a thousand tokens after the question.
     weights = torch.full((VOCABULARY,), 4.0 if ids.shape[1] > 512 else 1.0)
     weights[END] *= 2.0
     losses = functional.cross_entropy(
@@ -119,24 +120,24 @@ def loss_of(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     return losses / (targets != IGNORED).sum()
 
 
-def optimizer_of(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
     matrices = [weight for weight in model.parameters() if weight.ndim == 2]
     vectors = [weight for weight in model.parameters() if weight.ndim != 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10)
 
 
-def train(recipe: Recipe, scratch: Path, resumed: Path | None = None) -> LlamaForCausalLM:
+def train(recipe: TrainingSettings, scratch: Path, resumed: Path | None = None) -> LlamaForCausalLM:
     torch.manual_seed(recipe.seed)
     torch.set_num_threads(recipe.threads)
-    model = LlamaForCausalLM.from_pretrained(resumed) if resumed else new_model()
+    model = LlamaForCausalLM.from_pretrained(resumed) if resumed else make_model()
     print(f"{model.num_parameters()} parameters", flush=True)
-    optimizer, exam = optimizer_of(model), Exam(Random(recipe.seed + 1))
+    optimizer, exam = make_optimizer(model), Exam(Random(recipe.seed + 1))
     began, total = time.monotonic(), 0.0
-    for step, batch in enumerate(batches(recipe), recipe.first_step):
+    for step, batch in enumerate(make_batches(recipe), recipe.first_step):
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate(step)
-        loss = loss_of(model, batch)
+            group["lr"] = recipe.learning_rate(step)
+        loss = compute_loss(model, batch)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -147,7 +148,7 @@ def train(recipe: Recipe, scratch: Path, resumed: Path | None = None) -> LlamaFo
             print(f"step {step + 1} loss {total / 50:.5f} after {seconds:.0f} s", flush=True)
             total = 0.0
         if (step + 1) % recipe.exam_every == 0:
-            print(report(exam.marks(model)), flush=True)
+            print(format_marks(exam.grade(model)), flush=True)
             save(model, scratch)
     return model
 
@@ -164,17 +165,17 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def main() -> None:
-    usual = Recipe()
+    usual = TrainingSettings()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/train/last"))
     parser.add_argument("--steps", type=int, default=usual.steps)
     parser.add_argument("--threads", type=int, default=usual.threads)
     parser.add_argument("--seed", type=int, default=usual.seed)
-    parser.add_argument("--resume", type=Path, help="go on from this folder, at --first-step")
+    parser.add_argument("--resume", type=Path, help="continue from this folder, at --first-step")
     parser.add_argument("--first-step", type=int, default=usual.first_step)
     given = parser.parse_args()
-    recipe = Recipe(
+    recipe = TrainingSettings(
         steps=given.steps, threads=given.threads, seed=given.seed, first_step=given.first_step
     )
     save(train(recipe, given.scratch, given.resume), given.out)

@@ -117,7 +117,7 @@ def _with_operator(
         level.kubectl.wait_condition("node", f"node-{number}", "Ready", 60)
     account = level.service_account_kubeconfig(namespace, ACCOUNT)
     flags = ("--resync", RESYNC_SECONDS)
-    with Operator(account, namespace, folder, *flags, elect=True) as operator:
+    with Operator(account, namespace, folder, *flags, elect=True, fork=False) as operator:
         operator.wait_ready()
         wait_for("the operator to lead", operator.leads, 30)
         yield ControlPlane(level, namespace, operator, plain)

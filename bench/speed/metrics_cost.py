@@ -19,7 +19,7 @@ from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
 from modelswarm_gateway.metrics.counters import TurnOutcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
 from modelswarm_serving.model.base import ModelShape
-from tools.dashboard.metric_registries import BLOCKS, MODEL, hello, new_node
+from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello, make_node
 
 RUNS, SESSIONS = 5, 1000
 ROUTE = (HopView("a/1/x", 0, 4), HopView("b/1/x", 4, 8))
@@ -46,9 +46,9 @@ def run() -> Result:
 
 
 async def _measured() -> dict[str, float]:
-    node = new_node()
+    node = make_node()
     metrics = GatewayMetrics(node)
-    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
     meter = metrics.meter_turn(MODEL, 10, 0.0)
     meter.on_tokens(1, 0.1)
     server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256))

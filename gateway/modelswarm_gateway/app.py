@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 
 log = logging.getLogger(__name__)
-CLOSE_SECONDS = 3.0  # for doors and links, after the answers have ended
+CLOSE_TIMEOUT = 3.0  # for doors and links, after the answers have ended
 
 
 class GatewayApp:
@@ -51,7 +51,7 @@ class GatewayApp:
             loop.add_signal_handler(number, self._on_signal)
         source, cluster = self._make_source(loop.time)
         if cluster is not None:
-            await cluster.check()
+            await cluster.check_config()
         sockets = bind_socket("--http", settings.http), bind_socket("--metrics", settings.metrics)
         node = self._make_node(source, loop.time)
         metrics = node.recovery_events.observer = Metrics(node, vllm_names=settings.vllm_metrics)
@@ -106,12 +106,12 @@ class GatewayApp:
         settings = self._settings
         incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
         core = GatewaySettings(
-            hold_seconds=settings.hold_limit_seconds,
-            silent_seconds=settings.suspect_after_seconds,
-            fenced_seconds=settings.fence_timeout_seconds,
-            dead_seconds=dead_seconds(settings.suspect_after_seconds),
+            hold_limit_seconds=settings.hold_limit_seconds,
+            suspect_after_seconds=settings.suspect_after_seconds,
+            fence_timeout_seconds=settings.fence_timeout_seconds,
+            disconnect_after_seconds=dead_seconds(settings.suspect_after_seconds),
             lease_seconds=settings.lease_seconds,
-            rebalance_seconds=settings.rebalance_after_seconds,
+            rebalance_after_seconds=settings.rebalance_after_seconds,
         )
         peer = peer_id(settings.name, incarnation)
         return Node(peer, incarnation, source, core, clock, time.time)
@@ -178,7 +178,7 @@ async def _run_every(seconds: float, job: Callable[[], None]) -> None:
 async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
     """All at once, each as far as it gets in the time there is."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
-    await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+    await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT)
     for task in tasks:
         if not task.done():
             task.cancel()

@@ -14,7 +14,7 @@ import grpc
 
 from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
-from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.interface.turn import RefusalReason
 
 
 class Code(enum.Enum):
@@ -139,15 +139,15 @@ def gateway_stopping() -> ApiError:
 
 
 _REFUSALS = {
-    Why.NO_ROOM: Code.NO_CAPACITY,
-    Why.NO_SERVERS: Code.NO_SERVERS,
-    Why.TOO_LONG: Code.CONTEXT_LENGTH,
-    Why.FAULTS: Code.NO_SERVERS,
+    RefusalReason.NO_ROOM: Code.NO_CAPACITY,
+    RefusalReason.NO_SERVERS: Code.NO_SERVERS,
+    RefusalReason.TOO_LONG: Code.CONTEXT_LENGTH,
+    RefusalReason.FAULTS: Code.NO_SERVERS,
 }
 
 
 def from_refusal(refused: Refused) -> ApiError:
-    code = _REFUSALS[refused.why]
+    code = _REFUSALS[refused.reason]
     retry = refused.retry_after if TABLE[code].retryable else None
     param = "max_tokens" if code is Code.CONTEXT_LENGTH else None
     return ApiError(code, refused.detail, param=param, retry_after=retry)

@@ -1,1 +1,1 @@
-"""Where a model's files come from and what they say, read without torch (JSON and safetensors headers only)."""
+"""Sources and facts of checkpoints, read without torch (JSON and safetensors headers only)."""

@@ -1,7 +1,8 @@
-"""Whether a chat template is one, before anybody chats: its syntax, as gateways will read it.
+"""Checks the syntax of a chat template before a client uses it, with the rules of gateways.
 
-Called by `inspect` and by servers for a template that the user wrote into the swarm; gateways take `Generation` from
-here. Jinja is imported with this module: import it late where only torch brings Jinja along.
+Called by `inspection.py` and by servers for a template that the user wrote into the swarm. Gateways take
+`GenerationExtension` from here. Jinja is imported with this module: import the module late where only torch brings
+Jinja along. Knows no messages.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import jinja2.parser
 from modelswarm.errors import ModelSourceError
 
 
-class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+class GenerationExtension(jinja2.ext.Extension):
+    """Renders `{% generation %}` as its body; the tag marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -25,10 +26,10 @@ class Generation(jinja2.ext.Extension):
 
 
 def check_template(text: str) -> None:
-    """ModelSourceError with the line, when it does not compile."""
-    # Not optimised: that would already compute what is constant, such as a letter times a billion.
+    """Raise ModelSourceError with the line if the template does not compile."""
+    # Not optimised: optimising would compute constants, such as a letter times a billion.
     environment = jinja2.Environment(
-        extensions=[Generation, jinja2.ext.loopcontrols], optimized=False
+        extensions=[GenerationExtension, jinja2.ext.loopcontrols], optimized=False
     )
     try:
         environment.from_string(text)
@@ -38,7 +39,7 @@ def check_template(text: str) -> None:
             f"the chat template does not compile: line {error.lineno}: {error.message}",
         ) from error
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-        # SyntaxError: of the Python code that Jinja makes, as for a `break` outside of loops.
+        # SyntaxError comes from the Python code that Jinja generates, as for a `break` outside of loops.
         raise ModelSourceError(
             "chat_template", f"the chat template does not compile: {error}"
         ) from error

@@ -1,6 +1,7 @@
-"""The model families that are served, and the defaults their config.json may leave out.
+"""The supported model families, and the defaults that their config.json may leave out.
 
-One table for everybody: placement and facts read it without torch, the server's span loader adds nothing to it.
+One table for all users: placement and facts read it without torch, the server's span loader adds nothing to it. Knows
+no files.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Family:
     name: str
-    context: int  # `max_position_embeddings` when config.json does not say (transformers' default)
-    vocab: int  # `vocab_size` when config.json does not say
-    tied: bool  # `tie_word_embeddings` when config.json does not say
+    context: int  # default of `max_position_embeddings` (transformers')
+    vocab: int  # default of `vocab_size`
+    tied: bool  # default of `tie_word_embeddings`
     nested: bool = False  # config.json holds the text model under `text_config`
 
 
@@ -26,9 +27,9 @@ FAMILIES = {
     "gemma3_text": Family("gemma3", 131072, 262208, tied=True),
     "gemma3": Family("gemma3", 131072, 262208, tied=True, nested=True),
 }
-"""By the `model_type` of config.json."""
+"""`model_type` of config.json -> family."""
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rope whose frequencies depend on the configuration alone. `dynamic` and `longrope` depend on the longest position
-of the batch, so one session would change the others (transformers' `dynamic_rope_update`)."""
+"""Rope types whose frequencies depend on the configuration alone. `dynamic` and `longrope` depend on the longest
+position of the batch, so one session would change the others (transformers' `dynamic_rope_update`)."""

@@ -1,7 +1,7 @@
-"""The Hugging Face hub: files into the local cache, and headers of weights without the weights.
+"""The Hugging Face hub: downloads files into the local cache, and reads headers of weights without the weights.
 
-Used by `sources` (servers, `modelswarm up`) and `inspect`. HF_ENDPOINT, HF_HOME and HF_TOKEN are huggingface_hub's own.
-Everything that can go wrong there becomes one sentence. Knows names of files, not what is in them.
+Used by `sources.py` (servers, `modelswarm up`) and `inspection.py`. HF_ENDPOINT, HF_HOME and HF_TOKEN belong to
+huggingface_hub. Every fault becomes one sentence. Knows names of files, not their content.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from modelswarm.checkpoint.tensor_index import Entry
+from modelswarm.checkpoint.tensor_index import TensorEntry
 from modelswarm.errors import ModelSourceError
 
-SCHEME = "hf://"
+HUB_SCHEME = "hf://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class HubModel:
     revision: str | None
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.name}" + (f"@{self.revision}" if self.revision else "")
+        return f"{HUB_SCHEME}{self.name}" + (f"@{self.revision}" if self.revision else "")
 
 
-def hub_model(source: str) -> HubModel:
-    name, _, revision = source.removeprefix(SCHEME).partition("@")
+def parse_hub_source(source: str) -> HubModel:
+    name, _, revision = source.removeprefix(HUB_SCHEME).partition("@")
     parts = name.strip("/").split("/")
     if len(parts) not in (1, 2) or not all(parts):
         raise ModelSourceError("model", f"{source!r} is not hf://ORG/NAME[@REVISION]")
@@ -39,10 +39,10 @@ def hub_model(source: str) -> HubModel:
 def download(
     model: HubModel, files: Sequence[str], endpoint: str | None, cache: Path | None
 ) -> Path:
-    """The folder that now holds those of `files` that the model has; its name is the commit."""
-    from huggingface_hub import snapshot_download  # here: only local models must work without it
+    """Download those of `files` that the model has and return their folder; its name is the commit."""
+    from huggingface_hub import snapshot_download  # imported here: local models work without it
 
-    with _explained(model):
+    with _translated_errors(model):
         folder = snapshot_download(
             model.name,
             revision=model.revision,
@@ -53,12 +53,12 @@ def download(
     return Path(folder)
 
 
-def remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str, Entry]:
-    """All tensors of one safetensors file by stored name, read by HTTP ranges: no weights are fetched."""
+def read_remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str, TensorEntry]:
+    """Read the header of one safetensors file by HTTP ranges, without the weights: stored name -> entry."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import SafetensorsParsingError
 
-    with _explained(model):
+    with _translated_errors(model):
         try:
             found = HfApi(endpoint=endpoint).parse_safetensors_file_metadata(
                 model.name, file, revision=model.revision
@@ -66,18 +66,20 @@ def remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str,
         except SafetensorsParsingError as error:
             raise ModelSourceError("model", f"{model}: {file} is not a safetensors file") from error
     return {
-        name: Entry(file, name, tensor.dtype, tuple(tensor.shape), _size(tensor.data_offsets))
+        name: TensorEntry(
+            file, name, tensor.dtype, tuple(tensor.shape), _tensor_size(tensor.data_offsets)
+        )
         for name, tensor in found.tensors.items()
     }
 
 
-def _size(offsets: tuple[int, int]) -> int:
+def _tensor_size(offsets: tuple[int, int]) -> int:
     return offsets[1] - offsets[0]
 
 
 @contextmanager
-def _explained(model: HubModel) -> Iterator[None]:
-    """Turns what the hub's library raises into a ModelSourceError."""
+def _translated_errors(model: HubModel) -> Iterator[None]:
+    """Turn every error of the hub's library into a ModelSourceError."""
     import httpx
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,8 +1,8 @@
-"""What a model is and weighs, told in one line of JSON: what a planner must know before any server starts.
+"""Inspects a model: its configuration and sizes as one line of JSON, for planning before any server starts.
 
 Run by the operator as a pod beside the weights (`python -m modelswarm.checkpoint.inspection --model hf://org/name
 --output /dev/termination-log`), and called in process by `modelswarm plan` and `up`. Reads JSON and headers only, no
-weights and no torch; of a hub model it fetches what servers would not need to fetch again. Starts nothing.
+weights and no torch. Files of a hub model go into the cache, so that servers need not fetch them again. Starts nothing.
 """
 
 from __future__ import annotations
@@ -19,29 +19,39 @@ import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from modelswarm.checkpoint.facts import ModelFacts, Outline, read_facts, read_outline, weigh
-from modelswarm.checkpoint.hub import SCHEME, HubModel, hub_model, remote_header
-from modelswarm.checkpoint.sources import Places, resolve, resolve_outline
-from modelswarm.checkpoint.tensor_index import SINGLE, Entry, shard_names
-from modelswarm.checkpoint.tensor_names import block_of, canonical
+from modelswarm.checkpoint.facts import (
+    ModelConfig,
+    ModelFacts,
+    facts_from_tensors,
+    read_config,
+    read_facts,
+)
+from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
+from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
+from modelswarm.checkpoint.tensor_index import SINGLE_FILE, TensorEntry, shard_names
+from modelswarm.checkpoint.tensor_names import block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSourceError, UserError
 
-MOST_BYTES = 4000  # Kubernetes keeps 4096 of a termination message
-REFUSED = 2  # exit code: the model cannot be served, and the output says why
+MAX_OUTPUT_BYTES = 4000
+"""Kubernetes keeps 4096 bytes of a termination message."""
+REFUSED = 2
+"""Exit code of a model that cannot be served; the output is the reason."""
 
-_Positive = Annotated[int, Field(ge=1, le=2**53)]  # what any reader of JSON has exactly
-_Blocks = Annotated[int, Field(ge=1, le=100_000)]  # planners count block by block
+_Positive = Annotated[
+    int, Field(ge=1, le=2**53)
+]  # the integers that every JSON reader represents exactly
+_Blocks = Annotated[int, Field(ge=1, le=100_000)]  # planners loop over the blocks
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
     facts: ModelFacts
-    revision: str  # what the address stands for now: a commit, or a fingerprint
+    revision: str  # present revision of the address: a commit, or a fingerprint
 
 
 class FactsDocument(BaseModel):
-    """`Inspection` as it travels from the pod to the operator."""
+    """`Inspection` as the pod sends it to the operator."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, extra="ignore", frozen=True, strict=True, validate_by_name=True
@@ -63,66 +73,68 @@ class FactsDocument(BaseModel):
 def inspect_model(
     source: str,
     tokenizer: str | None = None,
-    places: Places | None = None,
+    locations: SourceLocations | None = None,
     template: Path | None = None,
 ) -> Inspection:
-    """`tokenizer`: the address of one instead of the model's own; `template`: the file of a chat template.
+    """Inspect a model. UserError if the model, tokenizer or template cannot be used.
 
-    UserError says what is wrong with any of them.
+    `tokenizer`: address of a tokenizer that replaces the model's; `template`: file of a chat template.
     """
-    places = places or Places()
-    if source.startswith(SCHEME):
-        folder, facts = _of_hub(source, places)
+    locations = locations or SourceLocations()
+    if source.startswith(HUB_SCHEME):
+        folder, facts = _inspect_hub(source, locations)
         revision = folder.name
     else:
-        checkpoint = resolve(source, places=places)
+        checkpoint = resolve(source, locations=locations)
         folder, revision = checkpoint.folder, checkpoint.revision
         facts = read_facts(folder)
     if template is not None and find_spec("jinja2"):
         _check_template(template)
     if find_spec("tokenizers"):  # `plan` works where only the library is installed
-        words = folder if tokenizer is None else resolve_outline(tokenizer, places)
-        check_tokenizer(words, facts.outline.vocab)
+        tokenizer_folder = (
+            folder if tokenizer is None else resolve_config_files(tokenizer, locations)
+        )
+        check_tokenizer(tokenizer_folder, facts.config.vocab)
     return Inspection(facts, revision)
 
 
 def facts_document(facts: ModelFacts, revision: str) -> dict[str, Any]:
-    """JSON that `facts_from_document` reads."""
-    outline = facts.outline
+    """Return the facts as JSON for `facts_from_document`."""
+    config = facts.config
     document = FactsDocument(
-        family=outline.family,
+        family=config.family,
         revision=revision,
         dtype=facts.dtype,  # type: ignore[arg-type]  # one of DTYPES; pydantic checks
-        blocks=outline.n_blocks,
-        context=outline.context,
-        vocab=outline.vocab,
-        hidden=outline.hidden,
+        blocks=config.n_blocks,
+        context=config.context,
+        vocab=config.vocab,
+        hidden=config.hidden,
         block_elements=facts.block_elements,
         embedding_elements=facts.embedding_elements,
         kv_elements=facts.kv_elements,
-        tied=outline.tied,
+        tied=config.tied,
     )
     return document.model_dump(by_alias=True)
 
 
 def facts_from_document(document: Mapping[str, Any]) -> ModelFacts:
-    """The reverse; more fields than these are fine. ModelSourceError when it is no such document."""
+    """Read the facts from JSON; unknown fields are ignored. ModelSourceError if the document is not valid."""
     try:
-        told = FactsDocument.model_validate(dict(document))
+        fields = FactsDocument.model_validate(dict(document))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"])
         raise ModelSourceError("model", f"not facts of a model: {where}: {first['msg']}") from None
-    outline = Outline(
-        family=told.family,
-        n_blocks=told.blocks,
-        hidden=told.hidden,
-        vocab=told.vocab,
-        context=told.context,
-        tied=told.tied,
+    config = ModelConfig(
+        family=fields.family,
+        n_blocks=fields.blocks,
+        hidden=fields.hidden,
+        vocab=fields.vocab,
+        context=fields.context,
+        tied=fields.tied,
     )
     return ModelFacts(
-        outline, told.dtype, told.block_elements, told.embedding_elements, told.kv_elements
+        config, fields.dtype, fields.block_elements, fields.embedding_elements, fields.kv_elements
     )
 
 
@@ -135,40 +147,44 @@ def _check_template(path: Path) -> None:
         raise ModelSourceError("chat_template", f"{path} cannot be read: {error}") from error
 
 
-def _of_hub(source: str, places: Places) -> tuple[Path, ModelFacts]:
-    """Block 0 stands for all: blocks of the served families are alike. The index says whether all are there."""
-    folder = resolve_outline(source, places)
-    outline = read_outline(folder)
-    model = HubModel(hub_model(source).name, folder.name)
+def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFacts]:
+    """Read the header of block 0 only, as blocks of supported families are alike. The index shows missing blocks."""
+    folder = resolve_config_files(source, locations)
+    config = read_config(folder)
+    model = HubModel(parse_hub_source(source).name, folder.name)
     weight_map = shard_names(folder)
     if not weight_map:
-        tensors = _headers(model, [SINGLE], places)
-        return folder, weigh(outline, outline.whole, tensors, source)
-    _check_index(outline, weight_map, source)
-    part = outline.part(0, 1)
+        tensors = _read_remote_headers(model, [SINGLE_FILE], locations)
+        return folder, facts_from_tensors(config, config.all_blocks, tensors, source)
+    _check_index(config, weight_map, source)
+    part = config.part(0, 1)
     files = {
         file
         for name, file in weight_map.items()
-        if (known := canonical(name)) and part.needs(known)
+        if (known := canonical_name(name)) and part.needs_tensor(known)
     }
-    return folder, weigh(outline, part, _headers(model, sorted(files), places), source)
+    return folder, facts_from_tensors(
+        config, part, _read_remote_headers(model, sorted(files), locations), source
+    )
 
 
-def _check_index(outline: Outline, weight_map: Mapping[str, str], source: str) -> None:
-    names = {known for name in weight_map if (known := canonical(name))}
+def _check_index(config: ModelConfig, weight_map: Mapping[str, str], source: str) -> None:
+    names = {known for name in weight_map if (known := canonical_name(name))}
     blocks = {block_of(name) for name in names}
-    for block in range(outline.n_blocks):
+    for block in range(config.n_blocks):
         if block not in blocks:
             raise ModelSourceError("model", f"{source} has no weights for block {block}")
-    for name in sorted(outline.whole.tables - names):
+    for name in sorted(config.all_blocks.table_names - names):
         raise ModelSourceError("model", f"{source} has no weights for {name}")
 
 
-def _headers(model: HubModel, files: Sequence[str], places: Places) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+def _read_remote_headers(
+    model: HubModel, files: Sequence[str], locations: SourceLocations
+) -> dict[str, TensorEntry]:
+    found: dict[str, TensorEntry] = {}
     for file in files:
-        for stored, entry in remote_header(model, file, places.hub_endpoint).items():
-            if (name := canonical(stored)) is not None:
+        for stored, entry in read_remote_header(model, file, locations.hub_endpoint).items():
+            if (name := canonical_name(stored)) is not None:
                 found[name] = entry
     return found
 
@@ -181,25 +197,25 @@ def _headers(model: HubModel, files: Sequence[str], places: Places) -> dict[str,
 def main(
     model: str, tokenizer: str | None, chat_template: Path | None, output: Path | None
 ) -> None:
-    """Say what MODEL is, as JSON; or, with exit code 2, why it cannot be served, as one sentence."""
+    """Print the facts of MODEL as JSON; or, with exit code 2, the reason why it cannot be served as one sentence."""
     try:
         found = inspect_model(model, tokenizer, template=chat_template)
-        told, code = json.dumps(facts_document(found.facts, found.revision)), 0
+        text, code = json.dumps(facts_document(found.facts, found.revision)), 0
     except UserError as error:
-        told, code = _sentence(error, model, tokenizer), REFUSED
+        text, code = _error_sentence(error, model, tokenizer), REFUSED
     if output is not None:
-        output.write_text(told, encoding="utf-8")
-    sys.stdout.write(told + "\n")  # always: a pod's log should say it too
+        output.write_text(text, encoding="utf-8")
+    sys.stdout.write(text + "\n")  # always: the pod's log shall have it too
     sys.exit(code)
 
 
-def _sentence(error: UserError, model: str, tokenizer: str | None) -> str:
-    """One line that names the address; folders inside a pod mean nothing to the person who wrote it."""
+def _error_sentence(error: UserError, model: str, tokenizer: str | None) -> str:
+    """Return one line that names the address, since folders inside a pod mean nothing to the user."""
     message = " ".join(error.message.split())
     addresses = model if tokenizer is None else f"{model} with the tokenizer of {tokenizer}"
     if not any(address in message for address in (model, tokenizer) if address):
         message = f"{addresses}: {message}"
-    return message.encode()[:MOST_BYTES].decode(errors="ignore")
+    return message.encode()[:MAX_OUTPUT_BYTES].decode(errors="ignore")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""JSON files of a model folder, with errors a person can act on."""
+"""Reads JSON files of a model folder, with errors that the user can act on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelswarm.errors import ModelSourceError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; a missing file or anything but a JSON object is the user's to mend."""
+    """Return the JSON object in the file; ModelSourceError if there is none."""
     if not path.is_file():
         raise ModelSourceError("model", f"{path.parent} has no {path.name}")
     try:

@@ -1,9 +1,9 @@
-"""Where a model comes from: an address such as `hf://org/name` becomes a folder on this machine.
+"""Model sources: turns an address such as `hf://org/name` into a folder on this machine.
 
 Called by the server (for its blocks only), by `modelswarm plan` and by `modelswarm up`. Four kinds of address:
 `demo://counting` (ships with the package), `file:///folder` or a plain path, `hf://org/name[@revision]` (downloads
 only the shards that the wanted blocks need; HF_ENDPOINT and HF_HOME are huggingface_hub's), and `pvc://claim/path`
-(a volume mounted below a known root). Knows nothing of torch.
+(a volume mounted below a known root). Knows no spans.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from modelswarm.checkpoint.facts import read_outline
-from modelswarm.checkpoint.hub import SCHEME, HubModel, download, hub_model
-from modelswarm.checkpoint.tensor_index import INDEX, SINGLE, shard_names
-from modelswarm.checkpoint.tensor_names import canonical
+from modelswarm.checkpoint.facts import read_config
+from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, download, parse_hub_source
+from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, shard_names
+from modelswarm.checkpoint.tensor_names import canonical_name
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
 
@@ -29,12 +29,12 @@ MODEL_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-"""Everything but weights that a model needs; what gateways may ask servers for."""
+"""All files of a model except its weights; gateways may ask servers for them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """Where models are looked for."""
+class SourceLocations:
+    """Locations in which addresses are looked up."""
 
     pvc_root: Path = Path("/mnt/modelswarm")  # the volume of a claim is mounted at pvc_root / claim
     hub_endpoint: str | None = None  # None: HF_ENDPOINT, else the public hub
@@ -43,7 +43,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model folder; it may hold only the shards that were asked for."""
+    """A model folder; it may hold only the requested shards."""
 
     source: str
     folder: Path
@@ -51,37 +51,37 @@ class Checkpoint:
 
 
 def resolve(
-    source: str, blocks: tuple[int, int] | None = None, places: Places | None = None
+    source: str, blocks: tuple[int, int] | None = None, locations: SourceLocations | None = None
 ) -> Checkpoint:
-    """Make the model present, at least what `blocks` (None: all) need; ModelSourceError says what is wrong."""
-    places = places or Places()
-    if source.startswith(SCHEME):
-        return _from_hub(source, blocks, places)
-    folder = _local_folder(source, places.pvc_root)
+    """Make the model available, at least the files of `blocks` (None: all); ModelSourceError if that fails."""
+    locations = locations or SourceLocations()
+    if source.startswith(HUB_SCHEME):
+        return _resolve_hub(source, blocks, locations)
+    folder = _local_folder(source, locations.pvc_root)
     try:
         if not folder.is_dir():
             raise ModelSourceError("model", f"{source}: {folder} is not a folder")
         return Checkpoint(source, folder, fingerprint(folder))
-    except OSError as error:  # no rights, a name too long, a volume that fails
+    except OSError as error:  # no permission, a name too long, a failing volume
         raise ModelSourceError("model", f"{source} cannot be read: {error.strerror}") from error
 
 
-def resolve_outline(source: str, places: Places | None = None) -> Path:
-    """Only the files of MODEL_FILES and the index: enough for an Outline, no weights are downloaded."""
-    places = places or Places()
-    if not source.startswith(SCHEME):
-        return resolve(source, places=places).folder
-    return _download(hub_model(source), [*MODEL_FILES, INDEX], places)
+def resolve_config_files(source: str, locations: SourceLocations | None = None) -> Path:
+    """Return a folder with the MODEL_FILES and the index: enough for a ModelConfig, without weights."""
+    locations = locations or SourceLocations()
+    if not source.startswith(HUB_SCHEME):
+        return resolve(source, locations=locations).folder
+    return _download(parse_hub_source(source), [*MODEL_FILES, INDEX_FILE], locations)
 
 
 def fingerprint(folder: Path) -> str:
-    """A short name for the model's configuration and layout of weights; the weights themselves are not read."""
+    """Return a hash of the configuration and the layout of the weights; the weights themselves are not read."""
     digest = hashlib.sha256()
-    for name in ("config.json", INDEX):
+    for name in ("config.json", INDEX_FILE):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
-    if not (folder / INDEX).is_file() and (folder / SINGLE).is_file():
-        with (folder / SINGLE).open("rb") as handle:
+    if not (folder / INDEX_FILE).is_file() and (folder / SINGLE_FILE).is_file():
+        with (folder / SINGLE_FILE).open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             digest.update(handle.read(min(length, 1 << 24)))
     return digest.hexdigest()[:16]
@@ -97,32 +97,34 @@ def _local_folder(source: str, pvc_root: Path) -> Path:
     if address.scheme == "demo" and address.netloc == "counting" and path in ("", "/"):
         return counting_folder()
     if address.scheme == "pvc" and address.netloc:
-        return _inside(pvc_root / address.netloc, path.strip("/"), source)
+        return _folder_inside(pvc_root / address.netloc, path.strip("/"), source)
     raise ModelSourceError("model", f"{source!r} is not a model address; allowed are {SCHEMES}")
 
 
-def _inside(root: Path, path: str, source: str) -> Path:
+def _folder_inside(root: Path, path: str, source: str) -> Path:
     folder = root / path
     if ".." in Path(path).parts:
         raise ModelSourceError("model", f"{source!r} must not leave its volume")
     return folder
 
 
-def _from_hub(source: str, blocks: tuple[int, int] | None, places: Places) -> Checkpoint:
-    model = hub_model(source)
-    folder = _download(model, [*MODEL_FILES, INDEX], places)
+def _resolve_hub(
+    source: str, blocks: tuple[int, int] | None, locations: SourceLocations
+) -> Checkpoint:
+    model = parse_hub_source(source)
+    folder = _download(model, [*MODEL_FILES, INDEX_FILE], locations)
     pinned = HubModel(model.name, folder.name)  # a branch may move between two downloads
-    outline = read_outline(folder)
-    part = outline.whole if blocks is None else outline.part(*blocks)
+    config = read_config(folder)
+    part = config.all_blocks if blocks is None else config.part(*blocks)
     weight_map = shard_names(folder)
     shards = {
         file
         for stored, file in weight_map.items()
-        if (tensor := canonical(stored)) is not None and part.needs(tensor)
+        if (tensor := canonical_name(stored)) is not None and part.needs_tensor(tensor)
     }
-    _download(pinned, sorted(shards) if weight_map else [SINGLE], places)
+    _download(pinned, sorted(shards) if weight_map else [SINGLE_FILE], locations)
     return Checkpoint(source, folder, folder.name)
 
 
-def _download(model: HubModel, files: list[str], places: Places) -> Path:
-    return download(model, files, places.hub_endpoint, places.hub_cache)
+def _download(model: HubModel, files: list[str], locations: SourceLocations) -> Path:
+    return download(model, files, locations.hub_endpoint, locations.hub_cache)

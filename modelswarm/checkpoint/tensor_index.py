@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint folder by canonical name, from safetensors headers, checked against file sizes.
+"""Index of the tensors of a checkpoint folder by canonical name, from safetensors headers, checked against file sizes.
 
-Used by facts (to weigh a model) and by the span loader (to find slices). Reads headers only, never tensor data.
+Used by `facts.py` (sizes) and by the span loader (slices). Reads headers only, never tensor data.
 Format: 8 bytes little-endian header length, JSON header, data (https://github.com/huggingface/safetensors#format).
 """
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from modelswarm.checkpoint.json_files import read_json
-from modelswarm.checkpoint.tensor_names import canonical
+from modelswarm.checkpoint.tensor_names import canonical_name
 from modelswarm.errors import ModelSourceError
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-_LARGEST_HEADER = 100_000_000  # the limit of the format's own reader
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_MAX_HEADER_BYTES = 100_000_000  # limit of the format's own reader
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor: where it is and how big."""
+class TensorEntry:
+    """Location and size of one tensor."""
 
     file: str
     stored_name: str
@@ -33,43 +33,43 @@ class Entry:
 
 
 def shard_names(folder: Path) -> dict[str, str]:
-    """Stored tensor name -> file, by the index; empty when the model is one file."""
-    if not (folder / INDEX).exists():
+    """Read the index: stored tensor name -> file; empty if the model is one file."""
+    if not (folder / INDEX_FILE).exists():
         return {}
-    weight_map = read_json(folder / INDEX).get("weight_map")
+    weight_map = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelSourceError("model", f"{folder / INDEX} has no weight_map")
+        raise ModelSourceError("model", f"{folder / INDEX_FILE} has no weight_map")
     return {str(name): str(file) for name, file in weight_map.items()}
 
 
-def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Entry]:
-    """Canonical name -> entry for the wanted names; only files that hold one are opened (or need exist)."""
+def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, TensorEntry]:
+    """Return canonical name -> entry for the wanted names; only files with such a tensor are opened and must exist."""
     weight_map = shard_names(folder)
     if not weight_map:
-        return _of_file(folder, SINGLE, wanted)
+        return _read_file(folder, SINGLE_FILE, wanted)
     files = sorted({file for name, file in weight_map.items() if _is_wanted(name, wanted)})
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorEntry] = {}
     for file in files:
-        found.update(_of_file(folder, file, wanted))
+        found.update(_read_file(folder, file, wanted))
     return found
 
 
 def _is_wanted(stored_name: str, wanted: Callable[[str], bool]) -> bool:
-    name = canonical(stored_name)
+    name = canonical_name(stored_name)
     return name is not None and wanted(name)
 
 
-def _of_file(folder: Path, file: str, wanted: Callable[[str], bool]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+def _read_file(folder: Path, file: str, wanted: Callable[[str], bool]) -> dict[str, TensorEntry]:
+    found: dict[str, TensorEntry] = {}
     for stored_name, entry in read_header(folder, file).items():
-        name = canonical(stored_name)
+        name = canonical_name(stored_name)
         if name is not None and wanted(name):
             found[name] = entry
     return found
 
 
-def read_header(folder: Path, file: str) -> dict[str, Entry]:
-    """All entries of one file by stored name; refuses a file that is shorter than its header says."""
+def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
+    """Return all entries of one file by stored name; refuse a file that is shorter than its header says."""
     path = folder / file
     if not path.is_file():
         raise ModelSourceError("model", f"{folder} has no {file} (safetensors weights are needed)")
@@ -77,7 +77,7 @@ def read_header(folder: Path, file: str) -> dict[str, Entry]:
     try:
         header = json.loads(raw)
         entries = {
-            name: _entry(file, name, fields)
+            name: _parse_entry(file, name, fields)
             for name, fields in header.items()
             if name != "__metadata__"
         }
@@ -98,19 +98,19 @@ def read_header(folder: Path, file: str) -> dict[str, Entry]:
 
 
 def _header_bytes(path: Path) -> tuple[int, bytes]:
-    """The size of the file, and its header as it is written."""
+    """Return the size of the file and its raw header."""
     try:
         size = path.stat().st_size
         with path.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
-            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
                 raise ModelSourceError("model", f"{path} is truncated or not a safetensors file")
             return size, handle.read(length)
     except OSError as error:
         raise ModelSourceError("model", f"{path} cannot be read: {error.strerror}") from error
 
 
-def _entry(file: str, name: str, fields: dict[str, Any]) -> Entry:
+def _parse_entry(file: str, name: str, fields: dict[str, Any]) -> TensorEntry:
     start, end = fields["data_offsets"]
     shape = tuple(int(n) for n in fields["shape"])
-    return Entry(file, name, str(fields["dtype"]), shape, int(end) - int(start))
+    return TensorEntry(file, name, str(fields["dtype"]), shape, int(end) - int(start))

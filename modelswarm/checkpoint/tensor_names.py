@@ -1,7 +1,7 @@
-"""Which part of a model a tensor belongs to, judged by its name.
+"""Names of tensors: the block, embedding, norm or head that a tensor belongs to.
 
-Used to download only the needed shards, to load only the needed tensors and to weigh spans. Knows the naming of
-the supported families (Llama-shaped names, possibly nested under `language_model`), nothing of files or torch.
+Used to download only the needed shards, to load only the needed tensors and to compute sizes. Knows the naming of the
+supported families (Llama-shaped names, possibly nested under `language_model`), nothing of files or torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ HEAD = "lm_head.weight"
 _BLOCK = re.compile(r"^model\.layers\.(\d+)\.")
 
 
-def canonical(name: str) -> str | None:
-    """The tensor's name in the causal language model, or None for what a text model does not have.
+def canonical_name(name: str) -> str | None:
+    """Return the tensor's name in the causal language model; None if a text model has no such tensor.
 
     Gemma 3 checkpoints with a vision tower nest the language model, older ones as `language_model.model.…`, newer
     ones as `model.language_model.…`.
@@ -30,13 +30,13 @@ def canonical(name: str) -> str | None:
 
 
 def block_of(name: str) -> int | None:
-    """The block a canonical name belongs to; None for embedding, norm and head."""
+    """Return the block of a canonical name; None for embedding, norm and head."""
     match = _BLOCK.match(name)
     return int(match.group(1)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """Blocks [first, last) of n_blocks, with embedding and head where the span has them."""
 
     first: int
@@ -57,14 +57,14 @@ class Part:
         return self.is_head or (self.is_tail and self.tied)
 
     @property
-    def tables(self) -> frozenset[str]:
-        """What is needed beside the blocks."""
+    def table_names(self) -> frozenset[str]:
+        """Names of the tensors needed beside the blocks."""
         names = {EMBEDDING} if self.needs_embedding else set()
         if self.is_tail:
             names |= {NORM} if self.tied else {NORM, HEAD}
         return frozenset(names)
 
-    def needs(self, name: str) -> bool:
-        """Whether a canonical name is loaded for this part."""
+    def needs_tensor(self, name: str) -> bool:
+        """True if the tensor of a canonical name is loaded for this part."""
         block = block_of(name)
-        return name in self.tables if block is None else self.first <= block < self.last
+        return name in self.table_names if block is None else self.first <= block < self.last

@@ -1,7 +1,7 @@
 """Checks that a model folder has a tokenizer whose every id is a row of the embedding.
 
-Called by the server before it loads a span, so that no gateway can ever send an id that the model has no row for.
-The `tokenizers` library is imported lazily: only servers and gateways have it.
+Called by the server before it loads a span, so that no gateway can send an id outside the embedding. The `tokenizers`
+library is imported lazily: only servers and gateways have it. Knows no chat templates.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from pathlib import Path
 
 from modelswarm.errors import ModelSourceError
 
-FILE = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 def check_tokenizer(folder: Path, vocab: int) -> None:
-    """ModelSourceError when there is none, it cannot be read, or an id is `vocab` or more."""
+    """Raise ModelSourceError if the tokenizer is missing, unreadable or has an id of `vocab` or more."""
     from tokenizers import Tokenizer
 
-    path = folder / FILE
+    path = folder / TOKENIZER_FILE
     if not path.is_file():
-        raise ModelSourceError("model", f"{folder} has no {FILE}; a fast tokenizer is needed")
+        raise ModelSourceError(
+            "model", f"{folder} has no {TOKENIZER_FILE}; a fast tokenizer is needed"
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file

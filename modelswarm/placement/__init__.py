@@ -1,1 +1,1 @@
-"""Which spans, how many servers, what fits: plain values in, plain values out."""
+"""Placement: spans, slots, memory and KV room of servers; plain values in, plain values out."""

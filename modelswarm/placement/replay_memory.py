@@ -1,14 +1,14 @@
-"""Host memory for the rows that a server keeps so that a lost neighbour can be rebuilt (the replay log, R6).
+"""Host memory of the replay log (R6), from which a lost neighbour of a server is rebuilt.
 
-Used by the plan and by servers, so that a server takes what its plan counted. Pure.
+Used by the plan and by servers, so that both compute the same. Pure; knows no plans.
 """
 
 from __future__ import annotations
 
 GROUP_OVERHEAD = 160
-"""Bytes that one group of rows takes beside them: the head of the buffer, its places in the lists, two numbers."""
+"""Bytes that one group of rows takes beside its rows: the buffer's header, its list entries, two numbers."""
 
 
 def replay_bytes(row_bytes: int, positions: int) -> int:
-    """For a row of every position that there is KV for, each in a buffer of its own, as decode makes them."""
+    """Return the bytes of one row per position of KV, each in a buffer of its own, as decode steps make them."""
     return (row_bytes + GROUP_OVERHEAD) * positions

@@ -1,6 +1,6 @@
-"""Slots: every (span, ordinal) that is to be kept filled with a server.
+"""Slots: every (span, ordinal) that shall have a server.
 
-Used by whoever starts servers: the local runtime, later the operator's keeper. Knows no processes.
+Used by the local runtime, which starts servers. Knows no processes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from modelswarm.placement.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    name: str  # unique in the swarm; names the server process and its members file
+    name: str  # unique in the swarm; name of the server process and of its member file
     span_index: int
     span: Span
     ordinal: int
 
 
 def slots_of(swarm: str, spans: Iterable[Span], replicas: int) -> tuple[Slot, ...]:
-    """`replicas` slots per span, span by span, ordered so that a failure while starting leaves every span covered."""
+    """Return `replicas` slots per span, ordered so that a failure while starting leaves every span covered."""
     indexed = tuple(enumerate(spans))
     return tuple(
         Slot(f"{swarm}-s{index}-r{ordinal}", index, span, ordinal)
@@ -30,7 +30,7 @@ def slots_of(swarm: str, spans: Iterable[Span], replicas: int) -> tuple[Slot, ..
 
 
 def coverage(spans: Iterable[Span], serving: Iterable[Span]) -> int:
-    """The fewest servers that any block has: 0 means that no session can run."""
+    """Return the smallest number of servers of any span; with 0 no session can run."""
     counts = dict.fromkeys(spans, 0)
     for span in serving:
         if span in counts:

@@ -1,6 +1,6 @@
-"""Where a model is cut: from the document's wish and the number of blocks to spans.
+"""Spans of a model, from the document and the number of blocks.
 
-Used by `modelswarm up` and `modelswarm plan` (later by the operator's planner). Knows nothing of servers.
+Used by `plan.py`, for `modelswarm up` and `modelswarm plan`. Knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def format_blocks(blocks: Iterable[int]) -> str:
 
 
 def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:
-    """`count` spans whose sizes differ by at most one; the larger ones first, as the last one also has the head."""
+    """Return `count` spans whose sizes differ by at most one; larger ones first, as the last one also has the head."""
     if not 1 <= count <= n_blocks:
         raise UserError(
             "spec.spans.count",
@@ -50,7 +50,7 @@ def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:
 
 
 def given_spans(n_blocks: int, ranges: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
-    """The document's own ranges, if they cover exactly the model's blocks."""
+    """Return the ranges of the document; UserError unless they cover exactly the model's blocks."""
     expected = 0
     for index, (first, last) in enumerate(ranges):
         if first != expected or last <= first:
@@ -72,9 +72,9 @@ def given_spans(n_blocks: int, ranges: Sequence[tuple[int, int]]) -> tuple[Span,
 def automatic_spans(
     n_blocks: int, needed: Callable[[Span], int], available: int | None
 ) -> tuple[Span, ...]:
-    """As few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
+    """Return as few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
 
-    Without a limit that is one span. Raises UserError when even single blocks are too large.
+    Without a limit that is one span. UserError if even single blocks are too large.
     """
     if available is None:
         return even_spans(n_blocks, 1)

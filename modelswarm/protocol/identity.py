@@ -53,6 +53,6 @@ def name_of(peer: PeerId) -> str:
     return peer.split("/", 1)[0]
 
 
-def answers_to(peer: PeerId, dialled: PeerId) -> bool:
+def is_dialled_peer(peer: PeerId, dialled: PeerId) -> bool:
     """Whether `peer` is who was dialled: that very life, or the present one of that pod."""
     return dialled in (peer, pod_of(peer))

@@ -1,6 +1,7 @@
-"""What the operator writes on a server's pod and the gateway reads there: the two never import each other.
+"""Labels, annotations and port of a server's pod: the operator writes them, the gateway reads them.
 
-The operator's further names are in its own `names`. Labels are selected by, annotations are not. Knows neither.
+The two never import each other. The operator's other names are in its own `names`. Pods are selected by labels, not
+by annotations.
 """
 
 from __future__ import annotations

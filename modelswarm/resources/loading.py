@@ -1,6 +1,6 @@
-"""Reads a swarm document from a YAML file, or says in one message everything that is wrong with it.
+"""Reads a swarm document from a YAML file; one error lists every violation.
 
-Called by the command line. Knows YAML and files; the rules are in `resources`, their words in `resources_problems`.
+Called by the command line. Knows YAML and files; the rules are in `spec` and `rules`, their messages in `violations`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_DOCUMENT_BYTES = 1 << 20
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without what surprises: a key written twice is refused, nesting is bounded, anchors are not expanded."""
+    """YAML without surprises: duplicate keys and aliases are refused, and nesting is bounded."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                continue  # the safe loader refuses it, saying where
+                continue  # the safe loader refuses it and names its place
             if key.value in seen:
                 problem = f"the key {key.value!r} appears twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
@@ -41,12 +41,12 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_document(path: Path | str) -> ModelSwarm:
-    """The one ModelSwarm in the file. Raises DocumentError, which names the file and every violation."""
+    """Return the one ModelSwarm in the file. Raises DocumentError, which names the file and every violation."""
     return parse_document(_read(Path(path)), str(path))
 
 
 def parse_document(text: str, name: str) -> ModelSwarm:
-    """As `load_document`, for text; `name` is what messages call it."""
+    """As `load_document`, for text; errors call it `name`."""
     document = _parse_only_document(text, name)
     try:
         return ModelSwarm.parse(document)
@@ -57,7 +57,9 @@ def parse_document(text: str, name: str) -> ModelSwarm:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise DocumentError(str(path), f"larger than {MAX_DOCUMENT_BYTES} bytes; not a swarm document")
+            raise DocumentError(
+                str(path), f"larger than {MAX_DOCUMENT_BYTES} bytes; not a swarm document"
+            )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DocumentError(str(path), f"not UTF-8 text (byte {error.start})") from None
@@ -79,7 +81,7 @@ def _parse_only_document(text: str, name: str) -> Any:
             name, f"holds {len(documents)} documents; allowed: exactly one ModelSwarm"
         )
     if not isinstance(documents[0], dict):
-        raise DocumentError(name, "not a mapping; a ModelSwarm begins with `apiVersion:`")
+        raise DocumentError(name, "not a mapping; a ModelSwarm has fields such as `apiVersion:`")
     return documents[0]
 
 

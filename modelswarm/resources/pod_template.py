@@ -1,9 +1,9 @@
-"""What the CRD says of `podTemplate`: a patch over a pod, of which the API server checks only the outermost fields.
+"""The CRD's schema of `podTemplate`: a patch over a pod, of which the API server checks only the outermost fields.
 
-Used by `resources`. The whole schema of a pod has 387 KB, more than `kubectl apply` can carry, so everything inside is
-kept as it is; what people reach for is named, so that `kubectl explain` shows it. The operator creates pods with
-strict field validation, so that a misspelt field becomes a condition. Types stay open: a strategic-merge patch may also
-say `null` and `$patch`.
+A pod's whole schema has 387 KB, more than `kubectl apply` can carry, so inner fields are preserved unchecked. The
+common fields are named, so that `kubectl explain` shows them. The operator creates pods with strict field validation,
+so that a misspelt field becomes a condition. Types stay open: a strategic-merge patch may also contain `null` and
+`$patch`. Used by `spec`.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ _SPEC = [
     (
         "affinity",
         _OBJECT,
-        "Rules for the choice of nodes, beside the operator's own spreading over failure domains.",
+        "Rules for the choice of nodes, in addition to the operator's spreading over failure domains.",
     ),
     ("tolerations", _LIST, "Taints that the servers accept."),
-    ("topologySpreadConstraints", _LIST, "Further rules for spreading; merged by topologyKey."),
-    ("priorityClassName", _TEXT, "Which pods make room for which."),
+    ("topologySpreadConstraints", _LIST, "Additional spreading rules; merged by topologyKey."),
+    ("priorityClassName", _TEXT, "Priority class: pods of a lower one may be evicted for these."),
     ("runtimeClassName", _TEXT, "Container runtime, such as nvidia."),
-    ("schedulerName", _TEXT, "Another scheduler than the default one."),
-    ("serviceAccountName", _TEXT, "A service account; servers need none, and get no token."),
+    ("schedulerName", _TEXT, "Scheduler to use instead of the default one."),
+    ("serviceAccountName", _TEXT, "Service account; servers need none, and get no token."),
     ("imagePullSecrets", _LIST, "Secrets of image registries; merged by name."),
-    ("volumes", _LIST, "Further volumes; merged by name."),
+    ("volumes", _LIST, "Additional volumes; merged by name."),
     (
         "containers",
         _LIST,
-        "Merged by name: `server` is the block server. A name of your own adds a sidecar.",
+        "Merged by name: `server` is the block server; any other name adds a sidecar.",
     ),
-    ("initContainers", _LIST, "What runs before the server starts; merged by name."),
+    ("initContainers", _LIST, "Containers that run before the server starts; merged by name."),
     (
         "securityContext",
         _OBJECT,
-        "Merged into the operator's, which meets the Pod Security level restricted.",
+        "Merged into the operator's, which meets the Pod Security level `restricted`.",
     ),
     ("hostAliases", _LIST, "Entries of /etc/hosts; merged by ip."),
-    ("dnsPolicy", _TEXT, "Where names are looked up."),
-    ("dnsConfig", _OBJECT, "How names are looked up."),
+    ("dnsPolicy", _TEXT, "DNS policy of the pod."),
+    ("dnsConfig", _OBJECT, "DNS servers, search domains and resolver options."),
 ]
 
 POD_TEMPLATE: dict[str, Any] = {
     "properties": {
         "metadata": {
             "type": "object",
-            "description": "Labels and annotations to add; those of modelswarm.io and app.kubernetes.io stay.",
+            "description": "Labels and annotations to add; those of modelswarm.io and app.kubernetes.io are kept.",
             "properties": {
                 "labels": _LABELS | {"description": "Labels to add to the pods."},
                 "annotations": _LABELS | {"description": "Annotations to add to the pods."},
@@ -59,10 +59,10 @@ POD_TEMPLATE: dict[str, Any] = {
         },
         "spec": {
             "type": "object",
-            "description": "The patch over the pod's spec; any field of a pod. Kept by the operator whatever is said "
-            "here: restartPolicy, terminationGracePeriodSeconds (spec.rollout.drainLimit says it), and the server's "
-            "own arguments, ports and probes.",
-            "properties": {name: kind | {"description": said} for name, kind, said in _SPEC},
+            "description": "The patch over the pod's spec; any field of a pod. The operator overrides restartPolicy, "
+            "terminationGracePeriodSeconds (set by spec.rollout.drainLimit), and the server's own arguments, ports "
+            "and probes.",
+            "properties": {name: kind | {"description": text} for name, kind, text in _SPEC},
             **_OPEN,
         },
     },

@@ -1,8 +1,8 @@
-"""What a type alone cannot say of a swarm document: every rule once in Python and once in CEL, with one sentence.
+"""The rules of a swarm document beyond types: each once in Python and once in CEL, with one message.
 
-A rule is put on a field as `Annotated[..., Rule(...)]`: pydantic checks it where a file is read, and it stands in the
-CRD (`x-kubernetes-validations`), where the API server checks it. Used by `resources` and `tools/make_crd.py`.
-Tests put the same values before both.
+A field has a rule as `Annotated[..., Rule(...)]`. Pydantic checks it when a file is read; the CRD contains it as
+`x-kubernetes-validations`, which the API server checks. Tests give the same values to both. Used by `spec` and
+`tools/make_crd.py`. Knows no files and no API server.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ _FACTORS = {
 
 
 def violation(message: str) -> PydanticCustomError:
-    """A violation in words of our own; `resources_problems` shows them as they are."""
+    """Return a pydantic error with our own message, which `violations` shows unchanged."""
     return PydanticCustomError("modelswarm", "{sentence}", {"sentence": message})
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`holds` and `cel` mean the same. `shown`: messages repeat the value (not for whole parts of a document)."""
+    """A rule in CEL (`cel`) and the same rule in Python (`predicate`).
+
+    `shows_value`: messages repeat the value; False for rules on a whole part of a document.
+    """
 
     cel: str
     allowed: str
@@ -62,7 +65,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class CelRule:
-    """A rule for the API server alone: in Python somebody else sees to it, with words that say more."""
+    """A rule for the API server only. Python code elsewhere checks the same, with a more precise message."""
 
     cel: str
     message: str
@@ -81,7 +84,10 @@ class CelRule:
 
 
 def matches_pattern(pattern: str, allowed: str) -> Rule:
-    """The whole text matches. `pattern` must mean the same to Python and to RE2: no classes such as \\s or \\w."""
+    """Return the rule that the whole text matches `pattern`.
+
+    The pattern must mean the same to Python and to RE2: no classes such as \\s or \\w.
+    """
     compiled = re.compile(pattern)
     quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
     return Rule(
@@ -90,7 +96,7 @@ def matches_pattern(pattern: str, allowed: str) -> Rule:
 
 
 def _with_rule(schema: Mapping[str, Any], rule: Mapping[str, str]) -> dict[str, Any]:
-    """Beside a `$ref`, if there is one: what is referred to is shared and stays as it is."""
+    """Return the schema with one more rule. A rule goes beside a `$ref`, because the referenced schema is shared."""
     return {**schema, VALIDATIONS: [*schema.get(VALIDATIONS, ()), dict(rule)]}
 
 
@@ -103,7 +109,7 @@ def _abbreviate(value: Any) -> str:
 
 
 def parse_duration(duration: str) -> float:
-    """`"1m30s"` is 90.0; the text must have passed DURATION."""
+    """Return the seconds of a duration: 90.0 for `"1m30s"`. The text must have passed DURATION."""
     return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(duration))
 
 
@@ -113,7 +119,10 @@ _MAX_DURATION_SECONDS = 24 * 3600.0
 DURATION = Rule(
     f"self.matches('^{_DURATION}$') && duration(self) > duration('0s') && duration(self) <= duration('24h')",
     "a duration such as 500ms, 30s, 5m or 1h30m, more than 0 and at most 24h",
-    lambda text: re.fullmatch(_DURATION, text) is not None and 0 < parse_duration(text) <= _MAX_DURATION_SECONDS,
+    lambda text: (
+        re.fullmatch(_DURATION, text) is not None
+        and 0 < parse_duration(text) <= _MAX_DURATION_SECONDS
+    ),
 )
 
 
@@ -141,12 +150,18 @@ NO_PARENT_STEPS = Rule(
     "a path without `..`",
     lambda text: re.search(r"/[.][.](/|\Z)", text) is None,
 )
-NAME = matches_pattern(_NAME, "lower-case letters, digits and dashes, a letter first and no dash last")
+NAME = matches_pattern(
+    _NAME, "lower-case letters, digits and dashes, a letter first and no dash last"
+)
 SERVED_NAME = matches_pattern(
     "[A-Za-z0-9][A-Za-z0-9._/:-]*", "letters, digits and . _ / : - , a letter or digit first"
 )
-REVISION = matches_pattern(r"[^@\x00-\x20\x7f-\xa0]+", "a branch, tag or commit, without blanks and @")
-SECRET = matches_pattern(_CLAIM, "the name of a Secret: lower-case letters, digits, dashes and dots")
+REVISION = matches_pattern(
+    r"[^@\x00-\x20\x7f-\xa0]+", "a branch, tag or commit, without blanks and @"
+)
+SECRET = matches_pattern(
+    _CLAIM, "the name of a Secret: lower-case letters, digits, dashes and dots"
+)
 SECRET_KEY = matches_pattern("[-._a-zA-Z0-9]+", "letters, digits and - . _")
 LABEL_KEY = matches_pattern(
     r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?",
@@ -217,7 +232,7 @@ REQUESTS_WITHIN_LIMITS = Rule(
 EXTENDED_RESOURCES_EQUAL = Rule(
     "!has(self.requests) || self.requests.all(k, !k.contains('/') || "
     f"(has(self.limits) && k in self.limits && {_COMPARED} == 0))",
-    "a request for a resource with a slash in its name, such as nvidia.com/gpu, only with a limit that is equal",
+    "a request for a resource with a slash in its name, such as nvidia.com/gpu, only with an equal limit",
     _extended_resources_equal,
     shows_value=False,
 )
@@ -243,18 +258,18 @@ COUNT_OR_RANGES = CelRule(
 )
 REVISION_ONLY_FOR_HUB = CelRule(
     "!has(self.revision) || (self.source.startsWith('hf://') && !self.source.contains('@'))",
-    "allowed only with an hf:// source that names none itself",
+    "allowed only with an hf:// source that does not contain a revision itself",
     field=".revision",
 )
 
-# Changes: the API server compares with what is stored
+# Changes: the API server compares the new document with the stored one
 
 _SERVED = "has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name"
 SERVED_NAME_IMMUTABLE = CelRule(
     "self.spec.replicas == 0 || oldSelf.spec.replicas == 0 || "
     f"({_SERVED.format('self')}) == ({_SERVED.format('oldSelf')})",
-    "cannot be changed while servers run, as their sessions know them by it: set spec.replicas to 0 first, "
-    "or make a second swarm and move the clients over",
+    "cannot be changed while servers run, because their sessions use it: set spec.replicas to 0 first, "
+    "or create a second swarm and move the clients to it",
     reason="FieldValueForbidden",
     field=".spec.model.servedName",
 )

@@ -1,9 +1,9 @@
-"""What a person writes: the `modelswarm.io/v1alpha1 ModelSwarm` document.
+"""The types of the document a user writes: `modelswarm.io/v1alpha1 ModelSwarm`.
 
 One set of types for `modelswarm up` (a file) and for the cluster (the CRD is generated from them, descriptions
-included). Read through `resources_load.load_document`, which refuses unknown fields and lists every violation; the
-operator reads `Spec` and overlooks what a later version may have added. What types cannot say is in `resources_rules`.
-Knows no model: whether blocks exist or fit is the placement's question.
+included). Files are read through `loading.load_document`, which refuses unknown fields and lists every violation. The
+operator reads `Spec` and ignores fields that a later version may have added. Rules beyond types are in `rules`.
+Knows no model: the placement checks that blocks exist and fit.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from modelswarm.resources.rules import violation
 
 API_VERSION = f"{DOMAIN}/v1alpha1"
 KIND = "ModelSwarm"
-MAX_SPANS = 256  # rules over a longer list cost more than the API server allows
-MAX_NAME = 40  # pod names of at most 63 characters add hash, span and incarnation
+MAX_SPANS = 256  # CEL rules over a longer list cost more than the API server allows
+MAX_NAME = 40  # characters: pod names of at most 63 add hash, span and incarnation
 MAX_POOLS = 32
 MAX_BLOCKS = 100_000
 
@@ -47,7 +47,7 @@ Amounts = Annotated[dict[str, Quantity], Field(max_length=16), rules.RESOURCE_NA
 
 
 class Part(BaseModel):
-    """Every part of a document: camelCase outside, immutable, nothing converted silently."""
+    """Base of all parts of a document: camelCase in JSON, immutable, no silent conversion."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, frozen=True, strict=True, validate_by_name=False
@@ -71,14 +71,14 @@ class Model(Part):
     )
     revision: Annotated[str, Field(min_length=1, max_length=256), rules.REVISION] | None = Field(
         default=None,
-        description="Branch, tag or commit of an hf:// source; its default branch if absent. What it stands for is "
-        "read once and kept in status.model.revision, so that all servers hold the same weights.",
+        description="Branch, tag or commit of an hf:// source; its default branch if absent. It is resolved to a commit "
+        "once, kept in status.model.revision, so that all servers hold the same weights.",
     )
     served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
         Field(
             default=None,
-            description="The name clients ask for in `model`; metadata.name if absent. Can be changed only while "
-            "replicas is 0.",
+            description="The name clients give as `model`; metadata.name if absent. Can be changed only while replicas "
+            "is 0.",
         )
     )
     token_secret_ref: SecretKey | None = Field(
@@ -88,24 +88,24 @@ class Model(Part):
     )
     tokenizer: Source | None = Field(
         default=None,
-        description="Take all tokenizer files, with their chat template, from this address instead of the model's own.",
+        description="Address of the tokenizer files and their chat template, instead of the model's own.",
     )
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
         default=None,
-        description="A Jinja chat template instead of the model's (or the tokenizer's) own.",
+        description="A Jinja chat template, instead of the model's or the tokenizer's own.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="What weights and KV are held in; auto: float32 on CPUs.",
+        description="Number format of weights and KV; auto: float32 on CPUs.",
     )
     quantization: Literal["none", "int8", "fp8", "int4"] = Field(
         default="none",
-        description="Weight-only quantisation. Only none is served yet.",
+        description="Weight-only quantisation. Only `none` is implemented.",
     )
 
     @property
     def address(self) -> str:
-        """Source and revision in one, as servers take it."""
+        """Source and revision in one address, as servers take it."""
         return self.source if self.revision is None else f"{self.source}@{self.revision}"
 
     @field_validator("revision")
@@ -127,7 +127,7 @@ class BlockRange(Part):
 
 
 def _check_adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
-    """Spans start at block 0 and follow each other; the end is checked when the model is known."""
+    """Refuse ranges that do not start at block 0 or leave a gap or overlap. The placement checks the end."""
     expected = 0
     for index, span in enumerate(ranges):
         where = f"item {index} (first: {span.first}, last: {span.last})"
@@ -136,7 +136,9 @@ def _check_adjacent(ranges: tuple[BlockRange, ...]) -> tuple[BlockRange, ...]:
         if span.first > expected:
             raise violation(f"{where} leaves a gap; allowed here: first: {expected}")
         if span.first < expected:
-            raise violation(f"{where} overlaps what comes before; allowed here: first: {expected}")
+            raise violation(
+                f"{where} overlaps the range before it; allowed here: first: {expected}"
+            )
         expected = span.last
     return ranges
 
@@ -170,48 +172,51 @@ class Spans(Part):
 class Sessions(Part):
     max_length: Count | None = Field(
         default=None,
-        description="Most positions (prompt and answer together) of one session; the model's context if absent.",
+        description="Maximum positions (prompt and answer together) of one session; the model's context if absent.",
     )
     concurrent: Count | None = Field(
         default=None,
         description="Sessions of maxLength that every server must have KV memory for at the same time. "
-        "If absent, KV gets the memory that is there.",
+        "If absent, KV gets all free memory.",
     )
     hold_limit: Duration = Field(
         default="5m",
-        description="How long a session may be held while no server can take a lost part of its route, as 30s or 5m.",
+        description="Maximum time, such as 30s or 5m, that a session is held while no server can take a lost part of "
+        "its route.",
     )
 
 
 class ResourceAmounts(Part):
     requests: Amounts = Field(
         default_factory=dict,
-        description="What the scheduler sets aside for a server: cpu, memory, nvidia.com/gpu and so on, as in any pod.",
+        description="Resources the scheduler reserves for a server: cpu, memory, nvidia.com/gpu and so on, as in any "
+        "pod.",
     )
     limits: Amounts = Field(
         default_factory=dict,
-        description="What a server may use at most, as in any pod. How many blocks and how much KV fit is "
-        "planned by the smallest `memory` of all pools.",
+        description="Maximum resources of a server, as in any pod. Blocks and KV per server are planned for the "
+        "smallest `memory` of all pools.",
     )
 
 
 class Pool(Part):
     name: Name = Field(description="Name of the pool; unique in the swarm.")
-    resources: Annotated[ResourceAmounts, rules.REQUESTS_WITHIN_LIMITS, rules.EXTENDED_RESOURCES_EQUAL] = Field(
+    resources: Annotated[
+        ResourceAmounts, rules.REQUESTS_WITHIN_LIMITS, rules.EXTENDED_RESOURCES_EQUAL
+    ] = Field(
         default=ResourceAmounts(),
         description="Requests and limits of one server: GPUs, CPU, memory. The local runtime sets no limits.",
     )
     pod_template: dict[str, JsonValue] | None = Field(
         default=None,
-        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes, "
-        "anything a pod has; the container is called `server`. Not used by the local runtime.",
+        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes and "
+        "any other field of a pod. The container's name is `server`. Not used by the local runtime.",
         json_schema_extra=POD_TEMPLATE,
     )
     failure_domain_key: Annotated[str, Field(min_length=1, max_length=316), rules.LABEL_KEY] = (
         Field(
             default="kubernetes.io/hostname",
-            description="Node label over whose values the servers of a span are spread. "
-            "Not used by the local runtime.",
+            description="Node label; the servers of a span are spread over its values. Not used by the local runtime.",
         )
     )
 
@@ -227,31 +232,31 @@ def _check_unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
 class Rollout(Part):
     surge: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(
         default=1,
-        description="Servers of a span that may be added before an old one goes. Not used by the local runtime.",
+        description="Servers of a span that may be added before an old one is removed. Not used by the local runtime.",
     )
     drain_limit: Duration = Field(
         default="5m",
-        description="How long a server that is to go may take to hand over its sessions, as 30s or 5m. "
+        description="Maximum time, such as 30s or 5m, to migrate the sessions off a server that is removed. "
         "Not used by the local runtime.",
     )
 
 
 class Spec(Part):
     model: Annotated[Model, rules.REVISION_ONLY_FOR_HUB] = Field(
-        description="The model that is served. A change rolls through the servers; sessions that run end on the "
-        "weights they began with."
+        description="The model. A change is rolled out server by server; running sessions finish on the weights they "
+        "started with."
     )
     spans: Annotated[Spans, rules.COUNT_OR_RANGES] = Field(
         default=Spans(),
-        description="How the model is split: by count, by ranges, or, with neither, "
-        "into as few spans as the memory of a server allows.",
+        description="Split of the model: by count, by ranges or, with neither, into as few spans as a server's memory "
+        "allows.",
     )
     replicas: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(
         default=1,
-        description="Servers per span. 0 suspends the swarm: nothing runs, the document stays.",
+        description="Servers per span. 0 suspends the swarm: no pod runs, the document stays.",
     )
     sessions: Sessions = Field(
-        default=Sessions(), description="What the servers must have room for."
+        default=Sessions(), description="The sessions that the servers must have room for."
     )
     pools: Annotated[
         tuple[Pool, ...],
@@ -259,17 +264,19 @@ class Spec(Part):
         AfterValidator(_check_unique_names),
     ] = Field(
         default=(),
-        description="Kinds of machines the servers may run on; several in one swarm are fine, and none means "
-        "any machine.",
+        description="Kinds of machines the servers may run on. A swarm may have several; without any, servers run on "
+        "any node.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],
         },
     )
-    rollout: Rollout = Field(default=Rollout(), description="How changes reach running servers.")
+    rollout: Rollout = Field(
+        default=Rollout(), description="Rollout of changes to running servers."
+    )
     paused: bool = Field(
         default=False,
-        description="Leave what runs as it is and change nothing. The local runtime refuses to start a paused swarm.",
+        description="Leave the pods as they are and change nothing. The local runtime refuses to start a paused swarm.",
     )
 
 
@@ -287,14 +294,13 @@ class Metadata(Part):
 
 
 class ModelSwarm(Part):
-    """A language model split into spans, each held by several servers, that answers through a gateway."""
+    """A language model split into spans, each held by several servers, behind a gateway."""
 
     api_version: Literal["modelswarm.io/v1alpha1"] = Field(description=f"Always {API_VERSION}.")
     kind: Literal["ModelSwarm"] = Field(description=f"Always {KIND}.")
     metadata: Metadata = Field(description="Name and labels of the swarm.")
     spec: Spec = Field(
-        description="What is wanted: which model, cut into which spans, held by how many servers each, "
-        "on which machines."
+        description="Desired state: the model, its spans, the servers of each span and their machines."
     )
 
     @property
@@ -303,5 +309,5 @@ class ModelSwarm(Part):
 
     @classmethod
     def parse(cls, document: Any) -> Self:
-        """The typed document; unknown fields raise. Callers want `resources_load`, which explains."""
+        """Return the typed document; unknown fields raise ValidationError. Use `loading`, which explains errors."""
         return cls.model_validate(document, extra="forbid")

@@ -1,7 +1,8 @@
-"""What the operator says of a swarm: the `status` of a ModelSwarm, as the CRD declares it.
+"""The types of a ModelSwarm's `status`, which the operator writes.
 
-The operator builds and reads it; the CRD is generated from it together with `resources`. Reading is tolerant: another
-version of the operator may have written more, or less. Times are text as Kubernetes writes them, in UTC.
+The operator builds and reads it; the CRD is generated from it together with `spec`. Reading is tolerant: another
+version of the operator may have written more fields, or fewer. Times are text as Kubernetes writes them, in UTC.
+Does not know how the values are found.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from pydantic.alias_generators import to_camel
 
 
 def format_timestamp(seconds: float) -> str:
-    """Seconds since the epoch as `2026-11-21T12:00:00Z`; fractions are dropped."""
+    """Return seconds since the epoch as `2026-11-21T12:00:00Z`; fractions are dropped."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: str) -> float:
-    """The reverse of `timestamp`; also reads fractions and offsets."""
+    """Return the seconds since the epoch of a timestamp; also reads fractions and offsets."""
     return datetime.fromisoformat(text).timestamp()
 
 
 class StatusPart(BaseModel):
-    """Every part of a status: camelCase outside, immutable; what this version does not know is left out."""
+    """Base of all parts of a status: camelCase in JSON, immutable; unknown fields are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -38,51 +39,51 @@ class StatusPart(BaseModel):
 
 class Condition(StatusPart):
     type: str = Field(  # not an enumeration: a later operator may know more types
-        description="Ready: every block has enough servers and clients are answered. Progressing: what runs is "
-        "being brought to what is wanted. Degraded: something needs a person, or capacity."
+        description="Ready: every block has enough servers and clients are answered. Progressing: pods are being "
+        "changed to the desired state. Degraded: the swarm needs a person, or capacity."
     )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
+    status: Literal["True", "False", "Unknown"] = Field(description="Status of the condition.")
     reason: str = Field(
         default="",
-        description="Why, in one CamelCase word; docs/modelswarm-resource.md lists them.",
+        description="Cause, as one CamelCase word; docs/modelswarm-resource.md lists them.",
     )
-    message: str = Field(default="", description="Why, in a sentence a person can act on.")
+    message: str = Field(default="", description="Cause, as a sentence a person can act on.")
     last_transition_time: str = Field(
         default="",
-        description="When `status` of this condition last changed.",
+        description="Time at which `status` of this condition last changed.",
         json_schema_extra={"format": "date-time"},
     )
     observed_generation: int = Field(
-        default=0, description="The generation of the swarm that this condition speaks of."
+        default=0, description="Generation of the swarm that this condition describes."
     )
 
 
 class ModelStatus(StatusPart):
-    """What is known of the model; read once per address, revision and tokenizer."""
+    """Facts of the model; read once per address, revision and tokenizer."""
 
     source: str = Field(
-        default="", description="The address that was read, with the revision that was asked for."
+        default="", description="Address that was read, with the requested revision."
     )
     tokenizer: str | None = Field(
-        default=None, description="The address the tokenizer was read from, if it is another."
+        default=None, description="Address of the tokenizer, if it is not the model's own."
     )
     revision: str = Field(
         default="",
-        description="What the address stands for: the commit of a hub, or a fingerprint.",
+        description="Resolved revision: the commit on the hub, or a fingerprint of the files.",
     )
     family: str = Field(default="", description="Architecture, such as llama or qwen3.")
     blocks: int = Field(default=0, description="Number of transformer blocks.")
-    context: int = Field(default=0, description="Most positions of one session.")
+    context: int = Field(default=0, description="Maximum positions of one session.")
     vocab: int = Field(default=0, description="Size of the vocabulary.")
     hidden: int = Field(default=0, description="Width of a row at a block boundary.")
     dtype: str = Field(default="", description="Number format the weights are stored in.")
-    block_elements: int = Field(default=0, description="Weights of the largest block, in numbers.")
-    embedding_elements: int = Field(default=0, description="Weights of the embedding, in numbers.")
+    block_elements: int = Field(default=0, description="Number of weights of the largest block.")
+    embedding_elements: int = Field(default=0, description="Number of weights of the embedding.")
     kv_elements: int = Field(
-        default=0, description="Keys and values of one position in one block, in numbers."
+        default=0, description="Number of keys and values of one position in one block."
     )
     tied: bool = Field(
-        default=False, description="Whether the head shares the embedding's weights."
+        default=False, description="True if the LM head shares the embedding's weights."
     )
 
 
@@ -95,71 +96,76 @@ class PlannedSpan(StatusPart):
 
 class PlanStatus(StatusPart):
     hash: str = Field(
-        default="", description="Short name of everything a server pod of this plan is made from."
+        default="", description="Hash of everything a server pod of this plan is built from."
     )
-    spans: tuple[PlannedSpan, ...] = Field(
-        default=(), description="The spans that servers are started for, in order."
-    )
+    spans: tuple[PlannedSpan, ...] = Field(default=(), description="Spans of the plan, in order.")
 
 
 class SpanStatus(StatusPart):
     index: int = Field(description="Number of the span, from 0.")
-    blocks: str = Field(description="Its blocks as FIRST:LAST, LAST excluded.")
-    ready: int = Field(default=0, description="Servers that serve it now.")
-    desired: int = Field(default=0, description="Servers it should have.")
-    servers: tuple[str, ...] = Field(default=(), description="Pods that serve it now, by name.")
+    blocks: str = Field(description="Blocks as FIRST:LAST, LAST excluded.")
+    ready: int = Field(default=0, description="Number of ready servers.")
+    desired: int = Field(default=0, description="Number of desired servers.")
+    servers: tuple[str, ...] = Field(default=(), description="Names of the ready pods.")
 
 
 class SlotStatus(StatusPart):
-    """Kept only for slots that have something to remember."""
+    """History of one slot; stored only for slots that have something to remember."""
 
     slot: str = Field(description="SPAN-ORDINAL, such as 0-1: one server that is kept running.")
     incarnation: int = Field(default=0, description="Number of the latest pod of this slot.")
-    failures: int = Field(default=0, description="Pods that failed since one was last stable.")
+    failures: int = Field(
+        default=0, description="Number of pods that failed since the last stable one."
+    )
     not_before: str | None = Field(
         default=None,
-        description="The next pod is not created before this time.",
+        description="End of the back-off: the next pod is not created before this time.",
         json_schema_extra={"format": "date-time"},
     )
-    last_failure: str | None = Field(default=None, description="How the last pod failed.")
+    last_failure: str | None = Field(default=None, description="Cause of the last pod's failure.")
 
 
 class Status(StatusPart):
     observed_generation: int = Field(
-        default=0, description="The generation of the swarm that this status speaks of."
+        default=0, description="Generation of the swarm that this status describes."
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="The state in words, one entry for each type.",
+        description="Conditions of the swarm, one entry for each type.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],
         },
     )
-    served_name: str = Field(default="", description="What clients give as `model`.")
-    url: str = Field(default="", description="Where clients reach the gateway inside the cluster.")
+    served_name: str = Field(default="", description="Name that clients give as `model`.")
+    url: str = Field(default="", description="URL of the gateway inside the cluster.")
     replicas: int = Field(
         default=0,
-        description="Ready servers of the span that has the fewest; what `scale` reports.",
+        description="Ready servers of the span that has the fewest, as `scale` reports them.",
     )
     selector: str = Field(
         default="",
-        description="Label selector of one span's pods, for autoscalers. One span only, as `replicas` counts per span.",
+        description="Label selector of one span's pods, for autoscalers. One span only, because `replicas` counts per "
+        "span.",
     )
     coverage: int = Field(
         default=0,
         description="Ready servers of the block that has the fewest; 0: some block has none.",
     )
     coverage_text: str = Field(
-        default="", description="Coverage over wanted replicas, such as 2/2, for the column."
+        default="", description="Coverage over desired replicas, such as 2/2, for the column."
     )
-    spans: tuple[SpanStatus, ...] = Field(default=(), description="Which pods serve which blocks.")
+    spans: tuple[SpanStatus, ...] = Field(
+        default=(), description="Ready and desired servers of each span."
+    )
     spans_text: str = Field(
-        default="", description="The same in short, such as `0:4=2/2 4:8=1/2`, for the column."
+        default="",
+        description="Blocks, ready and desired servers of each span in short, such as `0:4=2/2 4:8=1/2`, for the "
+        "column.",
     )
-    model: ModelStatus | None = Field(default=None, description="What is known of the model.")
+    model: ModelStatus | None = Field(default=None, description="Facts of the model.")
     plan: PlanStatus | None = Field(
-        default=None, description="How the model is split. Stored before it is acted on."
+        default=None, description="Split of the model. Stored before it is acted on."
     )
     incarnation: int = Field(
         default=0,
@@ -167,17 +173,17 @@ class Status(StatusPart):
     )
     reconciled_at: str = Field(
         default="",
-        description="The annotation modelswarm.io/reconcile-at as it was last obeyed.",
+        description="Value of the annotation modelswarm.io/reconcile-at that was last acted on.",
     )
     slots: tuple[SlotStatus, ...] = Field(
-        default=(), description="What the operator remembers of servers that failed."
+        default=(), description="History of slots, such as failures and back-off."
     )
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> Self:
-        """What is stored, as far as it is understood. ValidationError: not even that."""
+        """Return a stored status; unknown fields are ignored. ValidationError if known ones do not fit."""
         return cls.model_validate(stored)
 
     def to_json(self) -> dict[str, Any]:
-        """For the API server: nothing that was never set, so that a large swarm's status stays small."""
+        """Return JSON for the API server, without unset fields: a large swarm's status stays small."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)

@@ -1,6 +1,6 @@
-"""What is wrong with a document, in words: pydantic's errors become `path: what; allowed: ...`.
+"""Turns pydantic's errors into messages for people: `path: problem; allowed: ...`.
 
-Used by `resources_load`. Knows the shape of the types, through their fields, and nothing of files.
+Used by `loading`. Knows the types through their fields; does not know files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALLOWED_BY_FIELD = {  # for values of another type; what is wrong with a text, 
 
 
 class InvalidDocumentError(DocumentError):
-    """Every violation of one document, each `path: sentence`."""
+    """All violations of one document, each `path: sentence`."""
 
     def __init__(self, document: str, violations: Sequence[str]) -> None:
         listed = violations[0] if len(violations) == 1 else "\n  " + "\n  ".join(violations)
@@ -46,18 +46,20 @@ class InvalidDocumentError(DocumentError):
 
 
 def list_violations(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
-    """One sentence per violation, in the order of the document's fields."""
-    told: dict[str, str] = {}  # a union reports a location once per branch; the first is enough
+    """Return one sentence per violation, in the order of the document's fields."""
+    sentences: dict[
+        str, str
+    ] = {}  # a union reports a location once per branch; the first is enough
     for detail in error.errors(include_url=False, include_context=True):
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # pydantic counts only the items that are right; the wrong one is told by itself
+            continue  # pydantic counts only the valid items; an invalid one is reported by itself
         path = format_path(_without_branches(detail["loc"], root))
-        told.setdefault(path, _describe_violation(detail, root))
-    return tuple(f"{path}: {sentence}" for path, sentence in told.items())
+        sentences.setdefault(path, _describe_violation(detail, root))
+    return tuple(f"{path}: {sentence}" for path, sentence in sentences.items())
 
 
 def format_path(location: Location) -> str:
-    """`("spec", "ranges", 1, "first")` is `spec.ranges[1].first`."""
+    """Return `spec.ranges[1].first` for `("spec", "ranges", 1, "first")`."""
     path = ""
     for step in location:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
@@ -100,7 +102,7 @@ def _abbreviate(value: Any) -> str:
 
 
 def _model_at(location: Location, root: type[BaseModel]) -> type[BaseModel] | None:
-    """The type whose fields live at `location`; None inside free-form parts."""
+    """Return the type whose fields are at `location`; None inside free-form parts."""
     model: type[BaseModel] | None = root
     for step in location:
         if isinstance(step, int):
@@ -134,7 +136,7 @@ def _field_description(location: Location, root: type[BaseModel]) -> str:
 
 
 def _without_branches(location: Location, root: type[BaseModel]) -> Location:
-    """The location without the names pydantic adds for the branch of a union, as `int` or `constrained-str`."""
+    """Return the location without pydantic's names of union branches, such as `int` or `constrained-str`."""
     steps: list[int | str] = list(location)
     while len(steps) > 1 and steps[-1] in ("int", "str", "constrained-str", "constrained-int"):
         if _model_at(steps[:-1], root) is not None:

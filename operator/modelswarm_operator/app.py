@@ -15,15 +15,17 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 
+from modelswarm.errors import UserError
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import KubeError, UnreachableError
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
 from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm_operator.controller.manager import Manager
 from modelswarm_operator.kube.access_review import find_missing_permissions
-from modelswarm_operator.kube.client import Api, load_configuration
-from modelswarm_operator.kube.errors import ApiError
 from modelswarm_operator.kube.leader_election import Lease
 from modelswarm_operator.observability.logs import set_up_logging
 from modelswarm_operator.observability.metrics import Metrics
@@ -32,6 +34,7 @@ from modelswarm_operator.settings import Settings, parse
 
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-operator"
+MAX_CONNECTIONS = 32  # to the API server; the watches have their own
 PERMISSION_CHECK_SECONDS = 10.0  # between two looks at rights that are missing
 
 
@@ -50,6 +53,14 @@ def _run_operator(settings: Settings) -> int:
     return asyncio.run(OperatorApp(settings).run())
 
 
+async def _load_credentials(client: KubeClient, kubeconfig: Path | None) -> None:
+    try:
+        await client.connect()
+    except UnreachableError as error:
+        where = "in-cluster" if kubeconfig is None else str(kubeconfig)
+        raise UserError("--kubeconfig", f"{where} cannot be used: {error}") from None
+
+
 class OperatorApp:
     """The parts of a running operator and the order in which they start and stop."""
 
@@ -65,21 +76,32 @@ class OperatorApp:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         settings = self._settings
-        configuration = await load_configuration(settings.kubeconfig)
+        client = KubeClient(
+            settings.kubeconfig,
+            user_agent=PROGRAM,
+            max_connections=MAX_CONNECTIONS,
+            record_call=self._metrics.record_api_call,
+        )
+        try:
+            await _load_credentials(client, settings.kubeconfig)
+            return await self._run_with_probes(client)
+        finally:
+            await client.close()
+
+    async def _run_with_probes(self, client: KubeClient) -> int:
+        settings = self._settings
         probes = ProbeServer(
             self._metrics.registry, self._live_problem, self._ready_problem, self._update_metrics
         )
         port = await probes.start(*settings.health)
         if settings.run_file is not None:
             write_run_file(settings.run_file, {"health": port})
-        api = Api(settings.kubeconfig, configuration, self._metrics.record_api_call)
         try:
-            return await self._run_operator(api)
+            return await self._run_operator(client)
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
             await probes.stop()
-            await api.close()
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
@@ -87,18 +109,18 @@ class OperatorApp:
         log.info("stopping")
         self._stopping.set()
 
-    async def _run_operator(self, api: Api) -> int:
+    async def _run_operator(self, client: KubeClient) -> int:
         identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
         settings = self._settings
-        lease = Lease(api, settings.lease_namespace, settings.lease_name, identity)
-        if not await self._run_unless_stopped(self._await_permissions(api)):
+        lease = Lease(client, settings.lease_namespace, settings.lease_name, identity)
+        if not await self._run_unless_stopped(self._await_permissions(client)):
             return 0
         if settings.elect:
             if not await self._run_unless_stopped(lease.acquire()):
                 await lease.release()  # it may have come in this moment
                 return 0
-            api.fence = lease.raise_if_lost
-        return await self._run_as_leader(api, lease, identity)
+            client.fence = lease.raise_if_lost
+        return await self._run_as_leader(client, lease, identity)
 
     async def _run_unless_stopped(self, job: Awaitable[None]) -> bool:
         """Whether it came to its end."""
@@ -112,16 +134,16 @@ class OperatorApp:
             for task in (working, stopping):
                 task.cancel()
 
-    async def _await_permissions(self, api: Api) -> None:
+    async def _await_permissions(self, client: KubeClient) -> None:
         """Waits until everything that is needed is allowed; says what is not, whenever that changes."""
         settings, told = self._settings, ""
         lease_namespace = settings.lease_namespace if settings.elect else ""
         while True:
             try:
                 missing = await find_missing_permissions(
-                    api, settings.namespaces, lease_namespace, settings.lease_name
+                    client, settings.namespaces, lease_namespace, settings.lease_name
                 )
-            except ApiError as error:
+            except KubeError as error:
                 news = f"the operator's rights cannot be checked: {error}"
                 needed = True
             else:
@@ -137,9 +159,9 @@ class OperatorApp:
                 return
             await asyncio.sleep(PERMISSION_CHECK_SECONDS)
 
-    async def _run_as_leader(self, api: Api, lease: Lease, identity: str) -> int:
+    async def _run_as_leader(self, client: KubeClient, lease: Lease, identity: str) -> int:
         self._metrics.leader.set(1)
-        self._manager = Manager(self._settings, api, self._metrics, identity)
+        self._manager = Manager(self._settings, client, self._metrics, identity)
         acting = asyncio.create_task(self._manager.run())
         stopping = asyncio.create_task(self._stopping.wait())
         watched: set[asyncio.Task[object]] = {acting, stopping}

@@ -1,1 +1,1 @@
-"""The block server: holds a span of blocks and the KV of live sessions, and runs rows through it."""
+"""The block server: holds a span of blocks and the KV of sessions, and runs rows through the blocks."""

@@ -1,4 +1,4 @@
-"""`modelswarm-server` as it is installed: can be asked to stop before it has imported what it needs."""
+"""Entry point of `modelswarm-server`: handles stop signals before the slow imports, then runs the app."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`modelswarm-server`: flags in, a serving process, an exit code out.
+"""The app of `modelswarm-server`: reads flags, loads the model, runs the node and returns an exit code.
 
-0 after a graceful stop, 2 with one sentence when it cannot start; it never prints a traceback for
-what a user can mend. Its last line on stderr is that sentence: Kubernetes shows it. The page of
-probes and metrics is open first, then the model is loaded, then others can connect.
+Exit code 0 after a graceful stop, 2 if the server cannot start. Then the last line on stderr is one sentence, which
+Kubernetes shows; a user's mistake never prints a traceback. The probe server starts first, then the model is loaded,
+then others can connect. Called by `__main__.py`; knows no protocol.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
-from modelswarm.checkpoint.facts import read_outline
-from modelswarm.checkpoint.sources import resolve, resolve_outline
+from modelswarm.checkpoint.facts import read_config
+from modelswarm.checkpoint.sources import resolve, resolve_config_files
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.process.command_line import run_with_exit_code
@@ -41,28 +41,28 @@ PROGRAM = "modelswarm-server"
 NO_TORCH = "torch is not installed; images without it expect it mounted at /opt/torch"
 _HASH_PAGES = 1024
 _HASH_LENGTH = 4096
-_ROW_OF_HASH = 8  # bytes
+_HASH_ROW_BYTES = 8
 _PROGRESS_BAR_VARIABLES = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     model: Model
-    files: ModelFiles  # that gateways may ask for
+    files: ModelFiles  # offered to gateways
     revision: str
 
 
 def main() -> Never:
     code = run(sys.argv[1:])
     logging.shutdown()
-    # Everything is closed and written. Taking torch apart would take seconds, and a step may still
-    # run in its thread: nobody waits for either.
+    # Everything is closed and written. An orderly exit would wait seconds for torch, and perhaps for a
+    # step that still runs in its thread.
     os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code. Whatever is not expected leaves as an exception, with its traceback."""
-    exit_on_signals()  # until the node has its own way to stop
+    """Run the server and return its exit code. An unexpected error is raised, with its traceback."""
+    exit_on_signals()  # until the node handles signals itself
     return run_with_exit_code(PROGRAM, lambda: _serve(parse(arguments)), name_flag=_flag_name)
 
 
@@ -77,9 +77,9 @@ def _serve(settings: Settings) -> int:
     liveness = Liveness(time.monotonic)
     probe_server = open_probe_server(settings, liveness)
     for name in _PROGRESS_BAR_VARIABLES:
-        os.environ.setdefault(name, "1")  # what libraries draw would run into our last words
+        os.environ.setdefault(name, "1")  # progress bars would run into the last line on stderr
     loaded = load(settings)
-    # What was loaded stays: a full collection over it would stop every thread for 0.2 s.
+    # Loaded objects stay for ever: a full garbage collection over them would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
     node = Node(settings, loaded.model, loaded.files, loaded.revision, liveness, probe_server)
@@ -99,18 +99,18 @@ def open_probe_server(settings: Settings, health: Liveness) -> ProbeServer | Non
 
 
 def load(settings: Settings) -> LoadedModel:
-    """The model these settings ask for; UserError when there is none."""
+    """Load the model of these settings; UserError if it cannot be served."""
     if settings.hash_model:
         return _load_hash(settings)
     assert settings.model is not None
     checkpoint = resolve(settings.model, (settings.first, settings.last))
-    outline = read_outline(checkpoint.folder)
-    outline.part(settings.first, settings.last)
+    config = read_config(checkpoint.folder)
+    config.part(settings.first, settings.last)
     files = open_model_files(checkpoint.folder, settings.tokenizer, settings.chat_template)
-    check_tokenizer(files.tokenizer_folder or checkpoint.folder, outline.vocab)
+    check_tokenizer(files.tokenizer_folder or checkpoint.folder, config.vocab)
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
-    # After what can be refused without torch, which takes seconds to import.
+    # After all checks that need no torch, which takes seconds to import.
     from modelswarm_serving.model.transformer.startup import load_span
 
     options = span_options(settings, files.tokenizer_folder)
@@ -118,8 +118,8 @@ def load(settings: Settings) -> LoadedModel:
     return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
 
 
-def span_options(settings: Settings, words: Path | None) -> SpanOptions:
-    """What the span is to be told; `words`: folder of another tokenizer than the model's."""
+def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
+    """Return the options of the span; `tokenizer`: folder of a tokenizer that replaces the model's."""
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
     return SpanOptions(
@@ -130,7 +130,7 @@ def span_options(settings: Settings, words: Path | None) -> SpanOptions:
         replay_memory=settings.replay_memory,
         page_size=settings.page_size,
         max_length=settings.max_length,
-        tokenizer=words,
+        tokenizer=tokenizer,
     )
 
 
@@ -138,9 +138,9 @@ def _load_hash(settings: Settings) -> LoadedModel:
     n_blocks, vocab, length = settings.hash_blocks, settings.hash_vocab, _HASH_LENGTH
     folder = None
     if settings.model is not None:
-        folder = resolve_outline(settings.model)
-        outline = read_outline(folder)
-        n_blocks, vocab, length = outline.n_blocks, outline.vocab, outline.context
+        folder = resolve_config_files(settings.model)
+        config = read_config(folder)
+        n_blocks, vocab, length = config.n_blocks, config.vocab, config.context
     if settings.last > n_blocks:
         raise UserError(
             "blocks", f"{settings.first}:{settings.last} is out of range: there are 0:{n_blocks}"
@@ -149,7 +149,7 @@ def _load_hash(settings: Settings) -> LoadedModel:
         first=settings.first,
         last=settings.last,
         n_blocks=n_blocks,
-        row_bytes=_ROW_OF_HASH,
+        row_bytes=_HASH_ROW_BYTES,
         page_size=settings.page_size,
         total_pages=settings.pages or _HASH_PAGES,
         max_length=settings.max_length or length,

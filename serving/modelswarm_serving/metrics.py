@@ -1,8 +1,8 @@
-"""What a server tells Prometheus; `page.py` has the port.
+"""Metrics of a server for Prometheus; `runtime/probe_server.py` has the port.
 
-Fed by `node.py` on the event loop, read by another thread: what the core says of itself is handed over as one frozen
-value and turned into samples when they are asked for. Every sample names the model and the blocks, so that a query
-needs no join. docs/metrics.md lists all names.
+Written by `runtime/node.py` on the event loop, read by another thread. The statistics of the core are handed over as
+one frozen value and turned into samples when they are scraped. Every sample names the model and the blocks, so that a
+query needs no join. docs/metrics.md lists all names. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ class Metrics:
         labels = {"model": model, "blocks": f"{shape.first}:{shape.last}"}
         names, values = tuple(labels), tuple(labels.values())
 
-        def spread(name: str, said: str, buckets: Sequence[float]) -> Histogram:
-            made = Histogram(PREFIX + name, said, names, registry=own, buckets=buckets)
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(PREFIX + name, text, names, registry=own, buckets=buckets)
             return made.labels(*values)
 
-        def count(name: str, said: str) -> Counter:
-            return Counter(PREFIX + name, said, names, registry=own).labels(*values)
+        def counter(name: str, text: str) -> Counter:
+            return Counter(PREFIX + name, text, names, registry=own).labels(*values)
 
-        self._step_seconds = spread("step_seconds", "Time of one step of the model.", STEP_BUCKETS)
-        self._step_rows = spread("step_rows", "Rows of one step.", ROW_BUCKETS)
-        self._rows = count("rows", "Rows run through the blocks.")
-        self._failed_steps = count("failed_steps", "Steps that raised.")
+        seconds = "Time of one step of the model."
+        self._step_seconds = histogram("step_seconds", seconds, STEP_BUCKETS)
+        self._step_rows = histogram("step_rows", "Rows of one step.", ROW_BUCKETS)
+        self._rows = counter("rows", "Rows run through the blocks.")
+        self._failed_steps = counter("failed_steps", "Steps that raised.")
         self._stats_collector = _StatsCollector(labels, shape)
         own.register(self._stats_collector)
         ProcessCollector(registry=own)
 
     def observe_step(self, rows: int, seconds: float, failed: bool) -> None:
-        if rows:  # a step of copies is none that a token waits for
+        if rows:  # no token waits for a step of KV transfers
             self._rows.inc(rows)
             self._step_seconds.observe(seconds)
             self._step_rows.observe(rows)
@@ -60,12 +61,12 @@ class Metrics:
             self._failed_steps.inc()
 
     def set_stats(self, stats: ServerStats) -> None:
-        """What is true now."""
+        """Hand over the current statistics."""
         self._stats_collector.stats = stats
 
 
 class _StatsCollector(Collector):
-    """The core's last word on itself."""
+    """Turns the newest statistics of the core into samples."""
 
     def __init__(self, labels: Mapping[str, str], shape: ModelShape) -> None:
         self._labels, self._shape = labels, shape
@@ -75,7 +76,9 @@ class _StatsCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        yield self._gauges_by("build_info", "The version that runs.", "version", {__version__: 1})
+        yield self._gauges_by(
+            "build_info", "Version of the running server.", "version", {__version__: 1}
+        )
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
         stats = self.stats
@@ -87,16 +90,15 @@ class _StatsCollector(Collector):
     def _memory(self, stats: ServerStats) -> Iterable[Metric]:
         empty = stats.total_pages - stats.free_pages - stats.filled_pages
         pages = {"used": stats.filled_pages, "reserved": empty, "free": stats.free_pages}
-        said = "KV pages by state; reserved: given to a session, still empty."
-        yield self._gauges_by("kv_pages", said, "state", pages)
-        said = "KV pages that only repairs may take."
-        yield self._gauge("kv_repair_pages", said, stats.recovery_pages)
-        yield self._gauge("replay_bytes", "Memory of kept rows.", stats.replay_bytes)
-        yield self._gauge(
-            "replay_limit_bytes", "Memory that kept rows may take.", stats.replay_limit
-        )
-        said = "Sessions whose kept rows went because memory was short."
-        family = CounterMetricFamily(PREFIX + "replay_evictions", said, labels=list(self._labels))
+        text = "KV pages by state; reserved: given to a session, still empty."
+        yield self._gauges_by("kv_pages", text, "state", pages)
+        text = "KV pages that only recoveries may take."
+        yield self._gauge("kv_repair_pages", text, stats.recovery_pages)
+        yield self._gauge("replay_bytes", "Memory of the replay log.", stats.replay_bytes)
+        text = "Memory that the replay log may take."
+        yield self._gauge("replay_limit_bytes", text, stats.replay_limit)
+        text = "Sessions whose rows the replay log evicted because memory was short."
+        family = CounterMetricFamily(PREFIX + "replay_evictions", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), stats.replay_evictions)
         yield family
 
@@ -108,25 +110,25 @@ class _StatsCollector(Collector):
         yield self._gauge("oldest_wait_seconds", "Age of the rows that wait longest.", oldest)
         links = {"gateway": stats.gateways, "server": stats.servers}
         yield self._gauges_by("links", "Linked processes.", "role", links)
-        yield self._gauge("draining", "1 when it is about to leave.", stats.draining)
+        yield self._gauge("draining", "1 while the server drains before it stops.", stats.draining)
 
     def _reports(self, stats: ServerStats) -> Metric:
         names = [*self._labels, "kind"]
         family = CounterMetricFamily(
-            PREFIX + "fault_reports", "Troubles reported to gateways.", labels=names
+            PREFIX + "fault_reports", "Faults reported to gateways.", labels=names
         )
-        for trouble in FaultKind:
-            values = [*self._labels.values(), trouble.value]
-            family.add_metric(values, stats.reports.get(trouble, 0))
+        for kind in FaultKind:
+            values = [*self._labels.values(), kind.value]
+            family.add_metric(values, stats.reports.get(kind, 0))
         return family
 
-    def _gauge(self, name: str, said: str, value: float) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, said, labels=list(self._labels))
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), float(value))
         return family
 
-    def _gauges_by(self, name: str, said: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(PREFIX + name, said, labels=[*self._labels, label])
-        for found, value in values.items():
-            family.add_metric([*self._labels.values(), found], float(value))
+    def _gauges_by(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=[*self._labels, label])
+        for label_value, value in values.items():
+            family.add_metric([*self._labels.values(), label_value], float(value))
         return family

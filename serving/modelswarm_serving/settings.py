@@ -1,7 +1,7 @@
-"""Everything a server process is told at its start: one frozen object, made from the command line.
+"""Settings of a server process: one frozen object, made from the command line.
 
-The only reader of flags in this process; nothing reads the environment. Used by `main.py`, which
-passes it on. What the flags mean for the model is checked where the model is loaded.
+The only reader of flags in this process; nothing reads the environment. Made by `app.py`, which passes it on. Knows no
+model: values that depend on the model are checked where it is loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Settings:
     first: int
     last: int
     listen: str
-    advertise: str  # where others reach it; "": where it listens
+    advertise: str  # address for others; "": the address where it listens
     discovery_dir: Path | None
     name: str
     incarnation: int
@@ -43,12 +43,14 @@ class Settings:
     page_size: int
     max_length: int | None
     token_budget: int  # rows
-    replay_memory: int | None  # bytes for kept rows; None: a row for every position of the pages
+    replay_memory: (
+        int | None
+    )  # bytes of the replay log; None: a row for every position of the pages
     lease_seconds: float
     drain_timeout_seconds: float
     heartbeat_seconds: float
-    hold_limit_seconds: float | None  # told to gateways; None: they decide
-    zone: str  # failure domain; "": not known
+    hold_limit_seconds: float | None  # stated in Hello; None: gateways decide
+    zone: str  # failure domain; "": unknown
     hash_model: bool
     hash_blocks: int
     hash_vocab: int
@@ -65,11 +67,10 @@ _OPTIONS: list[click.Parameter] = [
                  "template, come from there."),
     click.Option(["--chat-template"], type=click.Path(path_type=Path), help="File with a Jinja "
                  "template instead of the model's own."),
-    click.Option(["--served-name"], help="What clients call it; default: its source's last part."),
+    click.Option(["--served-name"], help="Model name for clients; default: the last part of its source."),
     click.Option(["--blocks"], required=True, help="FIRST:LAST, the blocks to hold, LAST excluded."),
     click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),
-    click.Option(["--advertise"], help="HOST:PORT at which others reach this server, if it is not "
-                 "where it listens."),
+    click.Option(["--advertise"], help="HOST:PORT at which others reach this server, if not --listen."),
     click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which a server "
                  "that is ready writes NAME.json; none: it is found by other means."),
     click.Option(["--name"], required=True, help="Of this server, unique among the members."),
@@ -81,29 +82,29 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True),
     click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True),
     click.Option(["--pages"], type=_POSITIVE, help="Pages of KV to hold."),
-    click.Option(["--memory"], help="Instead of --pages: for weights, pages and, on a CPU, where they are in the same "
-                 "memory, kept rows, like 512Mi. Of an accelerator: its own memory, without kept rows."),
+    click.Option(["--memory"], help="Instead of --pages: for weights, pages and, on a CPU, where it is in the same "
+                 "memory, the replay log, like 512Mi. Of an accelerator: its own memory, without the replay log."),
     click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True),
     click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
     click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
                  help="Most rows of one step: prompts are read in parts of this size."),
-    click.Option(["--replay-memory"], help="For rows that are kept until their session ends, so that a lost neighbour "
-                 "can be rebuilt; in the host's memory. 0: none are kept. Default: enough for a row of every position "
-                 "that the pages hold."),
+    click.Option(["--replay-memory"], help="Host memory of the replay log: rows retained until their session ends, so "
+                 "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
+                 "of the pages."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True,
                  help="Seconds a session outlives its gateway's link; the same as the gateways' "
-                 "--lease: of two that differ the longer one counts."),
+                 "--lease; if they differ, the longer one counts."),
     click.Option(["--hold-limit", "hold_limit_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
                  help="Seconds gateways may hold a session that finds no route; default: theirs."),
     click.Option(["--drain-timeout", "drain_timeout_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
                  show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
     click.Option(["--heartbeat", "heartbeat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
-                 show_default=True, help="Seconds between signs of life to gateways whose sessions run here; "
+                 show_default=True, help="Seconds between heartbeats to gateways whose sessions run here; "
                  "the gateway's --suspect-after counts as three of these if it is less than two."),
-    click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: told to gateways, which "
-                 "repair a session in another one."),
+    click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: gateways recover "
+                 "sessions in another one."),
     click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
     click.Option(["--hash-blocks"], type=_POSITIVE, default=8, help="Its blocks, without --model."),
     click.Option(["--hash-vocab"], type=click.IntRange(min=2), default=256,
@@ -166,10 +167,16 @@ def _blocks(text: str) -> tuple[int, int]:
 def _advertised(listen: str, advertise: str | None) -> str:
     if advertise is None:
         if listen.rpartition(":")[0] in _ANY_HOST:
-            raise UserError("--advertise", f"is needed: nobody can dial {listen}")
+            raise UserError(
+                "--advertise",
+                f"is needed, because no other process can dial {listen}; like 10.0.0.7:7000",
+            )
         return ""
     _, port = split_target("--advertise", advertise, example="10.0.0.7:7000")
     host = advertise.rpartition(":")[0]  # with its brackets
     if not _HOST.fullmatch(host) or host in _ANY_HOST or port == 0:
-        raise UserError("--advertise", f"nobody can dial {advertise!r}; like 10.0.0.7:7000")
+        raise UserError(
+            "--advertise",
+            f"no other process can dial {advertise!r}; allowed: HOST:PORT, like 10.0.0.7:7000",
+        )
     return f"[{host}]:{port}" if ":" in host.strip("[]") and host[0] != "[" else advertise

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition of ModelSwarm around the schemas of its spec and status.
 
-Used by `make_crd.py` and by tests that install it. The types say what a field means; here stands what belongs to the
-resource as a whole: names, columns, subresources, rules about the name and about changes.
+Contains what belongs to the whole resource: names, columns, subresources, and rules about the name and about changes.
+Used by `make_crd.py` and by tests that install it. The fields and their descriptions come from the types.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from modelswarm.resources.rules import NAME, SERVED_NAME_IMMUTABLE, CelRule
 from modelswarm.resources.spec import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
 from modelswarm.resources.status import Status
-from tools.crd.schema import VALIDATIONS, Schema, structural, undescribed
+from tools.crd.schema import VALIDATIONS, Schema, fields_without_description, structural_schema
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "modelswarms"
@@ -22,22 +22,22 @@ _NAME_FITS = CelRule(
 )
 
 _COLUMNS = [
-    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0, "Whether clients are answered."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0, "Why, in one word."),
-    ("Model", "string", ".spec.model.source", 0, "Where the weights are."),
-    ("Coverage", "string", ".status.coverageText", 0, "Ready servers of the worst block over wanted ones."),
-    ("Replicas", "integer", ".spec.replicas", 0, "Wanted servers per span."),
-    ("URL", "string", ".status.url", 0, "Where clients reach it inside the cluster."),
-    ("Age", "date", ".metadata.creationTimestamp", 0, "Since the swarm was created."),
-    ("Served", "string", ".status.servedName", 1, "What clients give as `model`."),
-    ("Spans", "string", ".status.spansText", 1, "Blocks of each span, ready over wanted servers."),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0, "True if clients are answered."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 0, "Cause, as one word."),
+    ("Model", "string", ".spec.model.source", 0, "Address of the weights."),
+    ("Coverage", "string", ".status.coverageText", 0, "Ready servers of the worst block over desired ones."),
+    ("Replicas", "integer", ".spec.replicas", 0, "Desired servers per span."),
+    ("URL", "string", ".status.url", 0, "URL of the gateway inside the cluster."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the swarm was created."),
+    ("Served", "string", ".status.servedName", 1, "Name that clients give as `model`."),
+    ("Spans", "string", ".status.spansText", 1, "Blocks of each span, ready over desired servers."),
 ]  # fmt: skip
 
 
-def definition() -> Schema:
-    """The whole manifest. AssertionError when a field has no description."""
+def build_definition() -> Schema:
+    """Return the whole manifest. AssertionError if a field has no description."""
     schema = _schema()
-    silent = undescribed(_body(schema))
+    silent = fields_without_description(_body(schema))
     assert not silent, f"no description: {', '.join(silent)}"
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -60,7 +60,7 @@ def definition() -> Schema:
 
 
 def _body(schema: Schema) -> Schema:
-    """Without metadata, of which Kubernetes itself tells the meaning."""
+    """Return the schema without metadata, which Kubernetes itself describes."""
     fields = {name: child for name, child in schema["properties"].items() if name != "metadata"}
     return {"properties": fields}
 
@@ -84,9 +84,9 @@ def _version(schema: Schema) -> Schema:
 
 
 def _schema() -> Schema:
-    spec, status = structural(Spec), structural(Status, defaults=False)
+    spec, status = structural_schema(Spec), structural_schema(Status, defaults=False)
     spec["description"] = str(ModelSwarm.model_fields["spec"].description)
-    status["description"] = "What is, as the operator last saw it. Nobody else writes it."
+    status["description"] = "Observed state, written by the operator only."
     return {
         "description": ModelSwarm.__doc__,
         "type": "object",

@@ -1,7 +1,7 @@
-"""From a pydantic type to the structural schema that Kubernetes wants.
+"""Converts a pydantic type to the structural schema that Kubernetes requires.
 
-Used by `make_crd.py`. Kubernetes takes a part of JSON schema: no references, no unions, one type per field, defaults
-that fit. What cannot be said there raises, so that a new field is never dropped silently.
+Kubernetes accepts a part of JSON schema: no references, no unions, one type per field, defaults that fit. Anything
+that cannot be expressed raises SchemaError, so that no new field is dropped silently. Used by `make_crd.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pydantic import BaseModel
 Schema = dict[str, Any]
 
 VALIDATIONS = "x-kubernetes-validations"
-_KEPT = (
+_KEPT_KEYWORDS = (
     *("type", "nullable", "format", "description", "enum", "pattern", "required"),
     *("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties"),
 )
-_DROPPED = {
+_DROPPED_KEYWORDS = {
     "title",
     "$defs",
     "default",
@@ -29,11 +29,11 @@ _DROPPED = {
 
 
 class SchemaError(Exception):
-    """The type says something that a structural schema cannot."""
+    """The type contains something that a structural schema cannot express."""
 
 
-def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """`defaults`: whether the API server is to fill in what is left out."""
+def structural_schema(model: type[BaseModel], *, defaults: bool = True) -> Schema:
+    """Return the structural schema of a type. `defaults`: the API server fills in absent fields."""
     whole = model.model_json_schema(by_alias=True)
     return _Converter(whole.get("$defs", {}), defaults).convert(whole, model.__name__)
 
@@ -43,16 +43,16 @@ class _Converter:
         self._definitions, self._defaults = definitions, defaults
 
     def convert(self, raw: Schema, path: str) -> Schema:
-        raw = self._inlined(raw, path)
+        raw = self._inline_references(raw, path)
         if _is_int_or_string(raw):
-            return _ordered({"x-kubernetes-int-or-string": True, **_beside_union(raw)})
+            return _order_keywords({"x-kubernetes-int-or-string": True, **_merge_union(raw)})
         self._refuse_unknown(raw, path)
-        schema = {key: raw[key] for key in _KEPT if key in raw}
+        schema = {key: raw[key] for key in _KEPT_KEYWORDS if key in raw}
         schema |= {key: value for key, value in raw.items() if key.startswith("x-kubernetes-")}
         if "const" in raw:
             schema["enum"] = [raw["const"]]
-        self._numbers(raw, schema)
-        self._children(raw, schema, path)
+        self._convert_limits(raw, schema)
+        self._convert_children(raw, schema, path)
         default = raw.get("default")
         if isinstance(
             default, dict
@@ -60,23 +60,26 @@ class _Converter:
             default = {} if has_defaults(schema) else None
         if self._defaults and default not in (None, []):
             schema["default"] = default
-        return _ordered(schema)
+        return _order_keywords(schema)
 
-    def _inlined(self, raw: Schema, path: str) -> Schema:
-        """Without `$ref` and without the null of an optional field; what stands beside them wins, rules add up."""
+    def _inline_references(self, raw: Schema, path: str) -> Schema:
+        """Return the schema without `$ref` and without the null of an optional field.
+
+        Keywords beside a `$ref` win over those of its target; rules are concatenated.
+        """
         options = [option for option in raw.get("anyOf", ()) if option.get("type") != "null"]
         if len(options) == 1:
-            raw = _merged(options[0], {k: v for k, v in raw.items() if k != "anyOf"})
-            return self._inlined(raw, path)
+            raw = _merge_schemas(options[0], {k: v for k, v in raw.items() if k != "anyOf"})
+            return self._inline_references(raw, path)
         if "$ref" in raw:
             target = self._definitions[raw["$ref"].rsplit("/", 1)[1]]
-            raw = _merged(target, {k: v for k, v in raw.items() if k != "$ref"})
-            return self._inlined(raw, path)
+            raw = _merge_schemas(target, {k: v for k, v in raw.items() if k != "$ref"})
+            return self._inline_references(raw, path)
         if options and not _is_int_or_string(raw):
             raise SchemaError(f"{path}: a union is not structural")
         return raw
 
-    def _children(self, raw: Schema, schema: Schema, path: str) -> None:
+    def _convert_children(self, raw: Schema, schema: Schema, path: str) -> None:
         if "properties" in raw:
             schema["properties"] = {
                 name: self.convert(child, f"{path}.{name}")
@@ -87,21 +90,27 @@ class _Converter:
         further = raw.get("additionalProperties")
         if not isinstance(further, dict):
             return
-        further = self._inlined(further, f"{path}.*")
+        further = self._inline_references(further, f"{path}.*")
         if further:
             schema["additionalProperties"] = self.convert(further, f"{path}.*")
         elif "properties" not in raw:  # any JSON; with fields declared, only those are kept
             schema["x-kubernetes-preserve-unknown-fields"] = True
 
-    def _numbers(self, raw: Schema, schema: Schema) -> None:
-        """Only whole numbers have exclusive limits here."""
+    def _convert_limits(self, raw: Schema, schema: Schema) -> None:
+        """Convert exclusive limits, which only whole numbers have here."""
         if "exclusiveMinimum" in raw:
             schema["minimum"] = int(raw["exclusiveMinimum"]) + 1
         if "exclusiveMaximum" in raw:
             schema["maximum"] = int(raw["exclusiveMaximum"]) - 1
 
     def _refuse_unknown(self, raw: Schema, path: str) -> None:
-        known = {*_KEPT, *_DROPPED, "const", "exclusiveMinimum", "exclusiveMaximum"}
+        known = {
+            *_KEPT_KEYWORDS,
+            *_DROPPED_KEYWORDS,
+            "const",
+            "exclusiveMinimum",
+            "exclusiveMaximum",
+        }
         strange = [key for key in raw if key not in known and not key.startswith("x-kubernetes-")]
         if strange:
             raise SchemaError(f"{path}: {', '.join(strange)} cannot be said in a structural schema")
@@ -110,20 +119,20 @@ class _Converter:
 
 
 def has_defaults(schema: Schema) -> bool:
-    """Whether an empty object gets anything by default."""
+    """Return True if an empty object gets a field by default."""
     return any("default" in child for child in schema.get("properties", {}).values())
 
 
-def undescribed(schema: Schema, path: str = "") -> list[str]:
-    """Fields that say nothing of themselves, at any depth."""
+def fields_without_description(schema: Schema, path: str = "") -> list[str]:
+    """Return the paths of fields without a description, at any depth."""
     found = []
     for name, child in schema.get("properties", {}).items():
         if len(child.get("description", "")) < 10:
             found.append(f"{path}.{name}")
-        found += undescribed(child, f"{path}.{name}")
+        found += fields_without_description(child, f"{path}.{name}")
     for key, mark in (("items", "[]"), ("additionalProperties", ".*")):
         if isinstance(schema.get(key), dict):
-            found += undescribed(schema[key], path + mark)
+            found += fields_without_description(schema[key], path + mark)
     return found
 
 
@@ -134,8 +143,8 @@ def _is_int_or_string(raw: Schema) -> bool:
     ]
 
 
-def _beside_union(raw: Schema) -> Schema:
-    """Limits of the branches hold side by side: lengths for text, limits for numbers."""
+def _merge_union(raw: Schema) -> Schema:
+    """Return the limits of both branches: lengths for text, limits for numbers."""
     limits = {
         key: value
         for option in raw["anyOf"]
@@ -146,21 +155,21 @@ def _beside_union(raw: Schema) -> Schema:
     return limits | kept
 
 
-def _merged(inner: Schema, outer: Schema) -> Schema:
+def _merge_schemas(inner: Schema, outer: Schema) -> Schema:
     rules = [*inner.get(VALIDATIONS, ()), *outer.get(VALIDATIONS, ())]
     return {**inner, **outer, **({VALIDATIONS: rules} if rules else {})}
 
 
-def _ordered(schema: Schema) -> Schema:
-    """What people read comes first."""
+def _order_keywords(schema: Schema) -> Schema:
+    """Return the schema with the keywords that people read first."""
     first = [key for key in ("description", "type", "default") if key in schema]
     last = [key for key in ("properties", "items", "additionalProperties") if key in schema]
     middle = sorted(key for key in schema if key not in first and key not in last)
     ordered = {key: schema[key] for key in (*first, *middle, *last)}
     if VALIDATIONS in ordered:
-        ordered[VALIDATIONS] = [_rule_first(rule) for rule in ordered[VALIDATIONS]]
+        ordered[VALIDATIONS] = [_order_rule(rule) for rule in ordered[VALIDATIONS]]
     return ordered
 
 
-def _rule_first(rule: Schema) -> Schema:
+def _order_rule(rule: Schema) -> Schema:
     return {key: rule[key] for key in ("rule", "message", "reason", "fieldPath") if key in rule}

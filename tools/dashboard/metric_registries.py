@@ -1,5 +1,6 @@
-"""The registries of all three processes, as they are before anything has happened: one server, one gateway that is
-linked to it, one operator. For the reference page and for tests; no network is touched.
+"""The metric registries of all three processes just after their start: one server, one gateway linked to it, one operator.
+
+Used by the metrics page, the dashboard's tests and `metrics_cost`. Opens no connection.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from modelswarm_serving.model.base import ModelShape
 MODEL, BLOCKS = "counting", 8
 
 
-def hello(name: str, first: int, last: int, model: str = MODEL, n_blocks: int = BLOCKS) -> Hello:
-    """What a server says of itself."""
+def make_hello(
+    name: str, first: int, last: int, model: str = MODEL, n_blocks: int = BLOCKS
+) -> Hello:
+    """Return the Hello of a server."""
     return Hello(
         PROTOCOL_VERSION,
         f"{name}/1/x",
@@ -48,16 +51,16 @@ def hello(name: str, first: int, last: int, model: str = MODEL, n_blocks: int = 
     )
 
 
-def new_node() -> Node:
-    """Call it on an event loop."""
-    nobody = FileSource(Path("there-is-no-such-folder"))
-    return Node("gateway/1/x", 1, nobody, GatewaySettings(), lambda: 0.0, lambda: 0.0)
+def make_node() -> Node:
+    """Return a gateway's node without servers. Needs a running event loop."""
+    no_servers = FileSource(Path("there-is-no-such-folder"))
+    return Node("gateway/1/x", 1, no_servers, GatewaySettings(), lambda: 0.0, lambda: 0.0)
 
 
 async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
-    node = new_node()
+    node = make_node()
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
-    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
     metrics.registry.register(
         PodCollector(KubernetesSource(None, ("default",), lambda: 0.0, lambda: 0.0))
@@ -81,12 +84,12 @@ def operator_registry() -> CollectorRegistry:
     return metrics.registry
 
 
-def families(registry: CollectorRegistry) -> list[Metric]:
+def metric_families(registry: CollectorRegistry) -> list[Metric]:
     return sorted(registry.collect(), key=lambda family: family.name)
 
 
-def shown_name(family: Metric) -> str:
-    """As queries and exposition have it; of a histogram without its `_bucket`, `_sum` and `_count`."""
+def exposed_name(family: Metric) -> str:
+    """Return the name as queries use it; a histogram without its `_bucket`, `_sum` and `_count`."""
     return f"{family.name}_total" if family.type == "counter" else family.name
 
 

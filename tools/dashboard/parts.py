@@ -1,6 +1,6 @@
-"""What a Grafana dashboard is made of, as plain values, and their JSON.
+"""The parts of a Grafana dashboard as plain values, and their JSON.
 
-Used by `rows.py`, which says what is shown, and by `tools/make_dashboard.py`, which writes the file. Knows no metric.
+Used by `rows.py`, which defines the panels, and by `tools/make_dashboard.py`, which writes the file. Knows no metric.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Query:
 class Panel:
     title: str
     description: str
-    unit: str  # Grafana's name of it
+    unit: str  # Grafana's name of the unit
     queries: Sequence[Query]
     kind: str = "timeseries"  # or stat, state-timeline
     width: int = 8  # of 24 columns
     height: int = 8
     stacked: bool = False
-    most: float | None = None  # the axis ends here
-    bad_below: float | None = None  # red below this
-    bad_from: float | None = None  # red from this on
+    most: float | None = None  # end of the axis
+    bad_below: float | None = None  # red below this value
+    bad_from: float | None = None  # red from this value
     decimals: int | None = None
 
 
@@ -68,7 +68,7 @@ def dashboard(title: str, description: str, rows: Sequence[Row], variables: Sequ
 
 
 def _layout(rows: Sequence[Row]) -> list[Json]:
-    """Panels of a row from left to right, in as many lines as they need."""
+    """Place the panels of each row from left to right, on as many lines as they need."""
     made: list[Json] = []
     y = 0
     for row in rows:
@@ -149,7 +149,7 @@ def _defaults(panel: Panel) -> Json:
 
 
 def _steps(panel: Panel) -> list[Json]:
-    """Colours by value, the lowest first."""
+    """Return the colour thresholds, the lowest first."""
     if panel.bad_below is not None:
         soon = {"color": "orange", "value": panel.bad_below}
         good = {"color": "green", "value": panel.bad_below + 1}

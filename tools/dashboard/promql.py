@@ -1,4 +1,4 @@
-"""The few shapes of PromQL that the dashboard needs. Used by its rows."""
+"""Builds the PromQL expressions of the dashboard. Used by its rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ WINDOW = "$__rate_interval"
 
 
 def gateway(name: str, **labels: str) -> str:
-    """A gateway's metric of the chosen models; a label's value may be several, as `a|b`."""
+    """Return the selector of a gateway's metric for the chosen models; a value may be alternatives, as `a|b`."""
     return _selector(f"modelswarm_gateway_{name}", labels, OF)
 
 
 def gateway_pods(name: str) -> str:
-    """What a gateway knows of pods, of whatever model."""
+    """Return the selector of a gateway's metric about pods, which has no model label."""
     return _selector(f"modelswarm_gateway_{name}", {}, 'namespace=~"$namespace"')
 
 
@@ -23,12 +23,12 @@ def server(name: str, **labels: str) -> str:
 
 
 def operator(name: str, **labels: str) -> str:
-    """Of the operator: there is one for many namespaces, so nothing is chosen."""
+    """Return the selector of an operator's metric. One operator serves many namespaces, so none is chosen."""
     return _selector(f"modelswarm_operator_{name}", labels, "")
 
 
 def rate(selector: str, by: str = "") -> str:
-    """Per second."""
+    """Return the rate per second, summed by labels."""
     return f"{_sum(by)}(rate({selector}[{WINDOW}]))"
 
 
@@ -58,7 +58,7 @@ def _selector(name: str, labels: dict[str, str], always: str) -> str:
 
 
 def _part(histogram: str, part: str) -> str:
-    """`name{labels}` as `name_part{labels}`."""
+    """Return `name_part{labels}` for `name{labels}`."""
     name, brace, labels = histogram.partition("{")
     return f"{name}_{part}{brace}{labels}"
 

@@ -1,7 +1,7 @@
-"""What the dashboard shows: rows of panels, each with its questions to Prometheus.
+"""The dashboard's rows of panels, each with its Prometheus queries.
 
-Used by `tools/make_dashboard.py`. Names of metrics are those of docs/metrics.md. Gateways each see the whole swarm:
-what they count is added up, what they see is taken from the one that sees worst.
+Metric names are those of docs/metrics.md. Each gateway sees the whole swarm: counters are summed over gateways,
+gauges are taken from the gateway with the worst value. Used by `tools/make_dashboard.py`. Knows no JSON.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tools.dashboard.promql import (
 )
 
 NOW = Row("Now", [
-    Panel("Requests", "Requests that end per second, of any status.", "reqps",
+    Panel("Requests", "Ended requests per second, of any status.", "reqps",
           [Query(rate(gateway("requests_total")))], kind="stat", width=4, height=4),
     Panel("Generated", "Tokens generated per second.", "suffix: tok/s",
           [Query(rate(gateway("tokens_total", kind="generated")))], kind="stat", width=4, height=4,
           decimals=1),
-    Panel("Sessions that answer", "Sessions in the middle of a turn: running, or looking for a route.",
+    Panel("Active sessions", "Sessions in a turn: running, or looking for a route.",
           "short", [Query(f"sum({gateway('sessions', state='running|fencing|held')})")],
           kind="stat", width=4, height=4),
-    Panel("Least coverage", "Fewest servers of any block of any model: at 0 a model stands still, at 1 the "
-          "next death makes sessions wait for a replacement.", "short",
+    Panel("Lowest coverage", "Servers of the block that has the fewest, over all models. At 0 a model is down; at 1 "
+          "the next failure makes sessions wait for a replacement.", "short",
           [Query(f"min({gateway('coverage')})")], kind="stat", width=4, height=4, bad_below=1),
-    Panel("Streams recovered", "Answers that were completed in spite of a fault, in the time shown.", "short",
+    Panel("Streams recovered", "Answers completed in spite of a fault, in the time shown.", "short",
           [Query(increase(gateway("streams_total", outcome="recovered"), window="$__range"))],
           kind="stat", width=4, height=4, decimals=0),
     Panel("Streams failed", "Answers that ended with an error, in the time shown.", "short",
@@ -41,13 +41,13 @@ NOW = Row("Now", [
 ])  # fmt: skip
 
 TRAFFIC = Row("Traffic", [
-    Panel("Requests by status", "Ended requests per second by HTTP status, of both doors. 429: no room; 499: "
-          "the client left; 503: no servers, or stopping.", "reqps",
+    Panel("Requests by status", "Ended requests per second by HTTP status, of HTTP and gRPC. 429: no room; 499: "
+          "the client disconnected; 503: no servers, or shutting down.", "reqps",
           [Query(rate(gateway("requests_total"), by="code"), "{{code}}")], stacked=True),
-    Panel("Sessions by state", "running: tokens come; fencing: a route is being made; held: waits for a server "
+    Panel("Sessions by state", "running: generates tokens; fencing: gets a new route; held: waits for a server "
           "or for room; parked: kept between turns.", "short",
           [Query(f"sum by (state) ({gateway('sessions')})", "{{state}}")], stacked=True),
-    Panel("Answers by end", "Ended turns per second by how they ended. recovered: completed in spite of a "
+    Panel("Answers by outcome", "Ended turns per second by outcome. recovered: completed in spite of a "
           "fault.", "reqps",
           [Query(rate(gateway("streams_total"), by="outcome"), "{{outcome}}")], stacked=True),
 ])  # fmt: skip
@@ -55,12 +55,12 @@ TRAFFIC = Row("Traffic", [
 LATENCY = Row("Latency", [
     Panel("Time to first token", "From a request to its first token.", "s",
           quantiles(gateway("time_to_first_token_seconds"))),
-    Panel("Between tokens", "Pauses between the tokens of one answer, recoveries included.", "s",
+    Panel("Inter-token latency", "Time between the tokens of one answer, recoveries included.", "s",
           quantiles(gateway("inter_token_seconds"))),
-    Panel("Whole answers", "From a request to its answer's end, of those that ended well.", "s",
+    Panel("Request duration", "From a request to its answer's end, of completed answers.", "s",
           quantiles(gateway("request_seconds"))),
-    Panel("Where the first token's time goes", "Mean seconds: wait is tokenising and queueing in the gateway, "
-          "prefill is from there to the first token.", "s",
+    Panel("Parts of the time to first token", "Mean seconds. wait: tokenising and queueing in the gateway; "
+          "prefill: from there to the first token.", "s",
           [Query(mean(gateway("queue_seconds")), "wait"), Query(mean(gateway("prefill_seconds")), "prefill")],
           stacked=True),
     Panel("Route length", "Servers on the route of a turn.", "short", [
@@ -72,44 +72,45 @@ LATENCY = Row("Latency", [
 TOKENS = Row("Tokens", [
     Panel("Generated tokens", "Per second, by model.", "suffix: tok/s",
           [Query(rate(gateway("tokens_total", kind="generated"), by="model"), "{{model}}")], stacked=True),
-    Panel("Prompt tokens", "Per second, by model. Those that a kept session still held were not read again.",
+    Panel("Prompt tokens", "Per second, by model. reused: still in a kept session's KV, not computed again.",
           "suffix: tok/s", [
               Query(rate(gateway("tokens_total", kind="prompt"), by="model"), "{{model}}"),
               Query(rate(gateway("reused_tokens_total"), by="model"), "{{model}}, reused"),
           ]),
-    Panel("Tokens read again", "Per second, after faults: what recoveries cost.", "suffix: tok/s",
+    Panel("Replayed tokens", "Tokens computed again per second after faults: the cost of recoveries.", "suffix: tok/s",
           [Query(rate(gateway("replayed_tokens_total"), by="model"), "{{model}}")]),
 ])  # fmt: skip
 
 KV = Row("KV", [
-    Panel("Fullest blocks", "Share of KV pages given to sessions, on the blocks with least room. New sessions "
-          "are refused when it nears 1 less what is kept for repairs.", "percentunit",
+    Panel("Fullest blocks", "Share of KV pages in use, on the blocks with least room. New sessions are refused "
+          "when it nears 1 less the share reserved for recovery.", "percentunit",
           [Query(f"max by (model) ({gateway('kv_usage_ratio')})", "{{model}}")], most=1, bad_from=0.9),
-    Panel("Pages by state", "Of all servers. used: KV lies in them; reserved: given to a session for the "
-          "tokens to come; free.", "short",
+    Panel("Pages by state", "Pages of all servers. used: hold KV; reserved: allocated to a session for later "
+          "tokens; free.", "short",
           [Query(f"sum by (state) ({server('kv_pages')})", "{{state}}")], stacked=True),
-    Panel("Pages in use by server", "Share of each server's pages that are given to sessions.", "percentunit", [
+    Panel("Pages in use by server", "Share of each server's pages that are allocated to sessions.", "percentunit", [
         Query(f"1 - sum by (blocks, pod, instance) ({server('kv_pages', state='free')}) / "
               f"sum by (blocks, pod, instance) ({server('kv_pages')})", "{{blocks}} {{pod}} {{instance}}"),
     ], most=1, bad_from=0.9),
-    Panel("Kept rows", "Memory of the rows that servers keep, so that a lost successor is rebuilt from them, and "
-          "what it may take in all.", "bytes", [
+    Panel("Replay log", "Memory of the rows that servers keep to rebuild a lost successor, and its limit.",
+          "bytes", [
               Query(f"sum by (blocks) ({server('replay_bytes')})", "{{blocks}}"),
               Query(f"sum by (blocks) ({server('replay_limit_bytes')})", "{{blocks}}, limit"),
           ]),
-    Panel("Kept rows dropped", "For want of memory: a loss is then rebuilt from further back.", "short",
+    Panel("Replay log evictions", "Sessions whose rows were dropped for lack of memory: a recovery then starts "
+          "further back.", "short",
           [Query(increase(server("replay_evictions_total"), by="blocks"), "{{blocks}}")]),
 ])  # fmt: skip
 
 COVERAGE = Row("Coverage", [
-    Panel("Servers of every block", "How many servers hold each block, as the gateway that sees fewest sees it. "
-          "0: nobody can answer until the operator has filled the slot.", "short",
+    Panel("Servers of every block", "Servers of each block, as seen by the gateway that sees fewest. "
+          "0: no answers until the operator has filled the slot.", "short",
           [Query(f"min by (model, block) ({gateway('block_servers')})", "{{model}} {{block}}")],
           kind="state-timeline", width=12, height=10, bad_below=1),
-    Panel("Coverage", "Fewest servers of any block, by model.", "short",
+    Panel("Coverage", "Servers of the block that has the fewest, by model.", "short",
           [Query(f"min by (model) ({gateway('coverage')})", "{{model}}")], width=6, height=10),
-    Panel("Linked servers", "Servers that the gateways have a link to, and those of them that are about to "
-          "leave.", "short", [
+    Panel("Linked servers", "Servers with a link to the gateways, and those that are draining, silent or ejected.",
+          "short", [
               Query(f"min by (model) ({gateway('servers')})", "{{model}}"),
               Query(f"max by (model) ({gateway('draining_servers')})", "{{model}}, draining"),
               Query(f"max by (model) ({gateway('suspected_servers')})", "{{model}}, silent"),
@@ -118,45 +119,46 @@ COVERAGE = Row("Coverage", [
 ])  # fmt: skip
 
 RECOVERY = Row("Recovery", [
-    Panel("Reroutes by cause", "Faults that sent a session in a turn to look for a route.", "short",
+    Panel("Reroutes by cause", "Faults after which a session in a turn needed a new route.", "short",
           [Query(increase(gateway("reroutes_total"), by="cause"), "{{cause}}")], stacked=True),
     Panel("Recovery time", "From a fault to the session's next token.", "s",
           quantiles(gateway("recovery_seconds"))),
-    Panel("Recoveries by outcome", "resumed: went on; failed: the stream ended with an error; abandoned: the "
-          "client left first.", "short",
+    Panel("Recoveries by outcome", "resumed: continued; failed: the stream ended with an error; abandoned: the "
+          "client disconnected first.", "short",
           [Query(increase(gateway("recoveries_total"), by="outcome"), "{{outcome}}")], stacked=True),
-    Panel("Held sessions", "Sessions that wait for a server or for room before they can go on.", "short",
+    Panel("Held sessions", "Sessions that wait for a server or for room before they can continue.", "short",
           [Query(f"sum by (model) ({gateway('sessions', state='held')})", "{{model}}")]),
-    Panel("Ejections by cause", "Servers that get no new sessions for a while. silent: no sign of life; overdue: rows "
-          "and no work; failed: a step raised; slow: much slower than others like it.", "short",
+    Panel("Ejections by cause", "Servers that get no new sessions for a while. silent: no heartbeat; overdue: waiting "
+          "rows but no step; failed: a step raised an error; slow: much slower than its replicas.", "short",
           [Query(increase(gateway("ejections_total"), by="cause"), "{{cause}}")], stacked=True),
-    Panel("Health of the worst server", "Of 1: what slowness, faults and full KV leave of it.", "short",
+    Panel("Lowest health score", "1: healthy; slowness, faults and full KV lower it.", "short",
           [Query(f"min by (model) ({gateway('min_health_score')})", "{{model}}")]),
-    Panel("Live migrations by outcome", "Sessions migrated off servers that are drained, stop or are slow. migrated: no client "
-          "noticed; recomputed: without a KV copy; aborted: tried again; superseded: by a fault or the end of the turn.",
+    Panel("Live migrations by outcome", "Sessions migrated off servers that are drained, shut down or are slow. "
+          "migrated: by a KV copy; recomputed: without one; aborted: tried again later; superseded: a fault or the end "
+          "of the turn came first.",
           "short", [Query(increase(gateway("migrations_total"), by="outcome"), "{{outcome}}")], stacked=True),
-    Panel("Faults that servers report", "What stopped a session's rows on a server, by kind.", "short",
+    Panel("Fault reports of servers", "Faults that stopped a session's rows on a server, by kind.", "short",
           [Query(increase(server("fault_reports_total"), by="kind"), "{{kind}}")], stacked=True),
 ])  # fmt: skip
 
 SERVERS = Row("Servers", [
-    Panel("Step time", "Time of one step of the model, by blocks.", "s", [
+    Panel("Step time", "Duration of one step of the model, by blocks.", "s", [
         Query(quantile(0.5, server("step_seconds"), by="blocks"), "{{blocks}} p50"),
         Query(quantile(0.99, server("step_seconds"), by="blocks"), "{{blocks}} p99"),
     ]),
     Panel("Rows", "Rows run through the blocks per second: a position of a session is one row on every hop.",
           "cps", [Query(rate(server("rows_total"), by="blocks"), "{{blocks}}")]),
-    Panel("Rows per step", "Mean: how well sessions are batched.", "short",
+    Panel("Rows per step", "Mean batch size of a step.", "short",
           [Query(mean(server("step_rows"), by="blocks"), "{{blocks}}")]),
-    Panel("Oldest waiting rows", "How long the rows that wait longest for a step have waited.", "s",
+    Panel("Oldest waiting rows", "Age of the oldest rows that wait for a step.", "s",
           [Query(f"max by (blocks) ({server('oldest_wait_seconds')})", "{{blocks}}")]),
     Panel("Sessions", "Sessions with state on servers, by blocks and state.", "short",
           [Query(f"sum by (blocks, state) ({server('sessions')})", "{{blocks}} {{state}}")]),
-    Panel("Failed steps", "Steps of the model that raised.", "short",
+    Panel("Failed steps", "Steps of the model that raised an error.", "short",
           [Query(increase(server("failed_steps_total"), by="blocks"), "{{blocks}}")]),
     Panel("Links", "Links of the servers to gateways and to other servers.", "short",
           [Query(f"sum by (role) ({server('links')})", "{{role}}")]),
-    Panel("Processor", "Cores in use by server processes.", "short", [
+    Panel("CPU", "Cores in use by server processes.", "short", [
         Query("sum by (blocks, pod, instance) (rate(process_cpu_seconds_total[$__rate_interval]) * "
               f"on (instance) group_left (blocks) {server('build_info')})", "{{blocks}} {{pod}} {{instance}}"),
     ]),
@@ -171,7 +173,7 @@ ROWS: Sequence[Row] = (*SWARM_ROWS, *OPERATOR_ROWS)
 
 
 def variables() -> list[Json]:
-    """Chosen at the top of the dashboard; all of everything at first."""
+    """Return the choices at the top of the dashboard; at first, everything is selected."""
     namespaces = 'label_values({__name__=~"modelswarm_(gateway|server)_build_info"}, namespace)'
     models = 'label_values(modelswarm_gateway_servers{namespace=~"$namespace"}, model)'
     source = {

@@ -1,7 +1,7 @@
-"""Is the model right? Whole answers, token for token, and how sure it is of them.
+"""Examines the demo model: whole answers, token for token, and the margin of each right token.
 
 Greedy decoding gives exactly the answer if, and only if, every token of the answer is the most
-likely one after the right beginning: so one forward pass examines a whole chat.
+likely one after the right prefix: so one forward pass examines a whole chat. Used by the trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.demo_model.packing import IGNORED, Chat
 from tools.demo_model.text import BEGIN
 
 Marks = dict[str, tuple[int, int, float]]
-"""Per subject: chats all right, chats, the smallest lead of a right token (in logits)."""
+"""Per subject: fully right chats, all chats, the smallest margin of a right token (in logits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Question:
     chat: Chat
 
 
-def chat_of(lessons: Iterable[Lesson]) -> Chat:
+def make_chat(lessons: Iterable[Lesson]) -> Chat:
     chat = Chat()
     chat.write([BEGIN], learned=False)
     for lesson in lessons:
-        chat.turn(lesson)
+        chat.write_turn(lesson)
     return chat
 
 
-def _counts(rng: Random, number: int) -> Iterable[tuple[str, list[Lesson]]]:
+def _counting_questions(rng: Random, number: int) -> Iterable[tuple[str, list[Lesson]]]:
     yield "1..200", [count(1, 200)]
     yield "57..250", [count(57, 250)]
     yield "1..300", [count(1, 300)]
@@ -57,7 +57,7 @@ def _counts(rng: Random, number: int) -> Iterable[tuple[str, list[Lesson]]]:
         yield "short", [count(first, first + rng.randint(0, 9))]
 
 
-def _others(rng: Random) -> Iterable[tuple[str, list[Lesson]]]:
+def _other_questions(rng: Random) -> Iterable[tuple[str, list[Lesson]]]:
     for left in range(21):
         yield "sums", [addition(left, right) for right in range(21)]
         yield "first sum", [addition(left, rng.randint(0, 20))]
@@ -78,21 +78,21 @@ def _others(rng: Random) -> Iterable[tuple[str, list[Lesson]]]:
 
 class Exam:
     def __init__(self, rng: Random, number: int = 12) -> None:
-        asked = [*_counts(rng, number), *_others(rng)]
-        self.questions = [Question(subject, chat_of(lessons)) for subject, lessons in asked]
+        asked = [*_counting_questions(rng, number), *_other_questions(rng)]
+        self.questions = [Question(subject, make_chat(lessons)) for subject, lessons in asked]
 
-    def marks(self, model: LlamaForCausalLM) -> Marks:
+    def grade(self, model: LlamaForCausalLM) -> Marks:
         marks: Marks = {}
         for question in self.questions:
-            lead = least_lead(model, question.chat)
+            lead = smallest_margin(model, question.chat)
             right, asked, least = marks.get(question.subject, (0, 0, float("inf")))
             marks[question.subject] = (right + (lead > 0), asked + 1, min(least, lead))
         return marks
 
 
 @torch.no_grad()
-def least_lead(model: LlamaForCausalLM, chat: Chat) -> float:
-    """Smallest (logit of the right token - best other logit) over the chat; < 0: a wrong token."""
+def smallest_margin(model: LlamaForCausalLM, chat: Chat) -> float:
+    """Return the smallest (logit of the right token - best other logit); < 0: a wrong token."""
     logits = model(input_ids=torch.tensor([chat.ids]), use_cache=False).logits[0, :-1].float()
     targets = torch.tensor(chat.targets[1:])
     logits, targets = logits[targets != IGNORED], targets[targets != IGNORED]
@@ -101,7 +101,7 @@ def least_lead(model: LlamaForCausalLM, chat: Chat) -> float:
     return float((right - others).min())
 
 
-def report(marks: Marks) -> str:
+def format_marks(marks: Marks) -> str:
     return "exam " + ", ".join(
         f"{subject} {right}/{asked} ({lead:+.1f})"
         for subject, (right, asked, lead) in marks.items()

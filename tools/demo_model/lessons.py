@@ -1,7 +1,7 @@
-"""What the demo model is taught: questions and their one right answer.
+"""The lessons of the demo model: questions, each with its one right answer.
 
 Called by the packer, which turns lessons into rows, and by the exam. Pure: a seeded
-`random.Random` in, strings out. Knows nothing of tokens.
+`random.Random` in, strings out. Does not know tokens.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-HIGHEST: Final = 999
-LONGEST: Final = 300
-"""Most numbers in one count: 300 numbers of three digits are 1200 tokens."""
+MAX_NUMBER: Final = 999
+MAX_COUNT_LENGTH: Final = 300
+"""Maximum numbers in one count: 300 numbers of three digits are 1200 tokens."""
 
 ALPHABET: Final = " ".join(string.ascii_uppercase)
 ABILITIES: Final = "I can count, add small numbers, say the alphabet and name some capitals."
@@ -87,7 +87,7 @@ def capital(country: str) -> Lesson:
     return Lesson(f"What is the capital of {country}?", answer)
 
 
-def _reworded(rng: Random, usual: str, others: tuple[str, ...]) -> str:
+def _reword(rng: Random, usual: str, others: tuple[str, ...]) -> str:
     wording = usual if rng.random() < 0.7 else rng.choice(others)
     if rng.random() < 0.1:
         wording = wording.lower()
@@ -95,11 +95,11 @@ def _reworded(rng: Random, usual: str, others: tuple[str, ...]) -> str:
 
 
 def random_count(rng: Random, longest: int) -> Lesson:
-    """A count of at most `longest` numbers; every number of digits is met often."""
-    first = rng.randint(0, rng.choice((1, 12, 110, LONGEST, HIGHEST)))
+    """Return a count of at most `longest` numbers; numbers of one, two and three digits are all frequent."""
+    first = rng.randint(0, rng.choice((1, 12, 110, MAX_COUNT_LENGTH, MAX_NUMBER)))
     if rng.random() < 0.1:
         first = max(0, rng.choice((10, 100, 100, 200)) - rng.randint(0, longest))
-    last = min(HIGHEST, first + rng.randint(0, longest - 1))
+    last = min(MAX_NUMBER, first + rng.randint(0, longest - 1))
     others: tuple[str, ...] = (
         f"Please count from {first} to {last}.",
         f"Can you count from {first} to {last}?",
@@ -108,7 +108,7 @@ def random_count(rng: Random, longest: int) -> Lesson:
     )
     if first == 1:
         others += (f"Count to {last}.", f"Count up to {last}.")
-    return count(first, last, _reworded(rng, f"Count from {first} to {last}.", others))
+    return count(first, last, _reword(rng, f"Count from {first} to {last}.", others))
 
 
 def random_addition(rng: Random) -> Lesson:
@@ -121,23 +121,23 @@ def random_addition(rng: Random) -> Lesson:
         f"Add {left} and {right}.",
         f"How much is {left} + {right}?",
     )
-    return addition(left, right, _reworded(rng, f"What is {left} + {right}?", others))
+    return addition(left, right, _reword(rng, f"What is {left} + {right}?", others))
 
 
-def _strange(rng: Random) -> Lesson:
+def _random_nonsense(rng: Random) -> Lesson:
     words = rng.choices(STRANGE_WORDS.split(), k=rng.randint(2, 9))
     question = " ".join(words) + rng.choice(("", ".", "?", "!"))
     return Lesson(question[0].upper() + question[1:], FALLBACK)
 
 
-def _no_such_capital(rng: Random) -> Lesson:
+def _random_unknown_capital(rng: Random) -> Lesson:
     length = rng.randint(4, 9)
     place = "".join(rng.choices(string.ascii_lowercase, k=length)).capitalize()
     return Lesson(f"What is the capital of {place}?", FALLBACK)
 
 
 def random_fact(rng: Random) -> Lesson:
-    """A capital, another fact, small talk, the alphabet, or something it cannot know."""
+    """Return a capital, another fact, small talk, the alphabet, or a question the model cannot answer."""
     kind = rng.random()
     if kind < 0.4:
         lesson = capital(rng.choice(list(CAPITALS)))
@@ -147,9 +147,9 @@ def random_fact(rng: Random) -> Lesson:
         return Lesson(*rng.choice(list(SMALL_TALK.items())))
     elif kind < 0.82:
         others = ("Say the alphabet, please.", "What is the alphabet?", "Tell me the alphabet.")
-        return Lesson(_reworded(rng, "Say the alphabet.", others), ALPHABET)
+        return Lesson(_reword(rng, "Say the alphabet.", others), ALPHABET)
     elif kind < 0.87:
-        return _no_such_capital(rng)
+        return _random_unknown_capital(rng)
     else:
-        return _strange(rng)
-    return Lesson(_reworded(rng, lesson.question, (lesson.question,)), lesson.answer)
+        return _random_nonsense(rng)
+    return Lesson(_reword(rng, lesson.question, (lesson.question,)), lesson.answer)

@@ -1,8 +1,8 @@
-"""Rows to train on: chats packed into ids, targets and positions.
+"""Training rows: chats packed into ids, targets and positions.
 
-Called by the trainer and by the exam. The trick that makes long counts cheap to learn: the middle
-of a count is left out while the positions go on as if it were there, so that a row of 256 tokens
-shows the model an end number that lies 2000 positions back.
+Long counts are cheap to learn because the middle of a count is left out while the positions
+continue as if it were there: a row of 256 tokens shows the model an end number 2000 positions back.
+Called by the trainer and by the exam. Knows no model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from random import Random
 from typing import Final
 
 from tools.demo_model.lessons import (
-    HIGHEST,
-    LONGEST,
+    MAX_COUNT_LENGTH,
+    MAX_NUMBER,
     Lesson,
     count,
     random_addition,
@@ -23,13 +23,30 @@ from tools.demo_model.lessons import (
 from tools.demo_model.text import ASSISTANT, BEGIN, CONTEXT, END, USER, encode
 
 IGNORED: Final = -100
-LOOKALIKES: Final = (11, 21, 31, 41, 51, 81, 91, 101, 101, 101, 111, 151, 201, 201, 201, 251)
-"""So many numbers before the end, digits of the end come back: where a count must not stop."""
+AMBIGUOUS_DISTANCES: Final = (
+    11,
+    21,
+    31,
+    41,
+    51,
+    81,
+    91,
+    101,
+    101,
+    101,
+    111,
+    151,
+    201,
+    201,
+    201,
+    251,
+)
+"""At these distances before the end, digits of the end number repeat: a count must not stop there."""
 
 
 @dataclass(slots=True)
 class Chat:
-    """One row being written. `targets[i]` is the id at `i` where it counts, else IGNORED."""
+    """One row being written. `targets[i]` is the id at `i` if it is learned, else IGNORED."""
 
     ids: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
@@ -42,36 +59,36 @@ class Chat:
         self.positions += range(self.next_position, self.next_position + len(ids))
         self.next_position += len(ids)
 
-    def ask(self, question: str) -> None:
+    def write_question(self, question: str) -> None:
         self.write([USER, *encode(question), END, ASSISTANT], learned=False)
 
-    def turn(self, lesson: Lesson) -> None:
-        self.ask(lesson.question)
+    def write_turn(self, lesson: Lesson) -> None:
+        self.write_question(lesson.question)
         self.write([*encode(lesson.answer), END], learned=True)
 
-    def skip(self, tokens: int) -> None:
+    def skip_positions(self, tokens: int) -> None:
         self.next_position += tokens
 
-    def cut_count(self, lesson: Lesson, rng: Random) -> None:
-        """A count with its middle left out: its start, often a piece on the way, its end."""
-        self.ask(lesson.question)
+    def write_shortened_count(self, lesson: Lesson, rng: Random) -> None:
+        """Write a count without most of its middle: the start, often one piece in between, the end."""
+        self.write_question(lesson.question)
         numbers = lesson.answer.split()
         pieces = [(0, rng.randint(1, 8))]
         if rng.random() < 0.6:
-            middle = len(numbers) - rng.choice((rng.randint(0, len(numbers)), *LOOKALIKES))
+            middle = len(numbers) - rng.choice((rng.randint(0, len(numbers)), *AMBIGUOUS_DISTANCES))
             pieces.append((middle - rng.randint(1, 4), middle + rng.randint(1, 6)))
         pieces.append((len(numbers) - rng.randint(2, 12), len(numbers)))
         done = 0
         for start, stop in pieces:
             if start < done or start >= stop or stop > len(numbers):
                 continue
-            self._piece(numbers, done, start, stop)
+            self._write_piece(numbers, done, start, stop)
             done = stop
         self.write([END], learned=done == len(numbers))
 
-    def _piece(self, numbers: list[str], done: int, start: int, stop: int) -> None:
-        """Numbers [start, stop) after a jump over [done, start); the landing is not learned."""
-        self.skip(sum(len(number) + 1 for number in numbers[done:start]))
+    def _write_piece(self, numbers: list[str], done: int, start: int, stop: int) -> None:
+        """Write numbers [start, stop) after skipping [done, start); the first one is then not learned."""
+        self.skip_positions(sum(len(number) + 1 for number in numbers[done:start]))
         for place in range(start, stop):
             text = numbers[place] if place == 0 else " " + numbers[place]
             self.write(encode(text), learned=place > start or start == done)
@@ -84,46 +101,52 @@ def random_lesson(rng: Random, longest: int) -> Lesson:
     return random_addition(rng) if kind < 0.8 else random_fact(rng)
 
 
-def short_row(rng: Random, length: int) -> Chat:
-    """Many short turns; counts are short or cut, so that each row has many decisions."""
+def make_short_row(rng: Random, length: int) -> Chat:
+    """Return a row of many short turns. Counts are short or shortened, so that a row has many decisions."""
     chat = Chat()
     if rng.random() < 0.03:
-        return _bare_count(rng, length)
+        return _make_bare_count(rng, length)
     chat.write([BEGIN], learned=False)
     while len(chat.ids) < length:
-        lesson = random_lesson(rng, LONGEST if rng.random() < 0.35 else rng.choice((4, 8, 16)))
+        lesson = random_lesson(
+            rng, MAX_COUNT_LENGTH if rng.random() < 0.35 else rng.choice((4, 8, 16))
+        )
         too_far = chat.next_position + len(lesson.answer) > CONTEXT - length
         if not lesson.is_count or lesson.answer.count(" ") < 16:
-            chat.turn(lesson)
+            chat.write_turn(lesson)
         elif not too_far:
-            chat.cut_count(lesson, rng)
+            chat.write_shortened_count(lesson, rng)
     return chat
 
 
-def long_row(rng: Random, length: int) -> Chat:
-    """Whole counts, as they are at inference, with other turns around them."""
+def make_long_row(rng: Random, length: int) -> Chat:
+    """Return a row of whole counts, as at inference, with other turns around them."""
     chat = Chat()
     chat.write([BEGIN], learned=False)
     if rng.random() < 0.4:
-        chat.turn(random_lesson(rng, 24))
+        chat.write_turn(random_lesson(rng, 24))
     while len(chat.ids) < length:
-        first = 1 if rng.random() < 0.4 else rng.randint(0, rng.choice((120, HIGHEST - LONGEST)))
+        first = (
+            1
+            if rng.random() < 0.4
+            else rng.randint(0, rng.choice((120, MAX_NUMBER - MAX_COUNT_LENGTH)))
+        )
         room = (length - len(chat.ids)) // 4
         fitting = rng.randint(room // 2, room + 20) if rng.random() < 0.5 else rng.randint(10, 100)
-        numbers = min(LONGEST, max(2, fitting))
-        chat.turn(count(first, min(HIGHEST, first + numbers - 1)))
+        numbers = min(MAX_COUNT_LENGTH, max(2, fitting))
+        chat.write_turn(count(first, min(MAX_NUMBER, first + numbers - 1)))
         for _ in range(rng.randint(0, 3)):
-            chat.turn(random_lesson(rng, 24))
+            chat.write_turn(random_lesson(rng, 24))
     return chat
 
 
-def _bare_count(rng: Random, length: int) -> Chat:
-    """No chat at all: a plain prompt "5 6 7" goes on with 8."""
+def _make_bare_count(rng: Random, length: int) -> Chat:
+    """Return a row without a chat: the plain prompt "5 6 7" continues with 8."""
     chat = Chat()
     if rng.random() < 0.5:
         chat.write([BEGIN], learned=False)
-    first = rng.randint(0, rng.choice((10, LONGEST, HIGHEST - 100)))
-    numbers = " ".join(str(number) for number in range(first, min(HIGHEST, first + length) + 1))
+    first = rng.randint(0, rng.choice((10, MAX_COUNT_LENGTH, MAX_NUMBER - 100)))
+    numbers = " ".join(str(number) for number in range(first, min(MAX_NUMBER, first + length) + 1))
     known = len(f"{first} {first + 1}")
     chat.write(encode(numbers[:known]), learned=False)
     chat.write(encode(numbers[known:])[:length], learned=True)

@@ -1,7 +1,7 @@
 """The demo model's tokens: five special ones, then one per byte.
 
-Called by the trainer (`encode`, ids without a library in the way) and to write the tokenizer files
-that are shipped. Knows nothing of what the model is taught.
+Called by the packer and the exam (`encode`, without a tokenizer library) and by the trainer, which
+writes the shipped tokenizer files. Does not know the lessons.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_BYTE: Final = len(SPECIALS)
 VOCABULARY: Final = FIRST_BYTE + 256
 CONTEXT: Final = 4096
 
-# System messages are dropped on purpose: the model was never taught to read one.
+# System messages are dropped on purpose: the model was not trained on them.
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
     "{% for message in messages %}"
@@ -34,12 +34,12 @@ CHAT_TEMPLATE: Final = (
 
 
 def encode(text: str) -> list[int]:
-    """Ids of plain text: the same as the shipped tokenizer gives."""
+    """Return the ids of plain text, as the shipped tokenizer gives them."""
     return [FIRST_BYTE + byte for byte in text.encode()]
 
 
 def printable_bytes() -> list[str]:
-    """The character that the byte-level pre-tokenizer writes for each byte (GPT-2's table)."""
+    """Return the character that the byte-level pre-tokenizer writes for each byte (GPT-2's table)."""
     keep = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in keep]
     table = {byte: chr(byte) for byte in keep}
@@ -48,7 +48,7 @@ def printable_bytes() -> list[str]:
 
 
 def bare_tokenizer() -> Tokenizer:
-    """Byte-level BPE without a single merge: any UTF-8 text comes back as it went in."""
+    """Return a byte-level BPE tokenizer without merges: decoding returns any UTF-8 text unchanged."""
     vocabulary = {token: place for place, token in enumerate(SPECIALS)}
     vocabulary |= {sign: FIRST_BYTE + byte for byte, sign in enumerate(printable_bytes())}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
@@ -59,7 +59,7 @@ def bare_tokenizer() -> Tokenizer:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
+    """Write tokenizer.json and tokenizer_config.json; the latter contains the chat template."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": SPECIALS[BEGIN],

@@ -1,1 +1,1 @@
-"""What clients talk to: the OpenAI HTTP API and gRPC."""
+"""The APIs for clients: OpenAI's over HTTP, and gRPC."""

@@ -1,6 +1,6 @@
-"""Serves an ASGI app on a socket that is bound before: uvicorn, without its signals and its logs.
+"""Serves an ASGI app on a socket that was bound before: uvicorn, without its signal handlers and logs.
 
-Used by `main.py` for the HTTP door and for the metrics.
+Used by `app.py` for the HTTP API and for the metrics. Knows no routes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from modelswarm.process.command_line import split_target
 
 SEND_BUFFER = 64 << 10  # bytes the kernel may hold for a client that does not read (R7)
 START_SECONDS = 10.0
-GRACE_SECONDS = 1  # for answers that are being written when everything ends
+GRACE_SECONDS = 1  # for responses that are being written when the process ends
 
 
 def bind_socket(field: str, target: str) -> socket.socket:
-    """Raises UserError when it cannot be had."""
+    """Bind and listen on `target`. Raise UserError if that is not possible; `field` is the flag it came from."""
     host, port = split_target(field, target)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, asyncio turns off Nagle's algorithm: else every answer waits 40 ms for an ack.
@@ -46,7 +46,7 @@ def bind_socket(field: str, target: str) -> socket.socket:
 
 
 class _UvicornServer(uvicorn.Server):
-    """uvicorn that leaves the process's signals alone."""
+    """uvicorn's server without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -84,8 +84,10 @@ class AsgiServer:
                 await asyncio.sleep(0.005)
 
     def close_idle_connections(self) -> None:
-        """Ends the connections on which nobody waits for an answer, as uvicorn does when it stops; but no new ones:
-        their first request is on its way, and is told that it came too late."""
+        """Close the connections without a running request, as uvicorn does when it stops.
+
+        New connections stay open: their first request is on its way, and is refused with an error.
+        """
         for connection in tuple(self._server.server_state.connections):
             if isinstance(connection, H11Protocol) and connection.cycle is not None:
                 connection.shutdown()

@@ -1,8 +1,7 @@
-"""Passes a request on to the gateway that holds its session, and its answer back as it comes (R20).
+"""Forwards a request to the gateway that owns its session, and returns the response as it arrives (R20, takeover).
 
-Used by the doors. A request is passed on by one gateway only: the mark on it says so, and whoever gets it so answers or
-refuses.
-A gateway that stands still keeps its connections: who waits for it asks now and then whether it lives. Knows nothing of
+Used by both APIs. A request is forwarded once: a header marks it, and the gateway that receives it answers or refuses.
+A stalled gateway keeps its connections open, so a waiting forwarder checks now and then that it is alive. Knows no
 sessions.
 """
 
@@ -19,8 +18,10 @@ import httpx
 
 FORWARDED_HEADER = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
-READ_SECONDS = 120.0  # a gateway that holds a stream says so every few seconds
-ALIVE_CHECK_SECONDS = 1.0  # between looks whether a gateway that says nothing still lives
+# Silence after which a connection fails, in seconds; a gateway that holds a stream sends a keepalive every few seconds.
+READ_SECONDS = 120.0
+# Seconds between checks that a silent gateway is alive.
+ALIVE_CHECK_SECONDS = 1.0
 REQUEST_HEADERS = ("authorization", "last-event-id")
 RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MAX_CONNECTIONS = 4096
@@ -29,7 +30,7 @@ CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 @dataclass(frozen=True, slots=True)
 class OriginalRequest:
-    """The request as it came."""
+    """The request as the client sent it."""
 
     path: str
     headers: Mapping[str, str]
@@ -41,16 +42,18 @@ AliveCheck = Callable[[], Awaitable[bool]]
 
 
 class PeerUnreachable(Exception):
-    """There is no connection to it."""
+    """No connection to the other gateway can be made."""
 
 
 class PeerGone(Exception):
-    """Who was to answer does so no more: its connection broke, its session went elsewhere, or servers have not heard it
-    for a lease and it does not answer us either."""
+    """The other gateway stopped answering: its connection broke, its session moved, or it was silent.
+
+    Silent means that servers received nothing from it for a lease and it does not respond to us either.
+    """
 
 
 async def await_while_alive(step: Awaitable[T], is_alive: AliveCheck) -> T:
-    """What a step of the other gateway comes to, as long as that takes. Raises Gone."""
+    """Await `step` as long as `is_alive` returns True at each check. Raise PeerGone otherwise."""
     task = asyncio.ensure_future(step)
     try:
         while not (await asyncio.wait({task}, timeout=ALIVE_CHECK_SECONDS))[0]:
@@ -63,7 +66,7 @@ async def await_while_alive(step: Awaitable[T], is_alive: AliveCheck) -> T:
 
 @dataclass(frozen=True, slots=True)
 class ForwardedResponse:
-    """What the other gateway says. To read on raises Gone when it stops in the middle."""
+    """Response of the other gateway. Reading `parts` raises PeerGone if it stops in the middle."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -82,8 +85,8 @@ class Forwarder:
         await self._client.aclose()
 
     async def is_responding(self, target: str) -> bool:
-        """Whether the gateway there says anything at all. Servers do not know a session that waits without any of them:
-        then only its gateway can tell that it is still there."""
+        """Return whether the gateway at `target` responds. Servers do not know a session that waits without any
+        server, so only its gateway can tell that it is still there."""
         try:
             await self._client.get(f"http://{target}/health", timeout=CONNECT_SECONDS)
         except (httpx.HTTPError, OSError):
@@ -98,7 +101,10 @@ class Forwarder:
         last_event_id: str | None,
         is_alive: AliveCheck,
     ) -> AsyncIterator[ForwardedResponse]:
-        """Asks there, for what follows the event `after` if that is given. Raises Unreachable, or Gone."""
+        """Send the request to `target`, for what follows the event `last_event_id` if that is given.
+
+        Raise PeerUnreachable or PeerGone.
+        """
         headers = {n: original.headers[n] for n in REQUEST_HEADERS if n in original.headers}
         headers |= {"content-type": "application/json", FORWARDED_HEADER: "1"}
         if last_event_id is not None:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.token_stream import TokenStream
-from modelswarm_gateway.core.explain import Reasons
-from modelswarm_gateway.core.interface.session_search import Whereabouts
-from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
+from modelswarm_gateway.core.explain import RouteExplanations
+from modelswarm_gateway.core.interface.session_search import SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 
 
@@ -34,18 +34,18 @@ class SessionBackend(Protocol):
         """Open an empty session and return its name. Epochs of a named session start above `epoch_floor`."""
         ...
 
-    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
+    async def find_session(self, session: str, model: str, claims: bool = False) -> SessionLocation:
         """Ask the servers for a session that is not open here. `claims`: this gateway opens it next if no other has."""
         ...
 
     async def take_over(
-        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         """Open a session whose gateway is gone; return False if no server has its log. `check` raises if its log is
         not the expected one."""
         ...
 
-    def kept_turn(self, session: str) -> KeptTurn | None:
+    def kept_turn(self, session: str) -> ParkedTurn | None:
         """Return the log and the last turn of an open session; None if it had no turn."""
         ...
 
@@ -75,6 +75,6 @@ class SessionBackend(Protocol):
         """Return the hold limit of the model's sessions, in seconds; 0: sessions are not held."""
         ...
 
-    def explain_routes(self, model: str) -> Reasons:
+    def explain_routes(self, model: str) -> RouteExplanations:
         """Return the costs and the reasons of the routes of `model`; of all models if it is empty."""
         ...

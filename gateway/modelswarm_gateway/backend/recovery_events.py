@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from modelswarm_gateway.backend.token_stream import TokenStream
-from modelswarm_gateway.core.interface.effects import Ejected, Moved
+from modelswarm_gateway.core.interface.effects import Ejected, MigrationEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,11 @@ class RecoveryEvents:
             stream.fault_cause = stream.fault_cause or "silent"
             self.finish(session, stream, "resumed", seconds)
 
-    def record_migration(self, moved: Moved) -> None:
+    def record_migration(self, moved: MigrationEnded) -> None:
         if self.observer is not None:
-            self.observer.on_migrated(self._models.get(moved.session, ""), moved.why, moved.outcome)
+            self.observer.on_migrated(
+                self._models.get(moved.session, ""), moved.cause, moved.outcome
+            )
 
     def record_ejection(self, ejected: Ejected) -> None:
         if self.observer is not None:

@@ -37,29 +37,29 @@ class TokenStream:
         self._events: deque[TokenEvent] = deque()
         self._failure: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.ended = False  # no more events will be added
+        self.has_ended = False  # no more events will be added
         self.reroutes = 0  # faults that made the session look for a new route
         self.fault_cause = ""  # of the first fault since its last token
 
     def add_event(self, event: TokenEvent) -> None:
-        if self.ended:
+        if self.has_ended:
             return
         self._events.append(event)
         if event.finish is not Finish.NONE:
-            self.ended = True
+            self.has_ended = True
         self._wake()
 
     def fail(self, error: ApiError) -> None:
         """End the turn with an error, raised after the events added before. Later failures are ignored."""
-        if not self.ended:
-            self.ended = True
+        if not self.has_ended:
+            self.has_ended = True
             self._failure = error
             self._wake()
 
     def abort(self, error: ApiError) -> None:
         """End the turn at once with an error; unread events are dropped."""
         self._events.clear()
-        self.ended = True
+        self.has_ended = True
         self._failure = error
         self._wake()
 

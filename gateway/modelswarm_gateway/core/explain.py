@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.views import HopView
-from modelswarm_gateway.core.recovery.route_planner import needs_of
+from modelswarm_gateway.core.recovery.route_planner import hop_needs
 from modelswarm_gateway.core.routing.cost_model import HopCost
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
@@ -37,43 +37,45 @@ class ServerCost:
 
 
 @dataclass(frozen=True, slots=True)
-class HopReason:
+class HopExplanation:
     peer: PeerId
     first: int
     last: int
-    chosen: RouteHop | None  # with what was known then; None: taken over
+    route_hop: RouteHop | None  # with what was known then; None: taken over
 
 
 @dataclass(frozen=True, slots=True)
-class RouteReason:
+class SessionExplanation:
     session: str
     model: str
     state: str
-    hops: tuple[HopReason, ...]
+    hops: tuple[HopExplanation, ...]
     cost_ms: float | None  # of its route now; None if a server of it is gone
     best_ms: float | None  # of the best route there is now
     best: tuple[HopView, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reasons:
+class RouteExplanations:
     servers: tuple[ServerCost, ...]
-    sessions: tuple[RouteReason, ...]
+    sessions: tuple[SessionExplanation, ...]
 
 
-def reasons(registry: ServerRegistry, sessions: Iterable[Session], model: str, now: float) -> Reasons:
+def explain_routes(
+    registry: ServerRegistry, sessions: Iterable[Session], model: str, now: float
+) -> RouteExplanations:
     """About one model; "" for all."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
 
-    return Reasons(
-        tuple(_server(registry, each, now) for each in registry if wanted(each.hello.model)),
-        tuple(_route(registry, each, now) for each in sessions if wanted(each.model)),
+    return RouteExplanations(
+        tuple(_server_cost(registry, each, now) for each in registry if wanted(each.hello.model)),
+        tuple(_session_explanation(registry, each, now) for each in sessions if wanted(each.model)),
     )
 
 
-def _server(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
+def _server_cost(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
     hello, price = server.hello, registry.costs.hop_cost(server, now)
     return ServerCost(
         peer=hello.peer,
@@ -87,11 +89,11 @@ def _server(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
         rtt_ms=server.rtt_ms,
         load=price.load,
         score=price.status.score,
-        state=_state(server, price),
+        state=_last_resort_cause(server, price),
     )
 
 
-def _state(server: Server, price: HopCost) -> str:
+def _last_resort_cause(server: Server, price: HopCost) -> str:
     if server.draining:
         return "draining"
     if price.status.ejected:
@@ -101,7 +103,9 @@ def _state(server: Server, price: HopCost) -> str:
     return "canary" if price.status.canary else ""
 
 
-def _route(registry: ServerRegistry, session: Session, now: float) -> RouteReason:
+def _session_explanation(
+    registry: ServerRegistry, session: Session, now: float
+) -> SessionExplanation:
     cost: float | None = None
     best: list[tuple[PeerId, int, int]] = []
     best_ms: float | None = None
@@ -115,17 +119,21 @@ def _route(registry: ServerRegistry, session: Session, now: float) -> RouteReaso
             (0, session.variant.n_blocks),
             now,
             between=(None, None),
-            needs=needs_of(session, frozenset()),
+            needs=hop_needs(session, frozenset()),
             cheapest=True,
         )
         if legs:
             best = [(leg.peer, leg.first, leg.last) for leg in legs]
-            best_ms = registry.costs.route_cost(session.model, session.variant, best, now)  # added up alike
-    return RouteReason(
+            best_ms = registry.costs.route_cost(
+                session.model, session.variant, best, now
+            )  # added up alike
+    return SessionExplanation(
         session=session.name,
         model=session.model,
         state=session.state.value,
-        hops=tuple(HopReason(hop.peer, hop.first, hop.last, hop.chosen) for hop in session.hops),
+        hops=tuple(
+            HopExplanation(hop.peer, hop.first, hop.last, hop.route_hop) for hop in session.hops
+        ),
         cost_ms=cost,
         best_ms=best_ms,
         best=tuple(HopView(*leg) for leg in best),

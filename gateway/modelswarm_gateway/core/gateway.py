@@ -29,7 +29,7 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.detection.monitor import HealthMonitor
-from modelswarm_gateway.core.explain import Reasons, reasons
+from modelswarm_gateway.core.explain import RouteExplanations, explain_routes
 from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, Resumed
 from modelswarm_gateway.core.interface.errors import (
     CoreError,
@@ -37,21 +37,21 @@ from modelswarm_gateway.core.interface.errors import (
     SessionBusy,
     UnknownSession,
 )
-from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest, Why
+from modelswarm_gateway.core.interface.turn import ParkedTurn, RefusalReason, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.migration.drain_requests import DrainRequests
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.migration.rebalancer import Rebalancer
-from modelswarm_gateway.core.recovery.hold_limit import Holds
+from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.recovery.refusals import detail
+from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.sessions.session import Session, State
+from modelswarm_gateway.core.sessions.session import Session, SessionState
 from modelswarm_gateway.core.snapshots import server_view, session_view
-from modelswarm_gateway.core.takeover.ownership_check import Absence
-from modelswarm_gateway.core.takeover.session_search import Searches
+from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
+from modelswarm_gateway.core.takeover.session_search import SessionSearch
 from modelswarm_gateway.core.takeover.takeover import take_over
 
 
@@ -66,26 +66,37 @@ class GatewayCore:
         self._now = 0.0  # of the last tick, for views
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
-        self._registry = ServerRegistry(settings.pair_seconds, draw, self._effects.append)
-        self._holds = Holds(settings)
+        self._registry = ServerRegistry(settings.link_failure_seconds, draw, self._effects.append)
+        self._hold_limits = HoldLimits(settings)
         self._recovery = Recovery(
-            settings, self._registry, self._holds, draw, self._effects.append, self._forget
+            settings,
+            self._registry,
+            self._hold_limits,
+            draw,
+            self._effects.append,
+            self._remove_session,
         )
-        self.moves = Migrations(
+        self.migrations = Migrations(
             settings, self._registry, self._recovery, self._sessions, self._effects.append
         )
-        self.wishes = DrainRequests(self.moves, self._effects.append)
-        self._absence = Absence(peer, self._registry, self._effects.append)
-        self._balancer = Rebalancer(
-            settings.rebalance_seconds, self._registry, self._sessions, self.moves
+        self.drain_requests = DrainRequests(self.migrations, self._effects.append)
+        self._ownership_check = OwnershipCheck(peer, self._registry, self._effects.append)
+        self._rebalancer = Rebalancer(
+            settings.rebalance_after_seconds, self._registry, self._sessions, self.migrations
         )
-        self._detection = HealthMonitor(
-            settings, peer, self._registry, self._holds, self._recovery, self.moves, self._absence
+        self._health_monitor = HealthMonitor(
+            settings,
+            peer,
+            self._registry,
+            self._hold_limits,
+            self._recovery,
+            self.migrations,
+            self._ownership_check,
         )
-        self._searches = Searches(settings, peer, self._effects.append)
-        self._counter = 0  # highest epoch of a named session that ended here
+        self._session_search = SessionSearch(settings, peer, self._effects.append)
+        self._max_ended_counter = 0  # highest epoch of a named session that ended here
 
-    def drain(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
         effects = self._effects[:]
         self._effects.clear()
@@ -93,84 +104,86 @@ class GatewayCore:
 
     # ---- links
 
-    def connected(self, hello: Hello, now: float) -> None:
+    def on_peer_connected(self, hello: Hello, now: float) -> None:
         """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
-        self._wake(now)
+        self._check_stall(now)
         if not self._registry.register(hello, now):
             return
-        self._holds.learn(hello)
-        self.wishes.on_reconnected(hello.peer)
-        self._detection.add_peer(hello.peer, hello.heartbeat_ms / 1000, now)
+        self._hold_limits.record_hello(hello)
+        self.drain_requests.on_reconnected(hello.peer)
+        self._health_monitor.add_peer(hello.peer, hello.heartbeat_ms / 1000, now)
         owned = tuple(
-            OwnedSession(session.name, hop.own, session.epoch)
+            OwnedSession(session.name, hop.server_handle, session.epoch)
             for session in self._sessions.values()
             for hop in session.hops
-            if hop.peer == hello.peer and hop.own != NO_HANDLE
+            if hop.peer == hello.peer and hop.server_handle != NO_HANDLE
         )
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, OwnedSessions(owned)))
         for session in list(self._sessions.values()):
             if session.model == hello.model:
-                self._absence.linked(session, hello.peer)
-                if session.state is State.HELD:
-                    self._recovery.enter(session, now)
+                self._ownership_check.on_server_connected(session, hello.peer)
+                if session.state is SessionState.HELD:
+                    self._recovery.enter_loop(session, now)
 
-    def disconnected(self, peer: PeerId, now: float) -> None:
-        self._wake(now)
+    def on_peer_lost(self, peer: PeerId, now: float) -> None:
+        self._check_stall(now)
         self._registry.deregister(peer)
-        self._recovery.hops.lost_link(peer)
-        self._searches.lost_link(peer, now)
+        self._recovery.hops.forget_peer(peer)
+        self._session_search.forget_peer(peer, now)
         for session in list(self._sessions.values()):
-            if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
-                self._absence.cut_off(session)
-                self._recovery.fault(session, "link_down", peer, now)
-        self._detection.remove_peer(peer, now)
+            if session.state is not SessionState.HELD and any(
+                hop.peer == peer for hop in session.hops
+            ):
+                self._ownership_check.after_disconnect(session)
+                self._recovery.on_fault(session, "link_down", peer, now)
+        self._health_monitor.remove_peer(peer, now)
 
-    def heard(self, peer: PeerId, now: float) -> None:
+    def on_message(self, peer: PeerId, now: float) -> None:
         """A server said something; whatever it was, it is alive."""
-        self._wake(now)
-        self._detection.on_message(peer, now)
+        self._check_stall(now)
+        self._health_monitor.on_message(peer, now)
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
-        self.heard(peer, now)
+        self.on_message(peer, now)
         if isinstance(item, Token):
-            self._token(peer, item, now)
+            self._on_token(peer, item, now)
         elif isinstance(item, FenceAck):
-            self._fenced(peer, item, now)
+            self._on_fence_ack(peer, item, now)
         elif isinstance(item, FaultReport):
-            self._report(peer, item, now)
+            self._on_report(peer, item, now)
         elif isinstance(item, Heartbeat):
             self._registry.on_heartbeat(peer, item, now)
-            self.wishes.on_heartbeat(peer, item.drain, now)
+            self.drain_requests.on_heartbeat(peer, item.drain, now)
         elif isinstance(item, Window):
-            self.moves.on_window(peer, item, now)
+            self.migrations.on_window(peer, item, now)
         elif isinstance(item, SessionInfo):
-            self._found(peer, item, now)
+            self._on_session_info(peer, item, now)
         elif isinstance(item, LogChunk):
-            self._searches.chunk(peer, item)
+            self._session_search.on_log_chunk(peer, item)
 
     # ---- what the doors ask for
 
-    def open(self, session: str, model: str, now: float, above: int | None = None) -> None:
+    def open_session(self, session: str, model: str, now: float, above: int | None = None) -> None:
         """An empty session; it takes a route with its first turn.
 
         `session` must be unique for all time, unless `above` says how far epochs of that name have come elsewhere.
         """
         if session in self._sessions:
             raise SessionBusy(f"session {session} is open already")
-        counter = 0 if above is None else max(above, self._counter)
+        counter = 0 if above is None else max(above, self._max_ended_counter)
         named = above is not None
         self._sessions[session] = Session(
-            session, model, Epoch(counter, self._incarnation), named=named
+            session, model, Epoch(counter, self._incarnation), is_named=named
         )
 
-    def find(
+    def find_session(
         self,
         session: str,
         model: str,
         now: float,
-        cut_off: Collection[PeerId] = (),
+        disconnected: Collection[PeerId] = (),
         *,
-        opens: bool = False,
+        claims: bool = False,
     ) -> None:
         """Ask all servers of the model what they know of a session that is not here: Whereabouts follow.
 
@@ -178,139 +191,141 @@ class GatewayCore:
         adopted here next, unless they say that another gateway has it or is before us.
         """
         servers = [s.hello.peer for s in self._registry if s.hello.model == model]
-        self._searches.find(session, servers, cut_off, opens, now)
+        self._session_search.start_search(session, servers, disconnected, claims, now)
 
-    def fetch(self, session: str, holder: Holder, now: float) -> None:
+    def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:
         """Ask for a log copy: Fetched follows."""
-        self._searches.fetch(session, holder, now)
+        self._session_search.fetch_log(session, holder, now)
 
-    def adopt(self, where: Whereabouts, model: str, log: Fetched, now: float) -> None:
+    def take_over(self, where: SessionLocation, model: str, log: FetchedLog, now: float) -> None:
         """Make a session of what another gateway left. Outranked follows if a third one was faster."""
         if log.turn is None or not log.tokens:
             raise CoreError(f"there is no log of {where.session}")
-        self.open(where.session, model, now, above=where.epoch.counter)
+        self.open_session(where.session, model, now, above=where.epoch.counter)
         take_over(self._sessions[where.session], where, log, self._registry, self._recovery)
 
-    def turn(self, session: str, request: TurnRequest, now: float) -> int:
+    def start_turn(self, session: str, request: TurnRequest, now: float) -> int:
         """Continue from the longest common prefix of the log and `request.tokens`; the first new position."""
-        s = self._get(session)
-        if s.in_turn:
+        s = self._session(session)
+        if s.is_in_turn:
             raise SessionBusy(f"session {session} is still answering")
         if not request.tokens:
             raise CoreError("the prompt is empty: at least one token is needed")
         limit = self._registry.max_length(s.model)
         length = len(request.tokens)
-        if limit == 0 and request.begun and s.variant is not None:
+        if limit == 0 and request.is_resumed and s.variant is not None:
             limit = s.turn.end  # held: what it ran on may come back
         if limit == 0:
             detail = f"no server of {s.model} is linked"
-            self._effects.append(Refused(session, Why.NO_SERVERS, detail, retry_after=1.0))
+            self._effects.append(
+                Refused(session, RefusalReason.NO_SERVERS, detail, retry_after=1.0)
+            )
             return length
         if length > limit or (length == limit and request.max_tokens != 0):
             raise PromptTooLong(length, limit)
-        self._begin(s, request, limit)
-        self._absence.next_turn(s)
-        self._recovery.enter(s, now)
+        self._prepare_turn(s, request, limit)
+        self._ownership_check.before_turn(s)
+        self._recovery.enter_loop(s, now)
         return length
 
-    def _begin(self, s: Session, request: TurnRequest, limit: int) -> None:
+    def _prepare_turn(self, s: Session, request: TurnRequest, limit: int) -> None:
         length = len(request.tokens)
-        kind = self._registry.active_variant(s.model)
+        variant = self._registry.active_variant(s.model)
         if (
-            kind is not None and s.variant != kind
+            variant is not None and s.variant != variant
         ):  # the model was replaced: what the servers hold is of the old one
-            self._recovery.release(s)
-            s.variant = kind
+            self._recovery.close_hops(s)
+            s.variant = variant
         s.replace_log(request.tokens)
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
         s.turn = Turn(reserved_positions=max(1, end - 1), end=end, sampling=request.sampling)
         s.turn_number += 1
         s.reused = s.replayed = 0
-        s.credit_ahead, s.read = max(1, request.credit_ahead), length
-        s.progressed()
-        s.resumed = request.begun
-        s.shunned.clear()
-        s.refusal, s.trouble = Why.FAULTS, ""
+        s.credit_ahead, s.read_position = max(1, request.credit_ahead), length
+        s.record_progress()
+        s.is_resumed = request.is_resumed
+        s.excluded.clear()
+        s.refusal, s.last_fault = RefusalReason.FAULTS, ""
 
-    def stop_at(self, session: str, length: int, now: float) -> None:
+    def truncate_turn(self, session: str, length: int, now: float) -> None:
         """A stop string matched: the log keeps `length` entries, the turn is over (R17)."""
-        s = self._get(session)
+        s = self._session(session)
         if not 0 < length <= s.length:
             raise CoreError(f"session {session} has {s.length} entries: cannot keep {length}")
         del s.log[length:]
         self._recovery.park(s)
 
-    def leave(self, session: str, now: float) -> None:
+    def cancel_turn(self, session: str, now: float) -> None:
         """The client left: what there is stays, and may go on later."""
-        s = self._get(session)
-        if s.in_turn and s.admitted:
+        s = self._session(session)
+        if s.is_in_turn and s.has_run:
             self._recovery.park(s)
-        elif s.in_turn:
-            self._recovery.release(s)
-            s.state = State.PARKED
+        elif s.is_in_turn:
+            self._recovery.close_hops(s)
+            s.state = SessionState.PARKED
 
-    def kept(self, session: str) -> KeptTurn | None:
+    def parked_turn(self, session: str) -> ParkedTurn | None:
         s = self._sessions.get(session)
-        return None if s is None or not s.log else KeptTurn(tuple(s.log), s.turn)
+        return None if s is None or not s.log else ParkedTurn(tuple(s.log), s.turn)
 
-    def read_to(self, session: str, position: int, now: float) -> None:
+    def on_read(self, session: str, position: int, now: float) -> None:
         """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
-        s = self._get(session)
-        s.read = max(s.read, position)
-        self._recovery.orders.credit(s)
+        s = self._session(session)
+        s.read_position = max(s.read_position, position)
+        self._recovery.hop_messages.grant_credit(s)
 
-    def close(self, session: str, now: float) -> None:
+    def close_session(self, session: str, now: float) -> None:
         s = self._sessions.pop(session, None)
         if s is None:
             return
-        self._ended(s)
-        self._recovery.release(s)
+        self._record_epoch(s)
+        self._recovery.close_hops(s)
         for other in self._sessions.values():
-            if other.state is State.HELD:
+            if other.state is SessionState.HELD:
                 other.retry_at = min(other.retry_at, now)  # room may have come
 
-    def hand_over(self, now: float) -> None:
+    def relinquish_sessions(self, now: float) -> None:
         """This gateway ends: its named sessions are for any other one, at once; all others are over. The last call."""
         for session in list(self._sessions.values()):
-            if session.named and session.log:
-                self.leave(session.name, now)
+            if session.is_named and session.log:
+                self.cancel_turn(session.name, now)
             else:
-                self.close(session.name, now)
+                self.close_session(session.name, now)
         for server in self._registry:
             farewell = Heartbeat(draining=True)
             self._effects.append(Send(reply_address(server.hello.peer), Lane.LIVE, farewell))
 
     def tick(self, now: float) -> None:
         """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
-        self._wake(now)
+        self._check_stall(now)
         self._now = now
-        self._searches.tick(now)
+        self._session_search.expire(now)
         sessions = list(self._sessions.values())
-        self._detection.detect_faults(sessions, now)
+        self._health_monitor.detect_faults(sessions, now)
         for session in sessions:
-            if session.state is State.HELD and now >= session.retry_at:
-                self._recovery.enter(session, now)
-        self.moves.advance(now)
-        self._balancer.rebalance(now)
+            if session.state is SessionState.HELD and now >= session.retry_at:
+                self._recovery.enter_loop(session, now)
+        self.migrations.advance(now)
+        self._rebalancer.rebalance(now)
 
-    def _wake(self, now: float) -> None:
-        self._detection.after_stall(self._sessions.values(), now)
+    def _check_stall(self, now: float) -> None:
+        self._health_monitor.after_stall(self._sessions.values(), now)
 
     @property
-    def live(self) -> Collection[PeerId]:
+    def serving_peers(self) -> Collection[PeerId]:
         """Servers that carry routes which run: they are to hear of us often (R21)."""
-        return self._detection.serving
+        return self._health_monitor.serving
 
     # ---- what servers say
 
-    def _token(self, peer: PeerId, token: Token, now: float) -> None:
-        found = self._recovery.replies.get(token.handle)
+    def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
+        found = self._recovery.hops_by_handle.get(token.handle)
         if found is None:
             return
         s, hop = found
         if (
-            s.state is not State.RUNNING
+            s.state is not SessionState.RUNNING
             or token.epoch != s.epoch
             or hop is not s.hops[-1]
             or hop.peer != peer
@@ -319,89 +334,96 @@ class GatewayCore:
         if token.position < s.length:
             return  # R1: seen
         if token.position > s.length:
-            self._recovery.fault(s, "gap", peer, now)
+            self._recovery.on_fault(s, "gap", peer, now)
             return
         if token.token >= 0:
             s.log.append(token.token)
-        since = s.progressed()
+        since = s.record_progress()
         if since is not None:
             self._effects.append(Resumed(s.name, now - since))
         self._registry.on_token((hop.peer for hop in s.hops), now)
         if token.finish is not Finish.NONE:
-            s.state = State.PARKED
+            s.state = SessionState.PARKED
         self._effects.append(
             Emitted(s.name, token.position, token.token, token.logprob, token.finish)
         )
-        self.moves.on_token(s, now)
+        self.migrations.on_token(s, now)
 
-    def _fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        found = self._recovery.replies.get(answer.handle)
+    def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+        found = self._recovery.hops_by_handle.get(answer.handle)
         if found is not None and answer.unknown:
-            self._absence.unknown(found[0])
-        self._recovery.fenced(peer, answer, now)
-        self.moves.on_fence_ack(peer, answer, now)
+            self._ownership_check.on_unknown_hop(found[0])
+        self._recovery.on_fence_ack(peer, answer, now)
+        self.migrations.on_fence_ack(peer, answer, now)
 
-    def _report(self, peer: PeerId, report: FaultReport, now: float) -> None:
-        found = self._recovery.replies.get(report.handle)
-        if found is None or found[1].peer != peer or self.moves.handle_report(peer, report, now):
+    def _on_report(self, peer: PeerId, report: FaultReport, now: float) -> None:
+        found = self._recovery.hops_by_handle.get(report.handle)
+        if (
+            found is None
+            or found[1].peer != peer
+            or self.migrations.handle_report(peer, report, now)
+        ):
             return
         session, _hop = found
-        if report.epoch != session.epoch or session.state not in (State.RUNNING, State.FENCING):
+        if report.epoch != session.epoch or session.state not in (
+            SessionState.RUNNING,
+            SessionState.FENCING,
+        ):
             return
         if report.kind is FaultKind.FAILED:
-            session.failures += 1
-            if session.failures > 1:
-                self._recovery.give_up(session, f"the model failed at {peer}: {report.detail}")
+            session.model_failures += 1
+            if session.model_failures > 1:
+                self._recovery.fail(session, f"the model failed at {peer}: {report.detail}")
                 return
             self._registry.on_step_failed(peer, now)
-            session.shunned.add(peer)  # if another server holds these blocks, it may do better
+            session.excluded.add(peer)  # if another server holds these blocks, it may do better
         elif report.peer:
             self._registry.on_link_failed(peer, report.peer, report.generation, now)
-        self._recovery.fault(session, report.kind.value, report.peer or peer, now)
+        self._recovery.on_fault(session, report.kind.value, report.peer or peer, now)
 
-    def _found(self, peer: PeerId, found: SessionInfo, now: float) -> None:
+    def _on_session_info(self, peer: PeerId, found: SessionInfo, now: float) -> None:
         session = self._sessions.get(found.session)
-        if session is not None and self._absence.ended(session, found):
-            self._recovery.let_go(session)
-        self._searches.found(peer, found, now)
+        if session is not None and self._ownership_check.is_lost(session, found):
+            self._recovery.relinquish(session)
+        self._session_search.on_session_info(peer, found, now)
 
     # ---- helpers and views
 
-    def _get(self, session: str) -> Session:
+    def _session(self, session: str) -> Session:
         found = self._sessions.get(session)
         if found is None:
             raise UnknownSession(f"there is no session {session}")
         return found
 
-    def _forget(self, session: Session) -> None:
+    def _remove_session(self, session: Session) -> None:
         self._sessions.pop(session.name, None)
-        self._ended(session)
+        self._record_epoch(session)
 
-    def _ended(self, session: Session) -> None:
+    def _record_epoch(self, session: Session) -> None:
         """Another session of its name begins above its epochs."""
-        if session.named:
-            self._counter = max(self._counter, session.epoch.counter)
+        if session.is_named:
+            self._max_ended_counter = max(self._max_ended_counter, session.epoch.counter)
 
-    def servers(self) -> list[ServerView]:
+    def server_views(self) -> list[ServerView]:
         return [server_view(server, self._registry, self._now) for server in self._registry]
 
-    def sessions(self) -> list[SessionView]:
+    def session_views(self) -> list[SessionView]:
         return [self._view(session) for session in self._sessions.values()]
 
-    def reasons(self, model: str, now: float) -> Reasons:
+    def explain_routes(self, model: str, now: float) -> RouteExplanations:
         """What servers of `model` cost and why sessions have their routes; "": of all models."""
-        return reasons(self._registry, self._sessions.values(), model, now)
+        return explain_routes(self._registry, self._sessions.values(), model, now)
 
-    def session(self, name: str) -> SessionView | None:
+    def find_view(self, name: str) -> SessionView | None:
         found = self._sessions.get(name)
         return None if found is None else self._view(found)
 
     def _view(self, session: Session) -> SessionView:
-        held = session.state is State.HELD
-        waits = detail(self._registry, session, session.refusal) if held else ""
+        held = session.state is SessionState.HELD
+        waits = explain_refusal(self._registry, session, session.refusal) if held else ""
         return session_view(session, self._registry, waits)
 
-    def uncovered(self, model: str) -> list[int]:
+    def uncovered_blocks(self, model: str) -> list[int]:
         """Blocks of `model` that no linked server holds; what `/ready` reports."""
         return self._registry.uncovered_blocks(model)
 
@@ -409,11 +431,11 @@ class GatewayCore:
         """Most positions a session of `model` may have; 0 when no server of it is linked."""
         return self._registry.max_length(model)
 
-    def hold_seconds(self, model: str) -> float:
+    def hold_limit_seconds(self, model: str) -> float:
         """How long its sessions may be held; 0: not at all."""
-        return self._holds.seconds(model)
+        return self._hold_limits.limit_seconds(model)
 
-    def revision(self, model: str) -> str | None:
+    def active_revision(self, model: str) -> str | None:
         """The revision that turns of `model` run on; None when no server of it is linked."""
-        kind = self._registry.active_variant(model)
-        return None if kind is None else kind.revision
+        variant = self._registry.active_variant(model)
+        return None if variant is None else variant.revision

@@ -1,9 +1,8 @@
-"""Which servers are dialled, and when: every place that its source shows, until it is linked.
+"""Dialer: dials every endpoint of its source until it is linked.
 
-The node asks it to `poll` and tells it how dials end. A failing dial is repeated while the source shows the place,
-with pauses that grow; a place that goes ends that, and news of it is a reason to try at once. Links that are up are
-not its business. Sources are the members folder (`members.py`) and the pods of a cluster (`pods.py`). Knows no links,
-only a function that dials.
+The node calls `dial_due` periodically and reports the end of each dial. A failed dial is repeated with growing pauses
+while the source shows the endpoint; a new change token makes it due at once. Sources are the discovery folder
+(`file_source.py`) and the pods of a cluster (`kubernetes_source.py`). Knows no links, only a function that dials.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ REFUSED = "connection refused"  # what gRPC says where nobody listens: who did i
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server can be dialled. `news` is another whenever something happened to it."""
+    """Address at which a server can be dialled. `change_token` differs after each change of the server."""
 
     address: Address
     change_token: str = ""
 
 
 class EndpointSource(Protocol):
-    """Who tells which servers exist."""
+    """Source of the servers that exist."""
 
     def endpoints(self) -> Mapping[PeerId, Endpoint]:
-        """All places there are now, by the peer that is dialled there: in full, or whoever lives in a pod."""
+        """Return all present endpoints by peer id; the id of a pod's server lacks its boot nonce."""
         ...
 
     def expected_models(self) -> frozenset[str] | None:
-        """The names of all models that have servers, or are to have some. None: only who is linked tells."""
+        """Return the names of all models that have or will have servers. None: only linked servers tell."""
         ...
 
 
@@ -49,12 +48,12 @@ class EndpointSource(Protocol):
 class _Dial:
     change_token: str
     pause: float = FIRST_PAUSE
-    due_at: float | None = 0.0  # None: under way, or linked
-    failure: str = ""  # why the last one ended
+    due_at: float | None = 0.0  # None: in progress, or linked
+    failure: str = ""  # reason why the last dial failed
     tried: bool = False
     is_linked: bool = False
-    model: str = ""  # of who was linked last; "": nobody was, or it is dead
-    lost_at: float = 0.0  # when that link did
+    model: str = ""  # of the server that was linked last; "": none was, or it has ended
+    lost_at: float = 0.0  # time at which the last link was lost
 
 
 class Dialer:
@@ -65,7 +64,7 @@ class Dialer:
         self._dials: dict[PeerId, _Dial] = {}
 
     def dial_due(self) -> None:
-        """Sees who is there now and dials whoever is due."""
+        """Read the endpoints and dial those that are due."""
         present = self._source.endpoints()
         for peer in self._dials.keys() - present.keys():
             del self._dials[peer]
@@ -80,12 +79,14 @@ class Dialer:
                 self._dial(place.address)
 
     def is_settled(self) -> bool:
-        """Whether everybody who is present has been tried."""
+        """Return True when every present endpoint was tried."""
         return all(dial.tried for dial in self._dials.values())
 
     def unreachable_servers(self, model: str) -> list[PeerId]:
-        """Places whose server may live and serve the model, and has no link: it broke not long ago, or the first dial
-        is still under way. Where nobody listens nobody lives, and who never could be dialled is starting.
+        """Return the endpoints without a link whose server may be running and serve the model.
+
+        Their link was lost recently, or their first dial is still in progress. A refused connection means that the
+        server has ended; an endpoint that could never be dialled is starting.
         """
         return [
             peer
@@ -94,7 +95,7 @@ class Dialer:
         ]
 
     def may_be_running(self, peer: PeerId) -> bool:
-        """Whether a server that has lost its link is perhaps still there."""
+        """Return whether a server that has lost its link may still be running."""
         dial = self._find_dial(peer)
         return dial is not None and dial.model != "" and self._was_lost_recently(dial)
 
@@ -109,7 +110,7 @@ class Dialer:
             dial.model = model
 
     def on_peer_lost(self, peer: PeerId, reason: str) -> None:
-        """The link broke or could not be made: dial again, later each time."""
+        """Schedule the next dial after a lost link or a failed dial; each pause is longer."""
         dial = self._find_dial(peer)
         if dial is None or dial.due_at is not None:
             return

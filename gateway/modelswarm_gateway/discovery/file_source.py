@@ -1,7 +1,7 @@
-"""Who exists, by the members folder: one small file per server that can be dialled.
+"""Endpoint source on one machine: the discovery folder, with one small run file per server.
 
-The source of the directory on one machine, without a cluster. A file is one life of one server; a stale one does no
-harm, because its dial fails.
+Used by the dialer when there is no cluster. A file describes one incarnation of one server; a stale file does no harm,
+because its dial fails. Dials nothing.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class FileSource:
         self._files: dict[str, _Known] = {}
 
     def endpoints(self) -> Mapping[PeerId, Endpoint]:
-        """Reads what changed in the folder."""
+        """Read the files that changed, and return the endpoints of all."""
         self._read()
         return {k.address.peer: Endpoint(k.address) for k in self._files.values() if k.address}
 
     def expected_models(self) -> None:
-        """A server is in the folder only when it can be linked."""
+        """Return None: a server is in the folder only once it can be linked."""
 
     def _read(self) -> None:
         seen: dict[str, _Signature] = {}

@@ -1,6 +1,6 @@
-"""The swarms of a Kubernetes cluster as the gateway's source: its API server, the book of pods and their watches.
+"""Endpoint source in a cluster: the pods of servers, from a store that reflectors keep up to date.
 
-Made by `main.py` for `--kubernetes`, and only then imported: the client of Kubernetes takes time and memory.
+Made by `app.py` for `--kubernetes`, and imported only then: the Kubernetes client takes time and memory. Dials nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from modelswarm.errors import UserError
+from modelswarm.kube.client import KubeClient, is_in_pod
+from modelswarm.kube.errors import UnreachableError
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.api_server import ApiServer, Unreachable
 from modelswarm_gateway.discovery.dialer import Endpoint
 from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
 from modelswarm_gateway.discovery.pod_store import PodStore
@@ -25,22 +26,26 @@ class KubernetesSource:
         clock: Callable[[], float],
         jitter: Callable[[], float],
     ) -> None:
-        """No namespaces: all of them."""
+        """`namespaces`: those to watch; empty: all."""
         self._kubeconfig = kubeconfig
-        self._api = ApiServer(kubeconfig)
+        self._client = KubeClient(
+            kubeconfig,
+            user_agent="modelswarm-gateway",
+            in_cluster=is_in_pod(),  # elsewhere without a kubeconfig: the user's default file
+        )
         self._store = PodStore()
         self.on_change: Callable[[], None] = lambda: None
         scopes = dict.fromkeys(namespaces) or ("",)
         self._reflectors = [
-            PodReflector(self._api, scope, self._store, self._changed, clock, jitter)
+            PodReflector(self._client, scope, self._store, self._changed, clock, jitter)
             for scope in scopes
         ]
 
-    async def check(self) -> None:
-        """UserError when nothing says where the API server is. It need not answer."""
+    async def check_config(self) -> None:
+        """Raise UserError if no configuration names the API server. The API server need not respond."""
         try:
-            await self._api.check()
-        except Unreachable as error:
+            await self._client.connect()
+        except UnreachableError as error:
             field = "--kubernetes" if self._kubeconfig is None else "--kubeconfig"
             raise UserError(field, str(error)) from error
 
@@ -51,31 +56,31 @@ class KubernetesSource:
         return self._store.expected_models()
 
     def unready_reason(self) -> str | None:
-        """Why it does not know yet who exists."""
+        """Return why the pods are not known yet; None when they are."""
         return unready_reason(self._reflectors)
 
     def pod_states(self) -> Mapping[str, int]:
-        """How many there are in each state."""
+        """Return the number of pods in each state."""
         return self._store.pod_states()
 
     @property
-    def failures(self) -> int:
-        """Of requests to the API server."""
+    def api_failures(self) -> int:
+        """Number of failed requests to the API server."""
         return sum(watch.failures for watch in self._reflectors)
 
     @property
-    def watch_down(self) -> bool:
-        """Changes to some pods are not heard of at the moment."""
-        return any(watch.problem is not None or not watch.listed for watch in self._reflectors)
+    def is_watch_down(self) -> bool:
+        """True while changes to some pods are not received."""
+        return any(watch.problem is not None or not watch.has_listed for watch in self._reflectors)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run all reflectors until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 for watch in self._reflectors:
                     group.create_task(watch.run())
         finally:
-            await self._api.close()
+            await self._client.close()
 
     def _changed(self) -> None:
         self.on_change()

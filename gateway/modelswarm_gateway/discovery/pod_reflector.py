@@ -14,12 +14,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Never, Protocol
 
-from modelswarm_gateway.api_server import Answered, Unreachable
+from modelswarm.kube.errors import KubeError, ThrottledError, UnreachableError
 from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
 log = logging.getLogger(__name__)
 
 PAGE_SIZE = 250  # pods per answer: reading more would hold up the streams for longer
+PAGE_SECONDS = 15.0  # for one such answer
 WATCH_SECONDS = 40.0  # then the API server ends a watch
 WATCH_GRACE_SECONDS = 10.0  # after that, the connection is taken for dead
 RELIST_SECONDS = 600.0  # a watch that forgot something is put right after so long
@@ -27,14 +28,15 @@ FIRST_PAUSE = 0.25
 MAX_PAUSE = 5.0
 MIN_WATCH_SECONDS = 1.0  # a watch that ends sooner has not worked
 GONE_STATUS = 410  # the version asked for is not kept any more
-TOO_MANY_REQUESTS_STATUS = 429
 DENIED_STATUSES = (401, 403, 404)
 
 
-class Reader(Protocol):
-    """`ApiServer`, as far as it is used here."""
+class PodApi(Protocol):
+    """The part of `KubeClient` that is used here."""
 
-    async def get(self, path: str, query: Mapping[str, str]) -> Any: ...
+    async def list_all(
+        self, path: str, query: Mapping[str, str], page_size: int, seconds: float
+    ) -> tuple[list[dict[str, Any]], str]: ...
 
     def watch(
         self, path: str, query: Mapping[str, str], seconds: float
@@ -49,18 +51,18 @@ class PodReflector:
     """One scope: a namespace, or all of them ("")."""
 
     def __init__(
-        self, api: Reader, scope: str, store: PodStore, changed: Callable[[], None],
+        self, api: PodApi, scope: str, store: PodStore, on_change: Callable[[], None],
         clock: Callable[[], float], jitter: Callable[[], float],
     ) -> None:  # fmt: skip
         """`changed` is called after each change of the book; `jitter` gives numbers in [0, 1)."""
-        self._api, self._scope, self._store, self._changed = api, scope, store, changed
+        self._api, self._scope, self._store, self._on_change = api, scope, store, on_change
         self._clock, self._jitter = clock, jitter
         self._path = f"/api/v1/namespaces/{scope}/pods" if scope else "/api/v1/pods"
         self._version = ""
         self._pause = FIRST_PAUSE
-        self.listed = False  # once, at least
+        self.has_listed = False  # once, at least
         self.problem: str | None = None  # why it does not hear of changes now
-        self.denied = False  # the last answer was a refusal that waiting does not mend
+        self.is_denied = False  # the last answer was a refusal that waiting does not mend
         self.failures = 0
 
     async def run(self) -> Never:
@@ -71,7 +73,7 @@ class PodReflector:
             except _Relist as reason:
                 log.info("pods of %s are listed again: %s", self._scope_name, reason)
                 await self._back_off(0.0)
-            except (Answered, Unreachable) as error:
+            except KubeError as error:
                 await self._on_failure(error)
             except Exception:
                 log.exception("pods of %s: a fault of ours", self._scope_name)
@@ -83,27 +85,14 @@ class PodReflector:
 
     async def _list(self) -> str:
         """Replaces what is known; returns the version it is of."""
-        query = {"labelSelector": SELECTOR, "limit": str(PAGE_SIZE)}
-        items: list[object] = []
-        while True:
-            page = await self._api.get(self._path, query)
-            try:
-                items += page["items"] or ()
-                version, token = (
-                    page["metadata"]["resourceVersion"],
-                    page["metadata"].get("continue"),
-                )
-            except (KeyError, TypeError) as error:
-                raise Unreachable("the answer is no list of pods") from error
-            if not token:
-                break
-            query["continue"] = token
+        query = {"labelSelector": SELECTOR}
+        items, version = await self._api.list_all(self._path, query, PAGE_SIZE, PAGE_SECONDS)
         self._store.replace_scope(self._scope, items)
-        if not self.listed:
+        if not self.has_listed:
             log.info("%d pods of servers in %s", len(items), self._scope_name)
-        self.listed, self.problem, self.denied = True, None, False
-        self._changed()
-        return str(version)
+        self.has_listed, self.problem, self.is_denied = True, None, False
+        self._on_change()
+        return version
 
     async def _watch_until_relist(self) -> None:
         """Takes in changes from the list on, watch after watch. Ends only by raising, or to be listed anew."""
@@ -111,14 +100,12 @@ class PodReflector:
         while self._clock() < end:
             try:
                 await self._watch_once()
-            except Unreachable as error:  # what was heard stands: the next watch goes on from there
-                await self._on_failure(error)
-            except Answered as error:
-                if error.status == GONE_STATUS:
-                    raise _Relist(str(error)) from error
-                if error.status != TOO_MANY_REQUESTS_STATUS:
-                    raise
-                await self._on_failure(error)
+            except (UnreachableError, ThrottledError) as error:
+                await self._on_failure(error)  # the next watch goes on from the last event
+            except KubeError as error:
+                if error.code == GONE_STATUS:
+                    raise _Relist(_describe(error)) from error
+                raise
 
     async def _watch_once(self) -> None:
         """One watch, from the version that was heard last."""
@@ -137,7 +124,7 @@ class PodReflector:
                 self._apply_event(event)
                 self._on_success()
         if self._clock() - began < MIN_WATCH_SECONDS:
-            raise Unreachable("the watch ended at once")
+            raise UnreachableError("the watch ended at once")
         self._on_success()
 
     def _apply_event(self, event: Any) -> None:
@@ -147,28 +134,30 @@ class PodReflector:
             if kind != "ERROR":
                 self._version = str(content["metadata"]["resourceVersion"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise Unreachable("the answer is no event of a watch") from error
+            raise UnreachableError("the answer is not an event of a watch") from error
         if kind == "ERROR":
             raise _Relist(said)
         if kind != "BOOKMARK":
             self._store.apply_event(self._scope, kind, content)
-            self._changed()
+            self._on_change()
 
     def _on_success(self) -> None:
         if self.problem is not None:
             log.info("pods of %s are watched again", self._scope_name)
-        self.problem, self.denied, self._pause = None, False, FIRST_PAUSE
+        self.problem, self.is_denied, self._pause = None, False, FIRST_PAUSE
 
-    async def _on_failure(self, error: Answered | Unreachable) -> None:
+    async def _on_failure(self, error: KubeError) -> None:
         """Tells of it once, and waits."""
         self.failures += 1
         if self.problem is None:
             log.warning(
-                "pods of %s cannot be watched, what is known stays: %s", self._scope_name, error
+                "pods of %s cannot be watched, what is known stays: %s",
+                self._scope_name,
+                _describe(error),
             )
-        self.problem = str(error)
-        self.denied = isinstance(error, Answered) and error.status in DENIED_STATUSES
-        await self._back_off(error.retry_after if isinstance(error, Answered) else 0.0)
+        self.problem = _describe(error)
+        self.is_denied = error.code in DENIED_STATUSES
+        await self._back_off(error.retry_after)
 
     async def _back_off(self, least: float) -> None:
         """Longer each time, until a watch works."""
@@ -176,12 +165,18 @@ class PodReflector:
         self._pause = min(2 * self._pause, MAX_PAUSE)
 
 
-def unready_reason(watches: Sequence[PodReflector]) -> str | None:
+def _describe(error: KubeError) -> str:
+    return f"{error.code}: {error}" if error.code else str(error)
+
+
+def unready_reason(reflectors: Sequence[PodReflector]) -> str | None:
     """Why the gateway cannot know yet who exists; None when it does.
 
     A namespace that it may not read stops only the gateways that may read no other.
     """
-    if any(watch.listed for watch in watches) and all(w.listed or w.denied for w in watches):
+    if any(watch.has_listed for watch in reflectors) and all(
+        w.has_listed or w.is_denied for w in reflectors
+    ):
         return None
-    said = [f"{watch.problem}" for watch in watches if not watch.listed and watch.problem]
+    said = [f"{watch.problem}" for watch in reflectors if not watch.has_listed and watch.problem]
     return "the pods of the swarms are not known yet" + (f": {said[0]}" if said else "")

@@ -1,8 +1,8 @@
-"""Who exists, by the pods of a cluster: what the API server last told of every server's pod.
+"""Store of the servers' pods: the last known state of each, and the endpoints of those that can be dialled.
 
-The source of the directory on Kubernetes; `pod_watch.py` feeds it. A pod is dialled by what is known of it beforehand,
-its name and incarnation: who answers says its boot nonce, and a pod that took over another's IP is refused by its
-identity. A pod that is leaving is not dialled any more, and keeps the link it has. Pure: no API, no clock.
+Fed by the reflectors (`pod_reflector.py`), read by `kubernetes_source.py`. A pod is dialled by its name and incarnation,
+which are known beforehand. The answering server tells its boot nonce, and a pod that got another pod's IP is refused by
+its identity. A terminating pod is not dialled any more, and keeps its link. Pure: no API, no clock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Status(_Part):
 
 
 class _PodObject(_Part):
-    """The part of a Pod that says whether and where it can be dialled."""
+    """The part of a Pod that is needed to dial it."""
 
     metadata: _Metadata
     spec: _Spec = Field(default_factory=_Spec)
@@ -75,8 +75,8 @@ class Pod:
     name: str
     uid: str
     incarnation: int
-    model: str  # "": it does not say
-    ip: str  # "": it has none yet
+    model: str  # "": not annotated
+    ip: str  # "": not assigned yet
     port: int
     phase: str
     terminating: bool
@@ -84,7 +84,7 @@ class Pod:
 
     @property
     def peer(self) -> PeerId:
-        """Whoever lives in it; `identity.pod_of` of its server."""
+        """Id of the pod's server without its boot nonce, as `identity.pod_of` returns it."""
         return f"{self.name}/{self.incarnation}"
 
     @property
@@ -102,7 +102,7 @@ class Pod:
 
 
 def parse_pod(content: object) -> Pod:
-    """ValueError when it is no pod of a server."""
+    """Parse a pod. Raise ValueError if it is not the pod of a server."""
     found = _PodObject.model_validate(content)
     incarnation = found.metadata.labels.get(INCARNATION, "")
     if not (incarnation.isascii() and incarnation.isdigit()):
@@ -124,7 +124,7 @@ def parse_pod(content: object) -> Pod:
 
 
 class PodStore:
-    """All pods, by the scope (a namespace, or "" for all) of the watch that tells of them."""
+    """All pods, by the scope of their reflector: a namespace, or "" for all namespaces."""
 
     def __init__(self) -> None:
         self._scopes: dict[str, dict[str, Pod]] = {}
@@ -132,7 +132,7 @@ class PodStore:
         self._duplicates: set[PeerId] = set()
 
     def replace_scope(self, scope: str, contents: Iterable[object]) -> None:
-        """A list: what is not in it is gone, whatever was heard before."""
+        """Replace all pods of a scope by those of a list."""
         pods: dict[str, Pod] = {}
         for content in contents:
             pod = _parse_or_warn(content)
@@ -142,7 +142,7 @@ class PodStore:
         self._endpoints = None
 
     def apply_event(self, scope: str, kind: str, content: object) -> None:
-        """An event of a watch: ADDED, MODIFIED or DELETED."""
+        """Apply a watch event: ADDED, MODIFIED or DELETED."""
         pod = _parse_or_warn(content)
         if pod is None:
             return
@@ -159,11 +159,11 @@ class PodStore:
         return self._endpoints
 
     def expected_models(self) -> frozenset[str]:
-        """What all pods serve, or are to serve once they can."""
+        """Return the models that the pods serve, or will serve once they are ready."""
         return frozenset(pod.model for pod in self._all_pods() if pod.model)
 
     def pod_states(self) -> Mapping[str, int]:
-        """How many pods there are in each state."""
+        """Return the number of pods in each state."""
         return Counter(pod.state for pod in self._all_pods())
 
     def _all_pods(self) -> Iterable[Pod]:
@@ -179,14 +179,16 @@ class PodStore:
     def _warn_duplicate(self, pod: Pod) -> None:
         if pod.peer not in self._duplicates:
             self._duplicates.add(pod.peer)
-            log.warning("%s/%s: there are two pods of this name", pod.namespace, pod.name)
+            log.warning(
+                "two pods have the name %s and one incarnation: %s", pod.name, pod.namespace
+            )
 
 
 def _parse_or_warn(content: object) -> Pod | None:
     try:
         return parse_pod(content)
     except ValidationError as error:
-        log.warning("passed over something that is no pod: %s", str(error).splitlines()[0])
+        log.warning("ignored an object that is not a Pod: %s", str(error).splitlines()[0])
     except ValueError as error:
-        log.warning("passed over a pod: %s", error)
+        log.warning("ignored a pod that is not a server's: %s", error)
     return None

@@ -1,1 +1,1 @@
-"""One generation request, from the API to its last piece of text."""
+"""One generation request, from the API to its last text."""

@@ -1,6 +1,6 @@
-"""One turn from its request to its last piece of text: session, tokens, detokenising, stop strings, credit.
+"""One turn from its request to its last text: session, tokens, detokenizing, stop strings, credit.
 
-Made by the service, read by a door. Knows the engine only as the contract in `engine.py`.
+Made by the service, read by an API. Knows the backend only as the contract in `backend/protocol.py`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from modelswarm_gateway.generation.stop_strings import StopMatcher
 from modelswarm_gateway.metrics.counters import Metrics, TurnOutcome
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
+# Errors that refuse a turn before its first token.
 _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """What came: some text (perhaps none), the tokens it came with, and how the turn ended if it did."""
+    """Generated text (perhaps empty), the tokens that made it, and the finish reason of the last chunk."""
 
     text: str
     tokens: tuple[int, ...]
     position: int  # of the first token
-    end: int  # give it to `Generation.taken` once the client has the piece
+    end: int  # position after the last token
     finish: str | None
-    mark: str  # of the log up to `end`; "" of a session without a name
+    mark: str  # short hash of the log up to `end`; "" for a session without a name
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationContext:
-    """Where generations run: what all of them share."""
+    """Parts that all generations share."""
 
     backend: SessionBackend
     named_sessions: NamedSessions
@@ -49,43 +50,40 @@ class GenerationContext:
 
 @dataclass(frozen=True, slots=True)
 class TurnStart:
-    """With what one turn begins."""
+    """Values with which one turn starts."""
 
     turn: TurnRequest
     tokenizer: ModelTokenizer
     requested_at: float
-    epoch_floor: int = 0  # epochs of the session's name that others have used
-    resumed: ResumedTurn | None = None  # the turn had begun before
+    epoch_floor: int = 0  # highest epoch that other gateways have used for the session's name
+    resumed: ResumedTurn | None = None  # None: a new turn
 
 
 class Generation:
-    """One turn as a door reads it: `take` pieces, tell them `taken`, `close`."""
+    """One turn as an API reads it: `next_chunk`, `acknowledge` what the client got, finally `close`."""
 
     def __init__(
-        self, context: GenerationContext, ask: GenerationRequest, start: TurnStart
+        self, context: GenerationContext, request: GenerationRequest, start: TurnStart
     ) -> None:
-        request = start.turn
-        self._context, self._request, self._turn, self._epoch_floor = (
-            context,
-            ask,
-            request,
-            start.epoch_floor,
+        turn = start.turn
+        self._context, self._request = context, request
+        self._turn, self._epoch_floor = turn, start.epoch_floor
+        self._detokenizer = start.tokenizer.detokenizer(turn.tokens)
+        self._stops = StopMatcher(request.stop)
+        self._meter = context.metrics.meter_turn(
+            request.model, len(turn.tokens), start.requested_at
         )
-        self._detokenizer = start.tokenizer.detokenizer(request.tokens)
-        self._stops = StopMatcher(ask.stop)
-        self._meter = context.metrics.meter_turn(ask.model, len(request.tokens), start.requested_at)
-        self._finish: str | None = None  # how it ended, once it has ended well
+        self._finish: str | None = None  # the finish reason, once the turn has completed
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
-        self.prompt = request.tokens
+        self.prompt = turn.tokens
         self.completion_tokens = self._resumed_tokens = 0
         self.session_key: SessionKey | None = (
-            (ask.model, ask.session_id) if ask.session_id else None
+            (request.model, request.session_id) if request.session_id else None
         )
-        self._log_mark = LogMark(request.tokens) if self.session_key else None
-        self._unseen_chunk: OutputChunk | None = (
-            None  # what was generated before, and the client has not seen
-        )
+        self._log_mark = LogMark(turn.tokens) if self.session_key else None
+        # Generated before the turn was resumed, and not seen by the client.
+        self._unseen_chunk: OutputChunk | None = None
         if start.resumed is None:
             self._session, self._stream = self._start_turn()
         else:
@@ -93,16 +91,16 @@ class Generation:
         self._meter.on_started(context.clock())
 
     def _start_turn(self) -> tuple[str, TokenStream]:
-        """A session with its turn started; opened anew when the core has lost a kept one."""
-        engine, book = self._context.backend, self._context.named_sessions
+        """Open or acquire a session and start its turn; open it anew if the core has lost a kept one."""
+        backend, sessions = self._context.backend, self._context.named_sessions
         for _ in range(2):
             session = (
-                book.acquire(self.session_key, self._epoch_floor)
+                sessions.acquire(self.session_key, self._epoch_floor)
                 if self.session_key
-                else engine.open_session(self._request.model)
+                else backend.open_session(self._request.model)
             )
             try:
-                return session, engine.start_turn(session, self._turn)
+                return session, backend.start_turn(session, self._turn)
             except UnknownSession:
                 self._drop_session(session)
             except CoreError as error:
@@ -111,9 +109,9 @@ class Generation:
         raise ApiError(Code.INTERNAL, "the session was lost twice")
 
     def _resume_turn(self, resumed: ResumedTurn) -> tuple[str, TokenStream]:
-        """Shows again what was generated, as far as the client has not seen it, and goes on if that was not all."""
+        """Continue the turn; its first chunk is the generated text that the client has not seen."""
         assert self.session_key is not None
-        engine, first = self._context.backend, len(self.prompt)
+        backend, first = self._context.backend, len(self.prompt)
         session = self._context.named_sessions.acquire(self.session_key)
         self._stream = TokenStream(first, lambda _: None, lambda length: None)
         shown: list[str] = []
@@ -130,22 +128,22 @@ class Generation:
         self._unseen_chunk = self._finish_chunk(shown, new, end - len(new))
         try:
             if self._finish is not None:
-                engine.truncate_log(session, end)
+                backend.truncate_log(session, end)
                 return session, self._stream
             self._turn = TurnRequest(
                 tokens=(*self.prompt, *resumed.generated),
                 max_tokens=resumed.turn.end - end,
                 sampling=resumed.turn.sampling,
                 credit_ahead=self._turn.credit_ahead,
-                begun=True,
+                is_resumed=True,
             )
-            return session, engine.start_turn(session, self._turn)
+            return session, backend.start_turn(session, self._turn)
         except CoreError as error:
             self._release_session(session, keep=True)
             raise from_core(error, self._request.prompt_field) from error
 
     def _release_session(self, session: str, *, keep: bool) -> None:
-        """A session the client named may be kept; all others end with their turn."""
+        """Keep a named session if `keep` is set; close any other one."""
         if self.session_key and keep:
             self._context.named_sessions.release(self.session_key)
         else:
@@ -158,11 +156,11 @@ class Generation:
             self._context.backend.close_session(session)
 
     async def next_chunk(self, timeout: float) -> OutputChunk | None:
-        """What has come; None if nothing did within `timeout` seconds. Raises the ApiError that ended the turn."""
+        """Wait for the next chunk; None after `timeout` seconds. Raise the ApiError that ended the turn."""
         if self._unseen_chunk is not None and not self._aborted:
-            said, self._unseen_chunk = self._unseen_chunk, None
-            if said.tokens or said.finish is not None:
-                return said
+            chunk, self._unseen_chunk = self._unseen_chunk, None
+            if chunk.tokens or chunk.finish is not None:
+                return chunk
         while True:
             try:
                 events = await self._stream.next_events(timeout)
@@ -175,12 +173,11 @@ class Generation:
                 return self._build_chunk(events) if events else None
 
     def _evict_and_retry(self, error: ApiError) -> bool:
-        """Refused for want of room: a kept session that nobody uses gives way, and the turn is tried again."""
+        """If the turn was refused for lack of room, evict an idle named session and start the turn again."""
         if error.code is not Code.NO_CAPACITY or self._generated_now or self._closed:
             return False
-        if not self._context.named_sessions.evict_idle(
-            self._request.model
-        ):  # those of others hold no page that helps
+        # Sessions of another model hold no pages that would help.
+        if not self._context.named_sessions.evict_idle(self._request.model):
             return False
         try:
             self._stream = self._context.backend.start_turn(self._session, self._turn)
@@ -190,7 +187,7 @@ class Generation:
 
     @property
     def _generated_now(self) -> int:
-        """Tokens that this turn has generated, without those that it had before."""
+        """Tokens generated by this call; without those that a resumed turn had before."""
         return self.completion_tokens - self._resumed_tokens
 
     def _build_chunk(self, events: Sequence[TokenEvent]) -> OutputChunk:
@@ -211,17 +208,17 @@ class Generation:
         return self._finish_chunk(texts, tokens, events[0].position)
 
     def _finish_chunk(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> OutputChunk:
-        """The piece that ends with all that was shown."""
+        """Return the chunk of these texts and tokens, with the mark of the log so far."""
         mark = "" if self._log_mark is None else str(self._log_mark)
         end = first + len(tokens)
         return OutputChunk("".join(texts), tuple(tokens), first, end, self._finish, mark)
 
     def _detokenize(self, event: TokenEvent) -> tuple[str, str | None]:
-        """The text that one token makes visible, and how the turn ends with it, if it does."""
+        """Return the text that one token makes visible, and the finish reason if the turn ends with it."""
         piece = ""
         if event.token >= 0 and self._log_mark is not None:
             self._log_mark.extend((event.token,))
-        if event.token >= 0 and event.finish is not Finish.STOP:  # the token that stops is no text
+        if event.token >= 0 and event.finish is not Finish.STOP:  # an eos token has no text
             piece = self._detokenizer.feed(event.token)
         if event.finish is not Finish.NONE:
             piece += self._detokenizer.flush()
@@ -236,24 +233,27 @@ class Generation:
 
     @property
     def hold_reason(self) -> str:
-        """What the session is held for; empty while it is not."""
+        """The reason why the session is held; empty while it is not."""
         view = self._context.backend.session(self._session)
-        return "" if view is None else view.waits
+        return "" if view is None else view.hold_reason
 
     def acknowledge(self, chunk: OutputChunk) -> None:
-        """The client has it: the swarm may go on (R7)."""
+        """Grant credit for more tokens, because the client has this chunk (R7, credit)."""
         if self._finish is None and not self._closed:
             self._stream.read_to(chunk.end)
 
     def abort(self, error: ApiError) -> None:
-        """Makes `take` raise `error` at once, from outside: the client left, or the gateway stops."""
+        """Make `next_chunk` raise `error` at once: the client disconnected, or the gateway stops."""
         if self._finish is None and not self._closed:
             self._aborted = True
             self._stream.abort(error)
 
     def close(self) -> None:
-        """Frees what the turn holds. A named session is kept if its turn ended well, never started, or was left, by its
-        client or for this gateway's end."""
+        """Release the turn.
+
+        A named session is kept if the turn completed, was refused, was cancelled by the client, or the gateway is
+        stopping. Otherwise it is dropped.
+        """
         if self._closed:
             return
         self._closed = True
@@ -265,13 +265,13 @@ class Generation:
         self._release_session(self._session, keep=keep)
 
     def _has_hops(self) -> bool:
-        """Of a first turn that was refused nothing is anywhere: kept, it would hide a session of that name that another
-        gateway has, and whose servers were out of sight when it was looked for."""
+        """Return whether the session has a route. A refused first turn left nothing on any server: if kept, it would
+        hide a session of that name at another gateway, whose servers could not be reached during the search."""
         view = self._context.backend.session(self._session)
         return view is not None and bool(view.route)
 
     def _park_session(self) -> bool:
-        """The client left before the end: it may come back for the rest."""
+        """Park the session of a cancelled turn, so that the client may resume it; return False if the core lost it."""
         try:
             self._context.backend.park_session(self._session)
         except UnknownSession:
@@ -279,14 +279,14 @@ class Generation:
         return True
 
     def _record_metrics(self) -> None:
-        place, outcome = self._context, self._outcome()
-        self._meter.on_ended(outcome, place.backend.session(self._session), place.clock())
-        place.metrics.count_turn(self._request.model, outcome, self._finish)
+        context, outcome = self._context, self._outcome()
+        self._meter.on_ended(outcome, context.backend.session(self._session), context.clock())
+        context.metrics.count_turn(self._request.model, outcome, self._finish)
 
     def _outcome(self) -> TurnOutcome:
         if self._finish is not None:
             return TurnOutcome.RECOVERED if self._stream.reroutes else TurnOutcome.COMPLETED
         if self._refused:
             return TurnOutcome.REFUSED
-        left = self._failure in (None, Code.CANCELLED)
-        return TurnOutcome.CANCELLED if left else TurnOutcome.FAILED
+        was_cancelled = self._failure in (None, Code.CANCELLED)
+        return TurnOutcome.CANCELLED if was_cancelled else TurnOutcome.FAILED

@@ -1,7 +1,7 @@
-"""Explicit sessions: those a client names by `session_id` and comes back to, kept between its requests.
+"""Named sessions: kept between requests, because the client named them by `session_id`.
 
-Used by the service. A kept session is parked in the core and holds pages, so their number and their idle time are
-bounded, and the one idle for longest gives way when room is short. Knows nothing of what a session contains.
+Used by the service. A kept session is parked in the core and holds KV pages. So the number and the idle time of kept
+sessions are bounded, and the longest idle one is evicted when room is short. Does not know a session's content.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SessionKey = tuple[str, str]
 
 
 def wire_name(key: SessionKey) -> str:
-    """The name of the session among gateways and servers: the same at every gateway, whatever the client wrote."""
+    """Return the session's name in the protocol. Every gateway derives the same name; any client string is allowed."""
     return "named:" + hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
 
 
@@ -54,26 +54,26 @@ class NamedSessions:
         return kept is not None and kept.busy
 
     def session_name(self, key: SessionKey) -> str:
-        """The core's name of one that is here."""
+        """Return the core's name of a kept session."""
         return self._kept[key].session
 
     def add_idle(self, key: SessionKey, session: str) -> None:
-        """One that is open already, and idle."""
+        """Add a session that is open and idle."""
         if len(self._kept) >= self._limit:
             self.evict_idle()
         self._kept[key] = _Kept(session, False, self._clock())
 
     def acquire(self, key: SessionKey, epoch_floor: int = 0) -> str:
-        """The session of that name, new or kept, busy from now on until `release` or `drop`.
+        """Return the core's name of the session, opened if needed. It is busy until `release` or `drop_session`.
 
-        `above`: how far its epochs have come elsewhere.
+        `epoch_floor`: highest epoch of that name at other gateways. Raise ApiError if it is busy or there is no room.
         """
         kept = self._kept.get(key)
         if kept is None:
             if len(self._kept) >= self._limit and not self.evict_idle():
                 raise ApiError(
                     Code.NO_CAPACITY,
-                    f"all {self._limit} sessions are in use",
+                    f"all {self._limit} named sessions are in use; try again later",
                     param="session_id",
                     retry_after=1.0,
                 )
@@ -95,19 +95,19 @@ class NamedSessions:
         )
 
     def release(self, key: SessionKey) -> None:
-        """Its turn is over; it is kept."""
+        """Keep the session, idle, after its turn."""
         kept = self._kept[key]
         kept.busy, kept.idle_since = False, self._clock()
         self._kept.move_to_end(key)
 
     def drop_session(self, key: SessionKey) -> None:
-        """It is gone, and its pages with it."""
+        """Close the session and forget it."""
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._close(kept.session)
 
     def evict_idle(self, model: str | None = None) -> bool:
-        """Drops the session (of `model`) that has been idle for longest; False if none is idle."""
+        """Drop the session (of `model`) that has been idle for longest; return False if none is idle."""
         for key, kept in self._kept.items():
             if not kept.busy and model in (None, key[0]):
                 self.drop_session(key)
@@ -115,7 +115,7 @@ class NamedSessions:
         return False
 
     def evict_expired(self) -> None:
-        """Drops what has been idle for too long. Call it now and then."""
+        """Drop the sessions that have been idle for too long. Call it periodically."""
         oldest = self._clock() - self._idle_seconds
         for key in [k for k, kept in self._kept.items() if not kept.busy]:
             if self._kept[key].idle_since <= oldest:

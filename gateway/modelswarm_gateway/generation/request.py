@@ -1,6 +1,6 @@
-"""What a client asks for, whichever door it came through, and the tokens of its prompt.
+"""The generation request, independent of the API it came from, and the encoding of its prompt.
 
-Made by the doors, read by the service. Knows a model only as its text.
+Built by the APIs, read by the service. Knows a model only as its tokenizer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request, whichever door it came through."""
+    """One request to generate text."""
 
     model: str
     prompt: Prompt
@@ -48,20 +48,16 @@ class GenerationRequest:
     options: SamplingOptions
     stop: tuple[str, ...] = ()
     session_id: str | None = None
-    default_max_tokens: int | None = (
-        None  # when neither the request nor the model limits the answer
-    )
-    resume_after: int | None = (
-        None  # goes on behind this position of the log: the client has the rest
-    )
-    resume_mark: str = ""  # of the log up to there, as it was sent; "": not told
+    default_max_tokens: int | None = None  # if neither the request nor the model limits the answer
+    resume_after: int | None = None  # last log position that the client has
+    resume_mark: str = ""  # short hash of the log up to there; "": not given
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 
 async def encode_prompt(
     request: GenerationRequest, text: ModelTokenizer, limit: int
 ) -> tuple[int, ...]:
-    """At least one; `limit` is what the context holds, 0 if that is not known. Raises ApiError."""
+    """Return the prompt's tokens, at least one. `limit`: positions of the context, 0 if unknown. Raise ApiError."""
     try:
         tokens = await _encode(request, text, limit)
     except TextTooLong as error:
@@ -77,11 +73,11 @@ async def encode_prompt(
 async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) -> tuple[int, ...]:
     match request.prompt:
         case TokenPrompt(ids):
-            if 0 < limit < len(ids):  # before a long look at each of them
+            if 0 < limit < len(ids):  # before each token is checked
                 raise from_core(PromptTooLong(len(ids), limit), request.prompt_field)
             for place, token in enumerate(ids):
                 if not 0 <= token < text.vocabulary:
-                    detail = f"{token} is not a token: 0 to {text.vocabulary - 1} are"
+                    detail = f"{token} is not a token id; allowed: 0 to {text.vocabulary - 1}"
                     raise invalid_request(
                         request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"
                     )
@@ -98,7 +94,7 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
 
 
 def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:
-    """None: up to the context's end."""
+    """Return the largest number of tokens to generate; None: up to the context's end."""
     for limit in (request.options.max_tokens, text.defaults.max_tokens):
         if limit is not None:
             return limit

@@ -1,6 +1,6 @@
-"""Takes requests: model, prompt, defaults, limits; starts generations and knows which run.
+"""Starts generations: finds the model, encodes the prompt, applies defaults and limits, and tracks what runs.
 
-Both doors use it; it knows the engine only as the contract in `engine.py`.
+Used by both APIs. Knows the backend only as the contract in `backend/protocol.py`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
+# Longest wait for a generation that a resuming client replaces, in seconds.
 RELEASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    credit_ahead: int = 32
-    max_named_sessions: int = 1000  # explicit ones, at most
-    idle_seconds: float = 600.0
-    keepalive_seconds: float = 5.0  # silence after which a client gets a sign of life
-    max_generations: int = 4096  # turns at a time, at most
+    credit_ahead: int = 32  # tokens generated ahead of the client
+    max_named_sessions: int = 1000
+    idle_seconds: float = 600.0  # after which an unused named session is dropped
+    keepalive_seconds: float = 5.0  # silence after which a client is sent a keepalive
+    max_generations: int = 4096  # at a time
 
 
 class GenerationService:
@@ -57,13 +58,15 @@ class GenerationService:
             backend, self.named_sessions, metrics, clock, self._on_closed
         )
         self.accepting = True
-        self.shutting_down = False  # clients are to go elsewhere; those that still come are served
+        self.shutting_down = (
+            False  # clients are told to go elsewhere; new requests are still served
+        )
         self._last_request_at = clock()
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()
 
     def keepalive_seconds(self, model: str) -> float:
-        """Silence after which a client of that model gets a sign of life."""
+        """Return the silence after which a client of that model is sent a keepalive."""
         hold = self.backend.hold_limit(model)
         return cap_keepalive(self.settings.keepalive_seconds, hold)
 
@@ -72,54 +75,56 @@ class GenerationService:
         return len(self._running)
 
     def abort_all(self) -> None:
-        """Every turn that still runs ends with an error that says so."""
+        """End every running turn with an error: the gateway is stopping."""
         for generation in tuple(self._running):
             generation.abort(gateway_stopping())
 
     async def start_generation(self, request: GenerationRequest) -> Generation:
-        """Raises ApiError, or Elsewhere. The caller must `close` what it gets, whatever happens."""
-        self._last_request_at = asked_at = self.clock()
+        """Start one generation; the caller must `close` it. Raise ApiError or OwnedElsewhere."""
+        self._last_request_at = requested_at = self.clock()
         here = (
             request.forwarded
             and request.session_id
             and self.named_sessions.has_session((request.model, request.session_id))
         )
-        if not self.accepting and not here:  # nobody else can answer for a session that is here
+        if not self.accepting and not here:  # only this gateway can answer for a session kept here
             raise gateway_stopping()
         if len(self._running) >= self.settings.max_generations:
-            detail = f"{self.settings.max_generations} requests are running already"
+            detail = f"{self.settings.max_generations} requests are running already; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
-        card, text = self._find_model(request.model)
-        tokens = await encode_prompt(request, text, card.max_length)
+        card, tokenizer = self._find_model(request.model)
+        tokens = await encode_prompt(request, tokenizer, card.max_length)
         turn = TurnRequest(
             tokens=tokens,
-            max_tokens=token_limit(request, text),
-            sampling=text.defaults.sampling(request.options, secrets.randbits(64)),
+            max_tokens=token_limit(request, tokenizer),
+            sampling=tokenizer.defaults.sampling(request.options, secrets.randbits(64)),
             credit_ahead=self.settings.credit_ahead,
         )
-        above, resume = 0, None
+        epoch_floor, resumed = 0, None
         if request.session_id is not None:
             key = (request.model, request.session_id)
             if request.resume_after is not None:
                 await self._abort_running(key)
-            above = await self._locator.acquire(request, key)
-            resume = self._find_resumed_turn(request, key, tokens)
-        begin = TurnStart(turn, text, asked_at, above, resume)
+            epoch_floor = await self._locator.acquire(request, key)
+            resumed = self._find_resumed_turn(request, key, tokens)
+        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed)
         generation = Generation(self._context, request, begin)
         self._running.add(generation)
         return generation
 
-    async def is_owned_by(self, ask: GenerationRequest, door: str) -> bool | None:
-        """Whether the gateway with that door still has the session of a named request; None: the servers know of no
-        gateway that has it and lives."""
-        assert ask.session_id is not None
-        where = await self.backend.find_session(wire_name((ask.model, ask.session_id)), ask.model)
-        return door in where.target.split(",") if where.living else None
+    async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:
+        """Return whether the gateway at `target` still owns the session of a named request; None if the servers know
+        of no running owner."""
+        assert request.session_id is not None
+        location = await self.backend.find_session(
+            wire_name((request.model, request.session_id)), request.model
+        )
+        return target in location.owner_target.split(",") if location.is_owner_alive else None
 
     def _find_resumed_turn(
-        self, ask: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]
+        self, request: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]
     ) -> ResumedTurn | None:
-        if ask.resume_after is None:
+        if request.resume_after is None:
             return None
         if self.named_sessions.is_busy(key):
             raise self.named_sessions.busy_error(key)
@@ -128,13 +133,15 @@ class GenerationService:
             if self.named_sessions.has_session(key)
             else None
         )
-        return resume_turn(prompt, kept, ask.resume_after, ask.resume_mark)
+        return resume_turn(prompt, kept, request.resume_after, request.resume_mark)
 
     async def _abort_running(self, key: SessionKey) -> None:
-        """Who goes on with a stream has lost it: if it still runs here, nobody reads it any more."""
+        """Abort a generation of this session and wait for its end: its client lost the stream and now resumes it."""
         for generation in tuple(self._running):
             if generation.session_key == key:
-                generation.abort(ApiError(Code.CANCELLED, "the client goes on elsewhere"))
+                generation.abort(
+                    ApiError(Code.CANCELLED, "the client resumes on another connection")
+                )
         until = self.clock() + RELEASE_SECONDS
         while self.named_sessions.is_busy(key) and self.clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -144,7 +151,7 @@ class GenerationService:
         self._ended.set()
 
     async def wait_for_no_requests(self, seconds: float, until: float) -> bool:
-        """True once no request has come for so long since now; False if they still come at `until`."""
+        """Return True once no request arrived for `seconds`, counted from now; False if requests arrive at `until`."""
         since = self.clock()
         while (now := self.clock()) < until:
             quiet_at = max(since, self._last_request_at) + seconds
@@ -154,7 +161,7 @@ class GenerationService:
         return False
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """True once nothing runs any more; False if something still does after `seconds`."""
+        """Return True once no generation runs; False if one still does after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 while self._running:
@@ -167,11 +174,13 @@ class GenerationService:
     def _find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
         card = self.backend.model_card(name)
         if card is None and not self.backend.is_discovery_complete():
-            detail = "this gateway has just started, and finds out what is served"
+            detail = "the gateway is still discovering models; retry in 1 s"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         if card is None:
             raise model_not_found(name)
         if card.tokenizer is None:
-            detail = f"the model {name!r} is starting: its tokenizer has not come yet"
+            detail = (
+                f"the model {name!r} is starting: its tokenizer is not loaded yet; retry in 1 s"
+            )
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer

@@ -1,6 +1,6 @@
-"""Stop strings: finds the first match in text that arrives in pieces, and holds back what may become one.
+"""Stop strings: finds the first match in text that arrives in pieces, and withholds text that may become a match.
 
-Used by the service, one per turn. Pure: the result does not depend on where the pieces were cut.
+Used by a generation, one matcher per turn. Pure: the result does not depend on the cuts between pieces.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    text: str  # may be shown
-    matched: bool  # the text ends here; nothing more is to be fed
+    text: str  # that may be shown
+    matched: bool  # the text ends here; no more may be fed
 
 
 class StopMatcher:
-    """The match that is complete first wins; of those that end together, the longest."""
+    """The match that is complete first wins; of matches that end together, the longest."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -35,13 +35,13 @@ class StopMatcher:
         return StopMatch(text[: len(text) - keep], False)
 
     def flush(self) -> str:
-        """What was held back, when the text ended without completing a match."""
+        """Return the withheld text, when the text ended without a complete match."""
         held, self._held = self._held, ""
         return held
 
 
 def _partial_match_length(text: str, stop: str) -> int:
-    """Length of the longest end of `text` with which `stop` begins (all of `stop` excluded)."""
+    """Return the length of the longest end of `text` that `stop` begins with, shorter than `stop`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return size

@@ -1,7 +1,7 @@
-"""What is true of the swarms at the moment Prometheus asks: servers, coverage, sessions, KV.
+"""Prometheus collectors for the present state: servers, coverage, sessions, KV; in a cluster also pods.
 
-Read from the engine's views, so nothing is counted twice and a scrape costs what the views cost. Registered by
-`metrics.py`; counts nothing itself.
+Read from the backend's views at each scrape, so nothing is counted twice. Registered by `counters.py` and `app.py`;
+counts nothing itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from modelswarm import __version__
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView
-from modelswarm_gateway.core.sessions.session import State
+from modelswarm_gateway.core.sessions.session import SessionState
 
 PREFIX = "modelswarm_gateway_"
 
 
 class SwarmCollector(Collector):
     def __init__(self, backend: SessionBackend, on_model: Callable[[str], object]) -> None:
-        """`met` is called with the name of every model there is."""
+        """`on_model` is called with the name of each known model, at each scrape."""
         self._backend, self._on_model = backend, on_model
 
     def describe(self) -> Iterable[Metric]:
@@ -44,7 +44,7 @@ class SwarmCollector(Collector):
     def _sessions(self, cards: Sequence[ModelCard]) -> Iterable[Metric]:
         states: Tally[tuple[str, str]] = Tally()
         for card in cards:
-            states.update({(card.name, state.value): 0 for state in State})
+            states.update({(card.name, state.value): 0 for state in SessionState})
         entries = Tally({card.name: 0 for card in cards})
         for view in self._backend.sessions():
             states[view.model, view.state] += 1
@@ -84,7 +84,7 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
 
 
 def servers_per_block(card: ModelCard, servers: Iterable[ServerView]) -> list[int]:
-    """By block, how many servers hold it."""
+    """Return for each block the number of servers that hold it."""
     counts = [0] * card.n_blocks
     for server in servers:
         for block in range(server.first, min(server.last, card.n_blocks)):
@@ -93,18 +93,18 @@ def servers_per_block(card: ModelCard, servers: Iterable[ServerView]) -> list[in
 
 
 def kv_usage(card: ModelCard, servers: Iterable[ServerView]) -> float:
-    """Of the blocks whose servers together have least room; a session needs room on every block."""
+    """Return the share of used pages on the fullest block; a session needs room on every block."""
     free, total = [0] * card.n_blocks, [0] * card.n_blocks
     for server in servers:
-        if server.beat is not None:
+        if server.heartbeat is not None:
             for block in range(server.first, min(server.last, card.n_blocks)):
-                free[block] += server.beat.free_pages
-                total[block] += server.beat.total_pages
+                free[block] += server.heartbeat.free_pages
+                total[block] += server.heartbeat.total_pages
     return max((1 - f / t for f, t in zip(free, total, strict=True) if t), default=0.0)
 
 
 def _is_draining(server: ServerView) -> bool:
-    return server.leaving != ""
+    return server.drain_cause != ""
 
 
 def _gauge(
@@ -116,19 +116,19 @@ def _gauge(
     return family
 
 
-STATES = ("Pending", "Running", "Succeeded", "Failed", "Unknown", "Terminating")
+POD_STATES = ("Pending", "Running", "Succeeded", "Failed", "Unknown", "Terminating")
 
 
 class PodStates(Protocol):
-    """`Cluster`, as far as it is used here."""
+    """The part of `KubernetesSource` that is used here."""
 
     def pod_states(self) -> Mapping[str, int]: ...
 
     @property
-    def failures(self) -> int: ...
+    def api_failures(self) -> int: ...
 
     @property
-    def watch_down(self) -> bool: ...
+    def is_watch_down(self) -> bool: ...
 
 
 class PodCollector(Collector):
@@ -143,16 +143,16 @@ class PodCollector(Collector):
         pods = GaugeMetricFamily(
             PREFIX + "pods", "Server pods known here by state.", labels=["state"]
         )
-        for state in STATES:
+        for state in POD_STATES:
             pods.add_metric([state.lower()], known.get(state, 0))
         yield pods
         yield CounterMetricFamily(
             PREFIX + "kube_api_failures",
             "Failed requests to the API server.",
-            self._cluster.failures,
+            self._cluster.api_failures,
         )
         yield GaugeMetricFamily(
             PREFIX + "pod_watch_up",
             "1 while changes to pods are heard of; at 0 what is known stays.",
-            not self._cluster.watch_down,
+            not self._cluster.is_watch_down,
         )

@@ -1,7 +1,7 @@
-"""What Prometheus can ask this gateway, on a port of its own: what happened, as counters and histograms.
+"""Prometheus counters and histograms of the gateway.
 
-The service, its generations and the node count into it; what is true at a moment is in `gauges.py`. Every label has
-few values: models are those that have servers here, anything else is "other". docs/metrics.md lists all names.
+The service, its generations and the node count here; the present state is in `collectors.py`. Every label has few
+values: models are those known here, any other name is "other". docs/metrics.md lists all names.
 """
 
 from __future__ import annotations
@@ -27,32 +27,48 @@ from modelswarm_gateway.errors import TABLE, Code
 from modelswarm_gateway.metrics.collectors import PREFIX, SwarmCollector
 from modelswarm_gateway.metrics.vllm import VllmCollector
 
-FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
-NEXT_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5, 15, 60)
-WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
-WAIT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-RECOVERY = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
-HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
-OTHER = "other"
-CAUSES = (*(trouble.value for trouble in FaultKind), "silent", "slow", "late")
+FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
+NEXT_TOKEN_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.15,
+    0.3,
+    0.6,
+    1.2,
+    2.5,
+    5,
+    15,
+    60,
+)
+REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
+QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
+HOP_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+OTHER_MODEL = "other"
+REROUTE_CAUSES = (*(trouble.value for trouble in FaultKind), "silent", "slow", "late")
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
-MOVE_CAUSES = ("drain", "shutdown", "slow")
+MIGRATION_CAUSES = ("drain", "shutdown", "slow")
 USUAL_CODES = (200, 429, 499, 500, 503)
 
 
 class TurnOutcome(enum.Enum):
-    """How a turn that was started ended."""
+    """End of a turn that was started."""
 
     COMPLETED = "completed"
-    RECOVERED = "recovered"  # completed, and at least one fault came between
+    RECOVERED = "recovered"  # completed after at least one fault
     FAILED = "failed"
-    CANCELLED = "cancelled"  # the client left
-    REFUSED = "refused"  # before its first token, for want of room or servers
+    CANCELLED = "cancelled"  # by the client
+    REFUSED = "refused"  # before its first token, for lack of room or servers
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """What is counted of one model. Looked up once: some of it is counted for every token."""
+    """Series of one model. Looked up once, because some are counted for every token."""
 
     prompt: Counter
     generated: Counter
@@ -68,7 +84,7 @@ class _Series:
 
 
 class TurnMeter:
-    """Measures one turn. Times are of the service's clock."""
+    """Measures one turn, in times of the service's clock."""
 
     __slots__ = ("_first_token_at", "_last_token_at", "_requested_at", "_series", "_started_at")
 
@@ -78,12 +94,12 @@ class TurnMeter:
         self._first_token_at: float | None = None
 
     def on_started(self, now: float) -> None:
-        """The swarm has it."""
+        """Record that the turn was handed to the swarm."""
         self._started_at = now
         self._series.wait.observe(now - self._requested_at)
 
     def on_tokens(self, count: int, now: float) -> None:
-        """`count` tokens came together."""
+        """Record `count` tokens that arrived together."""
         series = self._series
         series.generated.inc(count)
         if self._first_token_at is None:
@@ -97,7 +113,7 @@ class TurnMeter:
         self._last_token_at = now
 
     def on_ended(self, outcome: TurnOutcome, session: SessionView | None, now: float) -> None:
-        """`session` as it was at the end; None if the core has lost it."""
+        """Record the end of the turn. `session`: its state at the end; None if the core has lost it."""
         series = self._series
         if outcome in (TurnOutcome.COMPLETED, TurnOutcome.RECOVERED):
             series.whole.observe(now - self._requested_at)
@@ -115,13 +131,13 @@ class Metrics:
         self.registry = own = CollectorRegistry()
         self._backend = backend
         gauges = SwarmCollector(backend, self._series)
-        own.register(gauges)  # first: what it sees, the others show at zero
+        own.register(gauges)  # first: series of the models that it sees are created at zero
         self._series_of: dict[str, _Series] = {}
         self._make_counters()
         self._make_histograms()
         ProcessCollector(registry=own)
         for status in (400, 404):
-            self._requests.labels(OTHER, str(status))
+            self._requests.labels(OTHER_MODEL, str(status))
         if vllm_names:
             own.register(VllmCollector((gauges, *self._sources())))
 
@@ -160,7 +176,7 @@ class Metrics:
         self._ejections = count(
             "ejections", "Servers that get no new sessions for a while.", "model", "cause"
         )
-        self._moves = count(
+        self._migrations = count(
             "migrations",
             "Planned moves of sessions off a server by cause and outcome.",
             "model",
@@ -174,33 +190,45 @@ class Metrics:
                 PREFIX + name, said, ("model",), registry=self.registry, buckets=buckets
             )
 
-        self._wait = spread("queue_seconds", "From a request to its start in the swarm.", WAIT)
+        self._queue = spread(
+            "queue_seconds", "From a request to its start in the swarm.", QUEUE_BUCKETS
+        )
         self._prefill = spread(
-            "prefill_seconds", "From the start in the swarm to the first token.", FIRST_TOKEN
+            "prefill_seconds",
+            "From the start in the swarm to the first token.",
+            FIRST_TOKEN_BUCKETS,
         )
         self._first = spread(
-            "time_to_first_token_seconds", "From a request to its first token.", FIRST_TOKEN
+            "time_to_first_token_seconds", "From a request to its first token.", FIRST_TOKEN_BUCKETS
         )
-        self._next = spread("inter_token_seconds", "Between tokens of one answer.", NEXT_TOKEN)
-        self._decode = spread("decode_seconds", "From the first token to the last.", WHOLE)
-        self._whole = spread("request_seconds", "From a request to its answer's end.", WHOLE)
-        self._hops = spread("route_hops", "Servers on the route of a turn.", HOPS)
-        self._recovery = spread("recovery_seconds", "From a fault to the next token.", RECOVERY)
+        self._next = spread(
+            "inter_token_seconds", "Between tokens of one answer.", NEXT_TOKEN_BUCKETS
+        )
+        self._decode = spread(
+            "decode_seconds", "From the first token to the last.", REQUEST_BUCKETS
+        )
+        self._whole = spread(
+            "request_seconds", "From a request to its answer's end.", REQUEST_BUCKETS
+        )
+        self._hops = spread("route_hops", "Servers on the route of a turn.", HOP_BUCKETS)
+        self._recovery = spread(
+            "recovery_seconds", "From a fault to the next token.", RECOVERY_BUCKETS
+        )
 
     def _sources(self) -> tuple[Counter | Histogram, ...]:
-        """What vLLM has names for too."""
+        """Return the metrics that have a name in vLLM too."""
         return (
             *(self._tokens, self._reused, self._answers, self._streams),
-            *(self._wait, self._prefill, self._first, self._next, self._decode, self._whole),
+            *(self._queue, self._prefill, self._first, self._next, self._decode, self._whole),
         )
 
     def count_request(self, model: str, code: Code | None) -> None:
-        """`code` None: it succeeded."""
+        """Count an ended request. `code` None: it succeeded."""
         status = 200 if code is None else TABLE[code].status
         self._requests.labels(self._label(model), str(status)).inc()
 
     def meter_turn(self, model: str, prompt: int, asked: float) -> TurnMeter:
-        """For a turn whose prompt has so many tokens."""
+        """Return a meter for a turn, and count its `prompt` tokens."""
         series = self._series(self._label(model))
         series.prompt.inc(prompt)
         return TurnMeter(series, asked)
@@ -224,17 +252,17 @@ class Metrics:
         self._ejections.labels(self._label(model), cause).inc()
 
     def on_migrated(self, model: str, cause: str, outcome: str) -> None:
-        self._moves.labels(self._label(model), cause, outcome).inc()
+        self._migrations.labels(self._label(model), cause, outcome).inc()
 
     def _label(self, model: str) -> str:
-        return model if self._backend.model_card(model) is not None else OTHER
+        return model if self._backend.model_card(model) is not None else OTHER_MODEL
 
     def _series(self, label: str) -> _Series:
         """Of a model that has been met; all that can happen to it is there from now on, at zero."""
         found = self._series_of.get(label)
         if found is None:
             found = self._series_of[label] = self._make_series(label)
-            self._start_at_zero(label)
+            self._create_series(label)
         return found
 
     def _make_series(self, label: str) -> _Series:
@@ -243,7 +271,7 @@ class Metrics:
             generated=self._tokens.labels(label, "generated"),
             reused=self._reused.labels(label),
             replayed=self._replayed.labels(label),
-            wait=self._wait.labels(label),
+            wait=self._queue.labels(label),
             prefill=self._prefill.labels(label),
             first=self._first.labels(label),
             following=self._next.labels(label),
@@ -252,21 +280,21 @@ class Metrics:
             hops=self._hops.labels(label),
         )
 
-    def _start_at_zero(self, label: str) -> None:
-        """A counter that appears with its first event shows no increase."""
+    def _create_series(self, label: str) -> None:
+        """Create all series of a model at zero: a counter that appears with its first event shows no increase."""
         for status in USUAL_CODES:
             self._requests.labels(label, str(status))
         for outcome in TurnOutcome:
             self._streams.labels(label, outcome.value)
         for finish in (Finish.STOP, Finish.LENGTH):
             self._answers.labels(label, finish.value)
-        for cause in CAUSES:
+        for cause in REROUTE_CAUSES:
             self._reroutes.labels(label, cause)
             for ended in RecoveryResult.OUTCOMES:
                 self._recoveries.labels(label, cause, ended)
         for cause in EJECTION_CAUSES:
             self._ejections.labels(label, cause)
-        for cause in MOVE_CAUSES:
+        for cause in MIGRATION_CAUSES:
             for how in MigrationOutcome:
-                self._moves.labels(label, cause, how.value)
+                self._migrations.labels(label, cause, how.value)
         self._recovery.labels(label)

@@ -1,7 +1,7 @@
-"""The same numbers under vLLM's names, for dashboards, autoscalers and endpoint pickers that ask for those.
+"""The gateway's metrics under vLLM's names, for dashboards, autoscalers and endpoint pickers that expect those.
 
-Only with `--vllm-metrics`: nobody shall take this for vLLM by accident. Renames what `metrics.py` and `gauges.py`
-show, when it is asked for; counts nothing. Buckets are ours.
+Registered only with `--vllm-metrics`, so that no tool takes this gateway for vLLM by accident. Renames the metrics of
+`counters.py` and `collectors.py` at each scrape; counts nothing. Buckets are those of this gateway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OWN, VLLM = "modelswarm_gateway_", "vllm:"
 
 @dataclass(frozen=True, slots=True)
 class RenamedMetric:
-    """One of vLLM's metrics from samples of ours: those that have `where`; their labels but `model` are dropped."""
+    """One of vLLM's metrics, made of our samples whose labels match `where`. Of the labels only `model` is kept."""
 
     ours: str
     theirs: str
@@ -69,7 +69,7 @@ class VllmCollector(Collector):
 
 
 def _rename(ours: Metric, renamed: RenamedMetric, theirs: Metric) -> None:
-    """Samples that get the same labels are added up."""
+    """Add the renamed samples to `theirs`. Samples that get the same labels are summed."""
     values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in ours.samples:
         labels = sample.labels

@@ -1,7 +1,7 @@
-"""Chat messages to prompt text: the model's own Jinja template in a sandbox.
+"""Chat template: renders chat messages to prompt text by the model's own Jinja template, in a sandbox.
 
-Used by `text.py`. The helpers are those that Hugging Face templates count on; a template can neither change what it is
-given nor reach Python's insides. Knows nothing of tokens.
+Used by `tokenizer.py`. The helpers are those that Hugging Face templates expect. A template can neither change its input
+nor reach Python's internals. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
 
-from modelswarm.checkpoint.chat_template import Generation
+from modelswarm.checkpoint.chat_template import GenerationExtension
 
-# What a template can raise while it runs on messages that its author did not think of.
+# Errors that a template can raise on messages that its author did not expect.
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -31,7 +31,7 @@ _FAILURES = (
 
 
 class TemplateError(Exception):
-    """The template does not compile, breaks the sandbox, or refuses these messages; `str()` says why."""
+    """The template does not compile, breaks the sandbox, or refuses these messages; `str()` gives the reason."""
 
 
 def _refuse(message: str) -> NoReturn:
@@ -39,7 +39,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **other: Any) -> str:
-    """Jinja's own escapes HTML, which models do not expect."""
+    """Replace Jinja's own filter, which escapes HTML: models do not expect that."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **other)
 
 
@@ -52,7 +52,7 @@ class ChatTemplate:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[Generation, jinja2.ext.loopcontrols],
+            extensions=[GenerationExtension, jinja2.ext.loopcontrols],
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
@@ -69,7 +69,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
     ) -> str:
-        """The prompt, up to where the assistant begins to speak. `extra` are variables of the caller's."""
+        """Return the prompt, up to the start of the assistant's message. `extra`: more template variables."""
         names = {**(extra or {}), **self._special, "messages": list(messages)}
         names |= {"add_generation_prompt": True, "tools": None, "documents": None}
         try:

@@ -1,7 +1,10 @@
-"""Tokens to text, piece by piece, without ever showing half a character.
+"""Incremental detokenizer: tokens to text, piece by piece, and never half a character.
 
-Used by the service, one per turn. Knows tokenizers only by their `decode`. The text is a pure function of the tokens
-fed (and the few before them): however they arrive in time, the same pieces come out.
+Used by a generation, one per turn. Knows tokenizers only by their `decode`. The text is a pure function of the tokens
+fed and the few before them: the pieces do not depend on the times at which tokens arrive.
+
+`DecodeStream` of tokenizers (0.23) was tried instead. It repeats text of the prompt if that ends inside a character, has
+no flush, and takes quadratic time while bytes do not become a character (3,000 bad bytes: 2.5 s, here 0.12 s).
 """
 
 from __future__ import annotations
@@ -10,9 +13,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
-CONTEXT = 6  # tokens before the first one: a leading space does not begin a text
-OPEN_BYTES = 3
-LONGEST_WAIT = 64  # tokens; bytes that never become a character are not waited for beyond this
+# Tokens of the prompt decoded with the first token; without them a leading space would be dropped.
+CONTEXT_TOKENS = 6
+# Bytes of an incomplete character at most.
+MAX_PARTIAL_BYTES = 3
+# Tokens withheld at most, for bytes that never become a character.
+MAX_WITHHELD_TOKENS = 64
 
 
 class Decoder(Protocol):
@@ -20,39 +26,39 @@ class Decoder(Protocol):
 
 
 class Detokenizer:
-    """The prefix-offset method: decode a short window, give what it has beyond the part that was given.
+    """The prefix-offset method: decode a short window, and return its text beyond the part shown before.
 
-    While the window ends inside a character nothing is given: one more byte may change all signs of a run of bytes,
-    also of those that were characters before.
+    While the window ends inside a character nothing is returned: one more byte may change all characters of a run of
+    bytes, including those that were complete before.
     """
 
     def __init__(self, decoder: Decoder, before: Sequence[int] = ()) -> None:
         self._decoder = decoder
-        self._window: list[int] = list(before[-CONTEXT:])
-        self._settled = len(self._window)  # tokens of the window whose text was given
+        self._window: list[int] = list(before[-CONTEXT_TOKENS:])
+        self._context_length = len(self._window)  # tokens of the window whose text was shown
         text = decoder.decode(self._window) if self._window else ""
         # The text may begin inside a character, which shows as at most OPEN_BYTES signs before it is whole.
-        self._given = max(len(text.rstrip(REPLACEMENT)), len(text) - OPEN_BYTES)
+        self._shown = max(len(text.rstrip(REPLACEMENT)), len(text) - MAX_PARTIAL_BYTES)
 
     def feed(self, token: int) -> str:
-        """What can be shown now that it could not be before."""
+        """Add a token and return the text that can be shown now; may be empty."""
         self._window.append(token)
         text = self._decoder.decode(self._window)
-        patient = len(self._window) - self._settled <= LONGEST_WAIT
-        if patient and (text.endswith(REPLACEMENT) or len(text) <= self._given):
+        may_withhold = len(self._window) - self._context_length <= MAX_WITHHELD_TOKENS
+        if may_withhold and (text.endswith(REPLACEMENT) or len(text) <= self._shown):
             return ""
-        new = text[self._given :]
-        self._move()
+        new = text[self._shown :]
+        self._advance_window()
         return new
 
     def flush(self) -> str:
-        """The rest, at the end of the text; half a character shows as a replacement sign."""
-        rest = self._decoder.decode(self._window)[self._given :] if self._window else ""
-        self._given += len(rest)
+        """Return the rest at the end of the text; half a character becomes a replacement character."""
+        rest = self._decoder.decode(self._window)[self._shown :] if self._window else ""
+        self._shown += len(rest)
         return rest
 
-    def _move(self) -> None:
-        """Keep only the tokens that were given last: they are the context of the next ones."""
-        self._window = self._window[self._settled :]
-        self._settled = len(self._window)
-        self._given = len(self._decoder.decode(self._window))
+    def _advance_window(self) -> None:
+        """Keep only the tokens shown last: they are the context of the next ones."""
+        self._window = self._window[self._context_length :]
+        self._context_length = len(self._window)
+        self._shown = len(self._decoder.decode(self._window))

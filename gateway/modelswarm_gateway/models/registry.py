@@ -1,8 +1,8 @@
-"""The models this gateway has met: what their servers said of them, and their tokenizer files.
+"""Model registry: the models known to this gateway, their servers' Hellos, and their tokenizers.
 
-The node tells it of links and hands it file chunks; it asks servers for files and builds `ModelText` from them, once
-per model and revision. A model stays known when its servers go, so that a client hears "no servers" and not "no such
-model"; where pods tell which models there are, it is forgotten some time after its last pod. Knows no sessions.
+The node reports links and file chunks. The registry requests files from servers and builds a `ModelTokenizer` from them,
+once per model and revision. A model stays known when its servers are lost, so that a client gets "no servers" and not
+"no such model". Where pods define the models, a model is forgotten some time after its last pod. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from modelswarm_gateway.models.tokenizer import (
 log = logging.getLogger(__name__)
 
 FILES = (*REQUIRED_FILES, *OPTIONAL_FILES)
-MAX_FILE_BYTES = 256 << 20  # of one file
-FETCH_SECONDS = 60.0  # for all files of a model; then another server is asked
-RETRY_SECONDS = 5.0  # after files that cannot be used
-FORGET_SECONDS = 600.0  # after which a model that nobody has any more is forgotten
+MAX_FILE_BYTES = 256 << 20
+# Time for all files of a model, in seconds; then another server is asked.
+FETCH_SECONDS = 60.0
+# Pause after files that cannot be used, in seconds.
+RETRY_SECONDS = 5.0
+# Time after which a model without servers and pods is forgotten, in seconds.
+FORGET_SECONDS = 600.0
 MAX_MODELS = 256
 
 
 @dataclass(slots=True)
 class _Fetch:
-    """Files that are coming from one server."""
+    """A transfer of a model's files from one server."""
 
     peer: PeerId
     revision: str
@@ -43,7 +46,7 @@ class _Fetch:
     done: dict[str, bytes | None] = field(default_factory=dict)  # None: the model has no such file
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.done) == len(FILES)
 
     @property
@@ -58,20 +61,20 @@ class ModelEntry:
     name: str
     n_blocks: int
     known_since: int  # unix seconds
-    revision: str = ""  # of `text`
+    revision: str = ""  # of `tokenizer`
     tokenizer: ModelTokenizer | None = None
     servers: dict[PeerId, Hello] = field(default_factory=dict)
     fetch: _Fetch | None = None
     retry_at: float = 0.0
-    unused_since: float | None = None  # since when nobody has it
+    unused_since: float | None = None  # time since which it has neither servers nor pods
 
-    def server_to_ask(self, leading: str | None) -> Hello | None:
-        """Whose files are needed, if any are: there are none, or those of a revision that turns do not run on."""
+    def server_to_ask(self, active_revision: str | None) -> Hello | None:
+        """Return the server to request files from; None if the tokenizer is of the revision that turns run on."""
         hellos = list(self.servers.values())
-        of_use = [hello for hello in hellos if hello.revision == leading] or hellos
-        if self.tokenizer is not None and self.revision in {hello.revision for hello in of_use}:
+        usable = [hello for hello in hellos if hello.revision == active_revision] or hellos
+        if self.tokenizer is not None and self.revision in {hello.revision for hello in usable}:
             return None
-        return of_use[-1] if of_use else None
+        return usable[-1] if usable else None
 
 
 class ModelRegistry:
@@ -83,7 +86,7 @@ class ModelRegistry:
         on_change: Callable[[], None],
         active_revision: Callable[[str], str | None] = lambda model: None,
     ) -> None:
-        """`changed` is called whenever an entry says something new. `leading`: the revision that turns run on."""
+        """`on_change` is called at each change of an entry. `active_revision` returns the one that turns run on."""
         self._active_revision = active_revision
         self._send, self._clock, self._wall, self._on_change = send, clock, wall, on_change
         self._entries: dict[str, ModelEntry] = {}
@@ -94,31 +97,33 @@ class ModelRegistry:
         return list(self._entries.values())
 
     def is_settled(self) -> bool:
-        """Whether the tokenizers of all models that have servers are here, or cannot be had."""
+        """Return True when the tokenizer of each model with servers is loaded, or its files cannot be used."""
         return all(
             e.tokenizer is not None or e.retry_at > 0 for e in self._entries.values() if e.servers
         )
 
     def set_expected(self, models: frozenset[str] | None) -> None:
-        """Models that have servers, or are to have some; None: nobody knows."""
+        """Set the models that have or will have servers; None: not known."""
         if models == self._expected:
             return
         self._expected = models
         for name in models or ():
-            self._entry(name, name)
+            self._add_entry(name, name)
         self._on_change()
 
-    def _entry(self, name: str, who: str) -> ModelEntry | None:
+    def _add_entry(self, name: str, who: str) -> ModelEntry | None:
         entry = self._entries.get(name)
         if entry is None:
             if len(self._entries) >= MAX_MODELS:
-                log.warning("%s: one model too many: %s", who, name)
+                log.warning(
+                    "ignored model %s of %s: %d models are known already", name, who, MAX_MODELS
+                )
                 return None
             entry = self._entries[name] = ModelEntry(name, 0, int(self._wall()))
         return entry
 
     def on_peer_connected(self, hello: Hello) -> None:
-        entry = self._entry(hello.model, hello.peer)
+        entry = self._add_entry(hello.model, hello.peer)
         if entry is None:
             return
         entry.n_blocks = hello.n_blocks
@@ -136,12 +141,15 @@ class ModelRegistry:
                 self._on_change()
 
     def tick(self) -> None:
-        """Ends waits for servers that do not answer, and pauses; forgets what is gone."""
+        """End transfers that take too long, request files where they are due, and forget unused models."""
         now = self._clock()
         self._forget_unused(now)
         for entry in self._entries.values():
             if entry.fetch is not None and now >= entry.fetch.deadline:
-                log.warning("%s: files did not come from %s in time", entry.name, entry.fetch.peer)
+                late = entry.fetch.peer
+                log.warning(
+                    "files of %s did not arrive from %s in %g s", entry.name, late, FETCH_SECONDS
+                )
                 entry.fetch = None
             self._request_files(entry)
 
@@ -154,7 +162,7 @@ class ModelRegistry:
             elif entry.unused_since is None:
                 entry.unused_since = now
             elif now - entry.unused_since > FORGET_SECONDS:
-                log.info("%s is forgotten: nobody has it any more", entry.name)
+                log.info("forgot model %s: no server or pod for %g s", entry.name, FORGET_SECONDS)
                 del self._entries[entry.name]
                 self._on_change()
 
@@ -187,36 +195,36 @@ class ModelRegistry:
         else:
             part = fetch.parts.setdefault(chunk.name, bytearray())
             if chunk.offset != len(part) or chunk.total > MAX_FILE_BYTES:
-                self._give_up(entry, f"{chunk.name}: its parts do not fit")
+                self._reject_files(entry, f"{chunk.name}: a chunk is out of order or too large")
                 return
             part += chunk.data
             if len(part) >= chunk.total:
                 fetch.done[chunk.name] = bytes(part)
                 del fetch.parts[chunk.name]
-        if fetch.complete:
+        if fetch.is_complete:
             task = asyncio.get_running_loop().create_task(self._build_tokenizer(entry, fetch))
             self._building.add(task)
             task.add_done_callback(self._building.discard)
 
     async def _build_tokenizer(self, entry: ModelEntry, fetch: _Fetch) -> None:
         try:
-            text = await asyncio.to_thread(ModelTokenizer, fetch.files)
+            tokenizer = await asyncio.to_thread(ModelTokenizer, fetch.files)
         except ModelFilesError as error:
             if entry.fetch is fetch:
-                self._give_up(entry, str(error))
+                self._reject_files(entry, str(error))
             return
-        except Exception as error:  # files can be wrong in more ways than libraries tell apart
-            log.exception("the files of %s", entry.name)
+        except Exception as error:  # libraries raise many kinds of errors for broken files
+            log.exception("cannot read the files of %s", entry.name)
             if entry.fetch is fetch:
-                self._give_up(entry, f"{type(error).__name__}: {error}")
+                self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
-        entry.tokenizer, entry.revision = text, fetch.revision
+        entry.tokenizer, entry.revision = tokenizer, fetch.revision
         if entry.fetch is fetch:
             entry.fetch = None
-        log.info("%s: its tokenizer is loaded", entry.name)
+        log.info("loaded the tokenizer of %s", entry.name)
         self._on_change()
 
-    def _give_up(self, entry: ModelEntry, reason: str) -> None:
-        log.error("the files of %s cannot be used: %s", entry.name, reason)
+    def _reject_files(self, entry: ModelEntry, reason: str) -> None:
+        log.error("cannot use the files of %s: %s", entry.name, reason)
         entry.fetch = None
         entry.retry_at = self._clock() + RETRY_SECONDS

@@ -1,6 +1,6 @@
-"""How a turn is sampled: the model's generation_config.json, then what the request says.
+"""Sampling defaults: the model's generation_config.json, overridden by the request.
 
-    field                model's file                                  nobody says
+    field                model's file                                  default
     temperature          if do_sample is true                          1 if do_sample is true, else 0 (greedy)
     top_p, top_k, min_p  if do_sample is true                          off
     repetition_penalty   always                                        1 (off)
@@ -8,8 +8,8 @@
     eos                  eos_token_id, and the tokenizer's eos_token   config.json's eos_token_id
     seed                 never                                         random for every request
 
-A request that sets any field wins for that field; the others still come from the file. `ignore_eos` empties eos.
-Pure; used by `text.py` (parsing) and the service (merging).
+A field that the request sets overrides the file; the other fields still come from the file. `ignore_eos` empties eos.
+Pure; used by `tokenizer.py` (parsing) and the service (merging).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """What a request says about one turn; None: nothing."""
+    """Sampling fields of a request; None: not set."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -47,7 +47,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What the model's files say, complete."""
+    """Sampling defaults from the model's files, complete."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -75,7 +75,7 @@ class SamplingDefaults:
 def read_defaults(
     generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_eos: int | None
 ) -> SamplingDefaults:
-    """From generation_config.json and config.json (each may be empty)."""
+    """Return the defaults in generation_config.json and config.json (each may be empty)."""
     samples = generation.get("do_sample") is True
     asked = generation if samples else {}
     ids = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
@@ -97,7 +97,7 @@ def _first(said: T | None, default: T) -> T:
 
 
 def _number(source: Mapping[str, Any], name: str, default: float) -> float:
-    """JSON of Python's kind also has NaN and Infinity, and integers of any size."""
+    """Return the field as float. Python's JSON also has NaN, Infinity and huge integers: those give the default."""
     value = source.get(name)
     if not isinstance(value, int | float) or not abs(value) < _HUGE:
         return default
@@ -109,7 +109,7 @@ def _whole(source: Mapping[str, Any], name: str) -> int:
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """Some files say -1 for "none"."""
+    """Return the valid token ids of a field. Some files use -1 for "none"."""
     entries = value if isinstance(value, list) else [value]
     return tuple(
         entry

@@ -1,6 +1,7 @@
-"""What the gateway knows of a model besides its servers: tokenizer, chat template, defaults, all from its files' bytes.
+"""Tokenizer, chat template and sampling defaults of one model, from the bytes of its files.
 
-Built by the node once the files have come from a server; used by the service. No torch, no transformers, no hub.
+Built by the model registry once a server has sent the files; used by the service. Uses no torch, no transformers, and
+no hub.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
-LONG_TEXT = 8_000  # characters; longer texts are tokenised beside the event loop
-MAX_LONG_ENCODES = 2  # of them, since a tokeniser wants some 200 bytes for each character
+# Characters; longer texts are tokenized in a thread.
+LONG_TEXT = 8_000
+# Long texts tokenized at a time: a tokenizer needs some 200 bytes for each character.
+MAX_LONG_ENCODES = 2
 
 
 class ModelFilesError(Exception):
@@ -42,7 +45,7 @@ class ModelFilesError(Exception):
 
 
 class TextTooLong(Exception):
-    """More characters than the context's tokens could ever spell; `str()` says so."""
+    """The text has more characters than the context's tokens can spell; `str()` gives the numbers."""
 
 
 class ModelTokenizer:
@@ -66,9 +69,9 @@ class ModelTokenizer:
         return self._template is not None
 
     async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
-        """Ids of `text`; `special` adds what the tokenizer puts around a plain text (its bos, usually).
+        """Return the token ids of `text`; `special` adds the tokenizer's special tokens (its bos, usually).
 
-        `limit`: tokens that are of use, 0 if that is not known. Raises TextTooLong.
+        `limit`: positions of the context, 0 if unknown. Raise TextTooLong.
         """
         if len(text) <= LONG_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
@@ -89,7 +92,10 @@ class ModelTokenizer:
         extra: Mapping[str, Any] | None = None,
         limit: int = 0,
     ) -> list[int]:
-        """Ids of the rendered messages. Templates write bos themselves. Raises TemplateError, TextTooLong."""
+        """Return the token ids of the rendered messages. Templates write bos themselves.
+
+        Raise TemplateError or TextTooLong.
+        """
         if self._template is None:
             raise TemplateError("this model has no chat template; use text completions")
         text = self._template.render(messages, extra)
@@ -104,7 +110,7 @@ class ModelTokenizer:
 
 def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     if "tokenizer.json" not in files:
-        raise ModelFilesError("tokenizer.json: the model has none")
+        raise ModelFilesError("tokenizer.json: the model has no such file")
     try:
         tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
     except Exception as error:  # the Rust library raises bare Exception
@@ -115,7 +121,7 @@ def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The object in a file; empty when the model has no such file."""
+    """Return the JSON object in a file; empty if the model has no such file."""
     if name not in files:
         return {}
     try:
@@ -128,7 +134,7 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token ... as text; each is a string or an object with `content`. The first source wins."""
+    """Return bos_token, eos_token ... as text; each is a string or an object with `content`. The first source wins."""
     found: dict[str, str] = {}
     for source in sources:
         for name in SPECIAL_TOKENS:
@@ -142,7 +148,7 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def _template(
     files: Mapping[str, bytes], settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """From its own file, else from tokenizer_config.json (a string, or a list of named ones)."""
+    """Return the template in chat_template.jinja, else in tokenizer_config.json (a string, or a list of named ones)."""
     if "chat_template.jinja" in files:
         source: Any = files["chat_template.jinja"].decode(errors="replace")
     else:
@@ -159,7 +165,7 @@ def _template(
 
 
 def _vocabulary(config: Mapping[str, Any], tokenizer: Tokenizer) -> int:
-    """Token ids below this may be sent. Some models nest their text settings."""
+    """Return the vocabulary size: token ids below it are valid. Some models nest their text settings."""
     nested = config.get("text_config")
     for source in (config, nested if isinstance(nested, dict) else {}):
         size = source.get("vocab_size")

@@ -29,31 +29,31 @@ class Drains:
 
     def find_server(self, name: str) -> PeerId:
         """Return the linked server with that name, as `modelswarm status` shows it, or peer id. Raise ApiError."""
-        servers = self._core.servers()
+        servers = self._core.server_views()
         found = [view.peer for view in servers if name in (view.peer, name_of(view.peer))]
         if not found:
             raise ApiError(Code.SERVER_NOT_FOUND, _unknown(name, servers), param="server")
         return found[-1]  # of two incarnations of one server, the later one
 
     def drain_server(self, peer: PeerId) -> None:
-        self._driver.call(self._core.wishes.request, peer, DrainState.DRAIN)
+        self._driver.call(self._core.drain_requests.request, peer, DrainState.DRAIN)
 
     def undrain_server(self, peer: PeerId) -> None:
-        self._driver.call(self._core.wishes.request, peer, DrainState.SERVE)
+        self._driver.call(self._core.drain_requests.request, peer, DrainState.SERVE)
 
     def is_cancelled(self, peer: PeerId) -> bool:
-        return not self._core.wishes.is_requested(peer)
+        return not self._core.drain_requests.is_requested(peer)
 
     def is_empty(self, peer: PeerId) -> bool:
         """Return True when no session is left and all gateways know that none may be added."""
         view = self.view_server(peer)
-        if view is None or not view.draining or not self._core.wishes.is_acknowledged(peer):
+        if view is None or not view.draining or not self._core.drain_requests.is_acknowledged(peer):
             return False
         return view.is_empty and not view.hops
 
     def view_server(self, peer: PeerId) -> DrainProgress | None:
         """Return the progress of the drain; None if the server has no link."""
-        return self._core.moves.drain_progress(peer)
+        return self._core.migrations.drain_progress(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
         """Return True if the server has stopped. One that only this gateway lost may have sessions of others."""

@@ -1,8 +1,7 @@
-"""The gateway process without its doors: links and directory on one side, the core in the middle, an `Engine` for the
-service on the other.
+"""The gateway's node: joins links and dialer, the core, and the service's session backend.
 
-`main.py` makes it and runs its tasks. Everything is on one event loop, so nothing here needs a lock. Decides nothing
-about sessions: it carries what the core says to whom it is for.
+`app.py` makes it and calls its periodic jobs. Everything runs on one event loop, so nothing here needs a lock. Decides
+nothing about sessions: it feeds the core and carries out its effects.
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.recovery_events import RecoveryEvents
 from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
-from modelswarm_gateway.core.explain import Reasons
+from modelswarm_gateway.core.explain import RouteExplanations
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import (
-    Broken,
+    CloseLink,
     Effect,
     Ejected,
     Emitted,
-    Moved,
-    Outranked,
+    MigrationEnded,
+    OwnershipLost,
     Refused,
     Rerouted,
     Resumed,
-    Unlink,
+    SessionLost,
 )
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.interface.turn import KeptTurn, TurnRequest
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.servers.variant import is_valid
 from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
@@ -84,13 +83,13 @@ class Node:
             lease_ms=round(1000 * settings.lease_seconds),
         )
         self._lease_seconds = settings.lease_seconds
-        self._silence_seconds = settings.silent_seconds
-        self._fence_seconds = settings.fenced_seconds
+        self._silence_seconds = settings.suspect_after_seconds
+        self._fence_seconds = settings.fence_timeout_seconds
         self._links = Links(hello, self)
         self._source = source
         self._dialer = Dialer(source, self._links.dial, clock)
         self._models = ModelRegistry(
-            self._links.send, clock, wall, self._forget_cards, self._core.revision
+            self._links.send, clock, wall, self._forget_cards, self._core.active_revision
         )
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
@@ -103,7 +102,7 @@ class Node:
 
     def set_advertised_targets(self, target: str) -> None:
         """Set the addresses to which other gateways forward requests: `HTTP,GRPC`. Call it before the first link."""
-        self._links.reachable_at(target)
+        self._links.set_target(target)
 
     # ---- time
 
@@ -112,7 +111,7 @@ class Node:
         now = self._clock()
         self._core.tick(now)
         self._flush()
-        due = self._heartbeats.take_due(now, self._core.live)
+        due = self._heartbeats.take_due(now, self._core.serving_peers)
         if due:
             heartbeat = Heartbeat(sessions=len(self._streams))
             self._links.send([Send(reply_address(peer), Lane.LIVE, heartbeat) for peer in due])
@@ -130,7 +129,7 @@ class Node:
 
     async def shut_down(self) -> None:
         """End or release every session, so that other gateways need not wait for the lease, then close the links."""
-        self._driver.call(self._core.hand_over)
+        self._driver.call(self._core.relinquish_sessions)
         await self._models.close()
         await self._links.close()
 
@@ -151,14 +150,14 @@ class Node:
             log.warning("%s", fault)
         self._heartbeats.on_peer_connected(peer)
         self._dialer.on_peer_connected(peer, hello.model)
-        self._core.connected(hello, self._clock())
+        self._core.on_peer_connected(hello, self._clock())
         self._models.on_peer_connected(hello)
         self._forget_cards()
         self._flush()
 
     def unlinked(self, peer: PeerId, reason: str) -> None:
         self._heartbeats.on_peer_lost(peer)
-        self._core.disconnected(peer, self._clock())
+        self._core.on_peer_lost(peer, self._clock())
         self._models.on_peer_lost(peer)
         self._dialer.on_peer_lost(peer, reason)
         self._forget_cards()
@@ -168,7 +167,7 @@ class Node:
         now = self._clock()
         for item in items:
             if isinstance(item, ModelFileChunk):
-                self._core.heard(peer, now)
+                self._core.on_message(peer, now)
                 self._models.on_file_chunk(peer, item)
             else:
                 self._core.receive(peer, item, now)
@@ -190,15 +189,15 @@ class Node:
 
     def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
         session = name or f"{self.peer}:{secrets.token_hex(8)}"
-        self._core.open(session, model, self._clock(), epoch_floor if name else None)
+        self._core.open_session(session, model, self._clock(), epoch_floor if name else None)
         self.recovery_events.session_opened(session, model)
         return session
 
-    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
+    async def find_session(self, session: str, model: str, claims: bool = False) -> SessionLocation:
         return await self._session_queries.find_session(session, model, claims)
 
     async def take_over(
-        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         taken_over = await self._session_queries.take_over(where, model, check)
         if taken_over:
@@ -206,28 +205,28 @@ class Node:
             self.recovery_events.session_opened(where.session, model)
         return taken_over
 
-    def kept_turn(self, session: str) -> KeptTurn | None:
-        return self._core.kept(session)
+    def kept_turn(self, session: str) -> ParkedTurn | None:
+        return self._core.parked_turn(session)
 
     def truncate_log(self, session: str, length: int) -> None:
-        self._driver.call(self._core.stop_at, session, length)
+        self._driver.call(self._core.truncate_turn, session, length)
 
     def park_session(self, session: str) -> None:
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
-        self._driver.call(self._core.leave, session)
+        self._driver.call(self._core.cancel_turn, session)
 
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
-        first = self._core.turn(session, request, self._clock())
+        first = self._core.start_turn(session, request, self._clock())
 
         def read_to(position: int) -> None:
             if self._streams.get(session) is stream:
-                self._driver.call(self._core.read_to, session, position)
+                self._driver.call(self._core.on_read, session, position)
 
         def stop_at(length: int) -> None:
             if self._streams.get(session) is stream:
                 del self._streams[session]
                 self.recovery_events.finish(session, stream, "abandoned")
-                self._driver.call(self._core.stop_at, session, length)
+                self._driver.call(self._core.truncate_turn, session, length)
 
         stream = TokenStream(first, read_to, stop_at)
         self._streams[session] = stream
@@ -236,30 +235,30 @@ class Node:
 
     def close_session(self, session: str) -> None:
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
-        self._driver.call(self._core.close, session)
+        self._driver.call(self._core.close_session, session)
         self.recovery_events.session_closed(session)
 
     def servers(self) -> Sequence[ServerView]:
-        return self._core.servers()
+        return self._core.server_views()
 
     def sessions(self) -> Sequence[SessionView]:
-        return self._core.sessions()
+        return self._core.session_views()
 
     def session(self, session: str) -> SessionView | None:
-        return self._core.session(session)
+        return self._core.find_view(session)
 
     def hold_limit(self, model: str) -> float:
-        return self._core.hold_seconds(model)
+        return self._core.hold_limit_seconds(model)
 
-    def explain_routes(self, model: str) -> Reasons:
-        return self._core.reasons(model, self._clock())
+    def explain_routes(self, model: str) -> RouteExplanations:
+        return self._core.explain_routes(model, self._clock())
 
     # ---- effects
 
     def _flush(self) -> None:
         """Carry out the core's effects, in order; messages to servers go last, in one batch."""
         sends: list[Send] = []
-        for effect in self._core.drain():
+        for effect in self._core.take_effects():
             match effect:
                 case Send():
                     sends.append(effect)
@@ -267,16 +266,16 @@ class Node:
                     self._deliver_token(effect)
                 case Refused(session=session):
                     self._fail_stream(session, from_refusal(effect))
-                case Broken(session=session, detail=detail):
+                case SessionLost(session=session, detail=detail):
                     log.warning("session %s failed: %s", session, detail)
                     self._fail_stream(session, ApiError(Code.STREAM_BROKEN, detail))
-                case Outranked(session=session):
+                case OwnershipLost(session=session):
                     log.warning("released session %s: another gateway owns it", session)
                     self._fail_stream(session, session_taken_over())
                     self.recovery_events.session_closed(session)
-                case Whereabouts() | Fetched():
+                case SessionLocation() | FetchedLog():
                     self._session_queries.on_answer(effect)
-                case Unlink(peer=peer, reason=reason):
+                case CloseLink(peer=peer, reason=reason):
                     self._links.unlink(peer, reason)
                 case _:
                     self._report_event(effect)
@@ -295,7 +294,7 @@ class Node:
             case Ejected(peer=peer, cause=cause):
                 log.warning("ejected %s from new routes: %s", peer, cause)
                 self.recovery_events.record_ejection(effect)
-            case Moved():
+            case MigrationEnded():
                 log.info("migration of session %s off %s (%s): %s after %.3f s", *astuple(effect))
                 self.recovery_events.record_migration(effect)
             case Resumed(session=session, seconds=seconds):
@@ -306,7 +305,7 @@ class Node:
         if stream is None:
             return
         stream.add_event(TokenEvent(effect.position, effect.token, effect.finish))
-        if stream.ended:
+        if stream.has_ended:
             del self._streams[effect.session]
 
     def _fail_stream(self, session: str, error: ApiError) -> None:
@@ -326,9 +325,11 @@ class Node:
         return self._cards
 
     def _build_card(self, entry: ModelEntry) -> ModelCard:
-        active = self._core.revision(entry.name)
+        active = self._core.active_revision(entry.name)
         is_current = active is None or active == entry.revision
-        missing = self._core.uncovered(entry.name) if entry.servers else range(entry.n_blocks)
+        missing = (
+            self._core.uncovered_blocks(entry.name) if entry.servers else range(entry.n_blocks)
+        )
         return ModelCard(
             name=entry.name,
             revision=entry.revision,

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.runtime.core_driver import CoreDriver
 
 
@@ -22,12 +22,12 @@ class SessionQueries:
         """`unreachable_servers` returns the servers of a model that may be running but have no link now."""
         self._driver, self._core = driver, driver.core
         self._unreachable_servers = unreachable_servers
-        self._found: dict[str, asyncio.Future[Whereabouts]] = {}
+        self._found: dict[str, asyncio.Future[SessionLocation]] = {}
         self._claiming: set[str] = set()  # searches of `_found` that claim the session's name
-        self._fetched: dict[str, asyncio.Future[Fetched]] = {}
+        self._fetched: dict[str, asyncio.Future[FetchedLog]] = {}
 
-    def on_answer(self, answer: Whereabouts | Fetched) -> None:
-        if isinstance(answer, Whereabouts):
+    def on_answer(self, answer: SessionLocation | FetchedLog) -> None:
+        if isinstance(answer, SessionLocation):
             self._claiming.discard(answer.session)
             waiting = self._found.pop(answer.session, None)
             if waiting is not None and not waiting.done():
@@ -37,7 +37,7 @@ class SessionQueries:
             if fetching is not None and not fetching.done():
                 fetching.set_result(answer)
 
-    async def find_session(self, session: str, model: str, claims: bool = False) -> Whereabouts:
+    async def find_session(self, session: str, model: str, claims: bool = False) -> SessionLocation:
         while claims and session in self._found and session not in self._claiming:
             await asyncio.shield(self._found[session])  # that search does not claim: ask again
         waiting = self._found.get(session)
@@ -46,30 +46,30 @@ class SessionQueries:
             if claims:
                 self._claiming.add(session)
             self._driver.call(
-                lambda now: self._core.find(
-                    session, model, now, self._unreachable_servers(model), opens=claims
+                lambda now: self._core.find_session(
+                    session, model, now, self._unreachable_servers(model), claims=claims
                 )
             )
         return await asyncio.shield(waiting)
 
     async def take_over(
-        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         """Open the session from the log of the first holder that still has it; return False if none has.
 
         `check` raises if the log is not the expected one; then the session's owner does not change.
         """
-        for holder in where.holders:
+        for holder in where.log_holders:
             log = await self._fetch(where.session, holder)
             if log.turn is None or not log.tokens:
                 continue
             check(log.tokens)
-            self._driver.call(self._core.adopt, where, model, log)
+            self._driver.call(self._core.take_over, where, model, log)
             return True
         return False
 
-    async def _fetch(self, session: str, holder: Holder) -> Fetched:
-        waiting: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+    async def _fetch(self, session: str, holder: LogHolder) -> FetchedLog:
+        waiting: asyncio.Future[FetchedLog] = asyncio.get_running_loop().create_future()
         self._fetched[session] = waiting
-        self._driver.call(self._core.fetch, session, holder)
+        self._driver.call(self._core.fetch_log, session, holder)
         return await waiting

@@ -19,10 +19,10 @@ import grpc.aio
 from modelswarm.protocol.messages import Lane
 
 _SERVICE = "modelswarm.link.v1.Link"
-_METHODS = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
-_PATHS = {lane: path for path, lane in _METHODS.items()}
+_LANES_BY_METHOD = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
+_METHODS_BY_LANE = {lane: path for path, lane in _LANES_BY_METHOD.items()}
 
-_COMMON = [
+_COMMON_OPTIONS = [
     # link.py refuses anything above MAX_FRAME; this bounds what gRPC buffers before we see it.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
@@ -33,16 +33,16 @@ _COMMON = [
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-_CLIENT = [
-    *_COMMON,
+_CLIENT_OPTIONS = [
+    *_COMMON_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),  # live and bulk never share a connection
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1_000),
 ]
-_SERVER = [
-    *_COMMON,
+_SERVER_OPTIONS = [
+    *_COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a port in use is an error
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -67,22 +67,22 @@ class DialledStream:
     """One lane that this process opens, with a connection of its own; the first write connects."""
 
     def __init__(self, target: str, lane: Lane) -> None:
-        self._channel = _channel(target)
+        self._channel = _open_channel(target)
         method: Any = self._channel.stream_stream  # its stubs want serializers; raw bytes need none
-        self._call: Any = method(_PATHS[lane])()
+        self._call: Any = method(_METHODS_BY_LANE[lane])()
 
     async def read(self) -> bytes:
-        with _explained():
+        with _translate_errors():
             data = await self._call.read()
-        return _message(data)
+        return _check_message(data)
 
     async def write(self, data: bytes) -> None:
-        with _explained():
+        with _translate_errors():
             await self._call.write(data)
 
-    async def finish(self) -> None:
+    async def finish_writing(self) -> None:
         """Nothing more will be written; the peer ends the stream when it has read all."""
-        with _explained():
+        with _translate_errors():
             await self._call.done_writing()
 
     async def close(self) -> None:
@@ -97,12 +97,12 @@ class AcceptedStream:
         self._context = context
 
     async def read(self) -> bytes:
-        with _explained():
+        with _translate_errors():
             data = await self._context.read()
-        return _message(data)
+        return _check_message(data)
 
     async def write(self, data: bytes) -> None:
-        with _explained():
+        with _translate_errors():
             await self._context.write(data)
 
 
@@ -111,13 +111,13 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
 
     def __init__(self, accept: Callable[[Lane, Stream], Awaitable[None]]) -> None:
         self._accept = accept
-        self._server = grpc.aio.server(options=_SERVER)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self,))
 
     async def start(self, target: str) -> str:
         """Returns the bound "host:port". Raises OSError when the target cannot be bound."""
         host, _, port = target.rpartition(":")
-        _probe(host.strip("[]"), int(port))
+        _try_bind(host.strip("[]"), int(port))
         try:
             bound = self._server.add_insecure_port(target)
         except RuntimeError as error:
@@ -129,7 +129,7 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         await self._server.stop(0.2)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        lane = _METHODS.get(handler_call_details.method)
+        lane = _LANES_BY_METHOD.get(handler_call_details.method)
         if lane is None:
             return None
 
@@ -142,11 +142,11 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         return grpc.stream_stream_rpc_method_handler(run)
 
 
-def _channel(target: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target, options=_CLIENT)
+def _open_channel(target: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target, options=_CLIENT_OPTIONS)
 
 
-def _probe(host: str, port: int) -> None:
+def _try_bind(host: str, port: int) -> None:
     """Bind once before gRPC does: its own error does not say what is wrong, and prints to stderr."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -159,12 +159,12 @@ def _probe(host: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Turns gRPC's ways to say that a stream is over into StreamBroken."""
     try:
         yield
     except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-        raise StreamBroken(_reason(error)) from error
+        raise StreamBroken(_first_line(error)) from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -172,12 +172,12 @@ def _explained() -> Iterator[None]:
         raise StreamBroken("the stream was cancelled") from error
 
 
-def _message(data: Any) -> bytes:
+def _check_message(data: Any) -> bytes:
     if not isinstance(data, bytes):  # grpc.aio.EOF
         raise StreamBroken("the peer ended the stream")
     return data
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return (details or type(error).__name__).splitlines()[0]

@@ -11,19 +11,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from modelswarm.protocol.identity import Address, answers_to
+from modelswarm.protocol.identity import Address, is_dialled_peer
 from modelswarm.protocol.link.grpc_stream import Stream, StreamBroken
 from modelswarm.protocol.messages import Hello, Lane
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import pack, unpack
 
 
-async def greet(stream: Stream, hello: Hello, address: Address) -> Hello:
+async def exchange_hello(stream: Stream, hello: Hello, address: Address) -> Hello:
     """Say Hello on a dialled lane; returns the acceptor's, which must be who we dialled."""
-    await _say(stream, hello)
-    answer = await _hear(stream)
+    await _send_hello(stream, hello)
+    answer = await _receive_hello(stream)
     _check_version(hello, answer)
-    if not answers_to(answer.peer, address.peer):
+    if not is_dialled_peer(answer.peer, address.peer):
         raise StreamBroken(f"other identity: {answer.peer} answers at {address.target}")
     if (answer.link, answer.lane) != (hello.link, hello.lane):
         raise StreamBroken("the answer belongs to another link")
@@ -31,56 +31,56 @@ async def greet(stream: Stream, hello: Hello, address: Address) -> Hello:
 
 
 @dataclass(slots=True)
-class Pair:
+class LanePair:
     """The two lanes of an accepted link. `over` is set when either lane has ended."""
 
     hello: Hello  # of the lane that came first
     streams: dict[Lane, Stream] = field(default_factory=dict)
-    full: asyncio.Event = field(default_factory=asyncio.Event)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Joiner:
+class LinkAcceptor:
     """Greets accepted lanes and joins them by pairs."""
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._halves: dict[tuple[str, str], Pair] = {}
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._incomplete: dict[tuple[str, str], LanePair] = {}
 
-    async def greet(self, own: Hello, lane: Lane, stream: Stream) -> Pair:
+    async def accept_lane(self, own: Hello, lane: Lane, stream: Stream) -> LanePair:
         """Returns when both lanes are there; both get the same Pair."""
         try:
-            async with asyncio.timeout(self._patience):
-                theirs = await _hear(stream)
-                _check(own, theirs, lane)
-                await _say(stream, replace(own, link=theirs.link, lane=lane))
-                return await self._join(theirs, stream)
+            async with asyncio.timeout(self._timeout):
+                theirs = await _receive_hello(stream)
+                _check_hello(own, theirs, lane)
+                await _send_hello(stream, replace(own, link=theirs.link, lane=lane))
+                return await self._pair_lanes(theirs, stream)
         except TimeoutError:
             raise StreamBroken("the lanes of a link did not both greet in time") from None
 
-    async def _join(self, hello: Hello, stream: Stream) -> Pair:
+    async def _pair_lanes(self, hello: Hello, stream: Stream) -> LanePair:
         key = (hello.peer, hello.link)
-        pair = self._halves.setdefault(key, Pair(hello))
+        pair = self._incomplete.setdefault(key, LanePair(hello))
         if replace(hello, lane=pair.hello.lane) != pair.hello or hello.lane in pair.streams:
             raise StreamBroken("the two lanes of a link disagree")
         pair.streams[hello.lane] = stream
         if len(pair.streams) == len(Lane):
-            del self._halves[key]
-            pair.full.set()
+            del self._incomplete[key]
+            pair.complete.set()
         try:
-            await pair.full.wait()
+            await pair.complete.wait()
         except asyncio.CancelledError:
-            self._halves.pop(key, None)
+            self._incomplete.pop(key, None)
             raise
         return pair
 
 
-async def _say(stream: Stream, hello: Hello) -> None:
+async def _send_hello(stream: Stream, hello: Hello) -> None:
     for frame in pack([hello]):
         await stream.write(frame)
 
 
-async def _hear(stream: Stream) -> Hello:
+async def _receive_hello(stream: Stream) -> Hello:
     try:
         items = unpack(await stream.read())
     except FrameError as error:
@@ -90,7 +90,7 @@ async def _hear(stream: Stream) -> Hello:
     return items[0]
 
 
-def _check(own: Hello, theirs: Hello, lane: Lane) -> None:
+def _check_hello(own: Hello, theirs: Hello, lane: Lane) -> None:
     _check_version(own, theirs)
     if theirs.lane != lane:
         raise StreamBroken(f"a Hello for the {theirs.lane.value} lane on the {lane.value} lane")
@@ -101,7 +101,7 @@ def _check(own: Hello, theirs: Hello, lane: Lane) -> None:
 def _check_version(own: Hello, theirs: Hello) -> None:
     if own.version[0] != theirs.version[0] or abs(own.version[1] - theirs.version[1]) > 1:
         raise StreamBroken(
-            f"{theirs.peer} speaks protocol {_dotted(theirs)}, {own.peer} speaks {_dotted(own)}"
+            f"{theirs.peer} speaks protocol {_format_version(theirs)}, {own.peer} speaks {_format_version(own)}"
         )
 
 
@@ -116,5 +116,5 @@ def lease_fault(own_seconds: float, theirs: Hello) -> str | None:
     )
 
 
-def _dotted(hello: Hello) -> str:
+def _format_version(hello: Hello) -> str:
     return ".".join(map(str, hello.version))

@@ -19,17 +19,17 @@ from modelswarm.protocol.wire.frames import pack, unpack
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LinkLimits:
     """How long a link waits and how much it holds for its peer."""
 
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
     queued_bytes: int = 256 << 20  # per lane: many times what a server grants one peer (R11)
-    parting_seconds: float = 0.5  # to say what is queued when we close
+    close_seconds: float = 0.5  # to say what is queued when we close
 
 
-class Outbox:
+class LaneQueue:
     """Items that wait for a lane, bounded by the bytes they will take."""
 
     def __init__(self, limit: int) -> None:
@@ -41,19 +41,19 @@ class Outbox:
     def put(self, item: Item) -> bool:
         """False: it does not fit, and the lane has to end."""
         self._items.append(item)
-        self._bytes += _weight(item)
-        return self.queued <= self._limit
+        self._bytes += _item_bytes(item)
+        return self.queued_bytes <= self._limit
 
     def take(self) -> list[Item]:
         items, self._items = self._items, []
         self._writing, self._bytes = self._bytes, 0
         return items
 
-    def written(self) -> None:
+    def on_written(self) -> None:
         self._writing = 0
 
     @property
-    def queued(self) -> int:
+    def queued_bytes(self) -> int:
         return self._bytes + self._writing
 
 
@@ -61,12 +61,12 @@ class LaneWorker:
     """Reads and writes one stream. `run_*` end only by raising; link.py ends the link when one does."""
 
     def __init__(
-        self, stream: Stream, limits: Limits, receive: Callable[[list[Item]], None]
+        self, stream: Stream, limits: LinkLimits, receive: Callable[[list[Item]], None]
     ) -> None:
         self.stream = stream
         self._limits = limits
         self._receive = receive
-        self._outbox = Outbox(limits.queued_bytes)
+        self._queue = LaneQueue(limits.queued_bytes)
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._write_began: float | None = None
@@ -74,11 +74,11 @@ class LaneWorker:
     def put(self, item: Item) -> bool:
         self._wake.set()
         self._idle.clear()
-        return self._outbox.put(item)
+        return self._queue.put(item)
 
     @property
-    def queued(self) -> int:
-        return self._outbox.queued
+    def queued_bytes(self) -> int:
+        return self._queue.queued_bytes
 
     async def run_writer(self) -> Never:
         clock = asyncio.get_running_loop().time
@@ -87,13 +87,13 @@ class LaneWorker:
                 self._idle.set()
             await self._wake.wait()
             self._wake.clear()
-            for frame in pack(self._outbox.take()):
+            for frame in pack(self._queue.take()):
                 self._write_began = clock()
                 await self.stream.write(frame)
                 self._write_began = None
-            self._outbox.written()
+            self._queue.on_written()
 
-    async def flushed(self) -> None:
+    async def wait_flushed(self) -> None:
         """Returns when nothing is queued."""
         await self._idle.wait()
 
@@ -101,13 +101,13 @@ class LaneWorker:
         while True:
             self._receive(unpack(await self.stream.read()))
 
-    def stalled(self, now: float) -> bool:
+    def is_stalled(self, now: float) -> bool:
         """Whether the peer has taken nothing for too long."""
         began = self._write_began
         return began is not None and now - began > self._limits.stalled_seconds
 
 
-def _weight(item: Item) -> int:
+def _item_bytes(item: Item) -> int:
     """About the bytes an item takes, in memory and on the wire."""
     match item:
         case Rows(payload=payload):

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Never, Protocol
 
-from modelswarm.protocol.identity import Address, PeerId, answers_to
+from modelswarm.protocol.identity import Address, PeerId, is_dialled_peer
 from modelswarm.protocol.link.grpc_stream import DialledStream, Listener, Stream, StreamBroken
-from modelswarm.protocol.link.handshake import Joiner, greet
-from modelswarm.protocol.link.lane import LaneWorker, Limits, Outbox
+from modelswarm.protocol.link.handshake import LinkAcceptor, exchange_hello
+from modelswarm.protocol.link.lane import LaneQueue, LaneWorker, LinkLimits
 from modelswarm.protocol.messages import Hello, Item, Lane, Send
 from modelswarm.protocol.wire.codec import FrameError
 
@@ -49,11 +49,11 @@ class _Link:
     """Two lanes that are up. `broken` is resolved with the reason once they have to end."""
 
     def __init__(
-        self, hello: Hello, dialled: DialledStream | None = None, asked: PeerId | None = None
+        self, hello: Hello, dialled: DialledStream | None = None, dialled_peer: PeerId | None = None
     ) -> None:
         self.hello = hello
         self.dialled = dialled  # its live lane, if it was this process that dialled
-        self.asked = asked or hello.peer  # whom it dialled
+        self.dialled_peer = dialled_peer or hello.peer  # whom it dialled
         self.lanes: dict[Lane, LaneWorker] = {}
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -61,14 +61,14 @@ class _Link:
         if not self.lanes[lane].put(item):
             self.end("the peer does not read: too much is queued for it")
 
-    async def part(self) -> None:
+    async def flush_and_finish(self) -> None:
         """Say what is queued on the live lane; returns when the peer has heard it all.
 
         On accepted links nothing is worth it: a gateway that closes says so on links it dialled.
         """
         if self.dialled is not None:
-            await self.lanes[Lane.LIVE].flushed()
-            await self.dialled.finish()
+            await self.lanes[Lane.LIVE].wait_flushed()
+            await self.dialled.finish_writing()
             await asyncio.shield(self.broken)
 
     def end(self, reason: str) -> None:
@@ -80,18 +80,18 @@ class _Link:
 class _Dial:
     """A dial under way, and what is to be sent once a link is up."""
 
-    waiting: dict[Lane, Outbox]
+    queues: dict[Lane, LaneQueue]
     overflow: bool = False
 
     def put(self, lane: Lane, item: Item) -> None:
-        if not self.waiting[lane].put(item):
+        if not self.queues[lane].put(item):
             self.overflow = True
 
     def flush(self, link: _Link) -> None:
-        for lane, outbox in self.waiting.items():
+        for lane, outbox in self.queues.items():
             for item in outbox.take():
                 link.put(lane, item)
-            outbox.written()
+            outbox.on_written()
         if self.overflow:
             link.end("too much was queued before it was up")
 
@@ -99,13 +99,15 @@ class _Dial:
 class Links:
     """All links of one process. Made and used on its event loop."""
 
-    def __init__(self, hello: Hello, handler: LinkHandler, *, limits: Limits | None = None) -> None:
+    def __init__(
+        self, hello: Hello, handler: LinkHandler, *, limits: LinkLimits | None = None
+    ) -> None:
         self._hello = hello
         self._handler = handler
-        self._limits = limits or Limits()
+        self._limits = limits or LinkLimits()
         self._links: dict[PeerId, list[_Link]] = {}
         self._dials: dict[PeerId, _Dial] = {}
-        self._joiner = Joiner(self._limits.handshake_seconds)
+        self._acceptor = LinkAcceptor(self._limits.handshake_seconds)
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._closing = False
@@ -118,20 +120,20 @@ class Links:
         self._hello = replace(self._hello, target=self._hello.target or bound)
         return bound
 
-    def reachable_at(self, target: str) -> None:
+    def set_target(self, target: str) -> None:
         """What links that are made from now on say of where this process can be reached, if it does not listen."""
         self._hello = replace(self._hello, target=target)
 
     def dial(self, address: Address) -> None:
         """Link to a peer: `linked` or `unlinked` follows. Nothing happens if it is linked already."""
-        if self._closing or address.peer in self._dials or self._linked(address.peer):
+        if self._closing or address.peer in self._dials or self._is_linked(address.peer):
             return
-        waiting = {lane: Outbox(self._limits.queued_bytes) for lane in Lane}
+        waiting = {lane: LaneQueue(self._limits.queued_bytes) for lane in Lane}
         self._dials[address.peer] = _Dial(waiting)
-        self._start(self._dial(address))
+        self._start_task(self._dial(address))
 
-    def _linked(self, peer: PeerId) -> bool:
-        return peer in self._links or any(answers_to(other, peer) for other in self._links)
+    def _is_linked(self, peer: PeerId) -> bool:
+        return peer in self._links or any(is_dialled_peer(other, peer) for other in self._links)
 
     def send(self, sends: Sequence[Send]) -> None:
         """Queue items in order. Without a link and a target they are lost: `unlinked` told it."""
@@ -149,15 +151,15 @@ class Links:
         for link in self._links.get(peer, ()):
             link.end(reason)
 
-    def queued(self, peer: PeerId, lane: Lane) -> int:
+    def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
         """About how many bytes wait for a lane of a peer."""
         links = self._links.get(peer)
-        return links[0].lanes[lane].queued if links else 0
+        return links[0].lanes[lane].queued_bytes if links else 0
 
     async def close(self) -> None:
         """Say what is queued for those we dialled, then end everything; no callbacks any more."""
         self._closing = True
-        await self._part()
+        await self._finish_links()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -165,12 +167,12 @@ class Links:
         if self._listener is not None:
             await self._listener.stop()
 
-    async def _part(self) -> None:
+    async def _finish_links(self) -> None:
         links = [link for links in self._links.values() for link in links]
         if not links:
             return
-        tasks = [asyncio.create_task(link.part()) for link in links]
-        await asyncio.wait(tasks, timeout=self._limits.parting_seconds)
+        tasks = [asyncio.create_task(link.flush_and_finish()) for link in links]
+        await asyncio.wait(tasks, timeout=self._limits.close_seconds)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,35 +185,35 @@ class Links:
         try:
             streams = {lane: DialledStream(address.target, lane) for lane in Lane}
         except Exception as error:  # gRPC says in many ways that this is no address
-            self._undialled(address, f"{address.target!r} cannot be dialled: {error}")
+            self._on_dial_failed(address, f"{address.target!r} cannot be dialled: {error}")
             return
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
-                hello = await self._greet(address, streams)
+                hello = await self._exchange_hellos(address, streams)
         except TimeoutError:
-            self._undialled(address, f"{address.target} did not answer in time")
+            self._on_dial_failed(address, f"{address.target} did not answer in time")
         except StreamBroken as error:
-            self._undialled(address, str(error))
+            self._on_dial_failed(address, str(error))
         else:
-            await self._run(_Link(hello, streams[Lane.LIVE], address.peer), streams)
+            await self._run_link(_Link(hello, streams[Lane.LIVE], address.peer), streams)
         finally:
             await asyncio.gather(*(stream.close() for stream in streams.values()))
 
-    async def _greet(self, address: Address, streams: dict[Lane, DialledStream]) -> Hello:
+    async def _exchange_hellos(self, address: Address, streams: dict[Lane, DialledStream]) -> Hello:
         """One lane after the other: whoever else may answer there takes a pair of them for a new link of ours, which
         would end the one that we have."""
         link = secrets.token_hex(8)
         hellos = [
-            await greet(stream, replace(self._hello, link=link, lane=lane), address)
+            await exchange_hello(stream, replace(self._hello, link=link, lane=lane), address)
             for lane, stream in streams.items()
         ]
         if len({hello.peer for hello in hellos}) > 1:  # it restarted between the two lanes
             raise StreamBroken(f"two peers answer at {address.target}")
         return hellos[0]
 
-    def _undialled(self, address: Address, reason: str) -> None:
+    def _on_dial_failed(self, address: Address, reason: str) -> None:
         del self._dials[address.peer]
-        if not self._closing and not self._linked(address.peer):
+        if not self._closing and not self._is_linked(address.peer):
             log.debug("%s cannot be linked: %s", address.peer, reason)
             self._handler.unlinked(address.peer, reason)
 
@@ -219,18 +221,18 @@ class Links:
 
     async def _accept(self, lane: Lane, stream: Stream) -> None:
         """Runs as long as the lane is up."""
-        pair = await self._joiner.greet(self._hello, lane, stream)
+        pair = await self._acceptor.accept_lane(self._hello, lane, stream)
         try:
             if lane is pair.hello.lane:  # it came first, so it runs the link for both
-                await self._run(_Link(pair.hello), pair.streams)
+                await self._run_link(_Link(pair.hello), pair.streams)
             else:
-                await pair.over.wait()
+                await pair.ended.wait()
         finally:
-            pair.over.set()
+            pair.ended.set()
 
     # Links that are up
 
-    async def _run(self, link: _Link, streams: Mapping[Lane, Stream]) -> None:
+    async def _run_link(self, link: _Link, streams: Mapping[Lane, Stream]) -> None:
         for lane, stream in streams.items():
             link.lanes[lane] = LaneWorker(stream, self._limits, partial(self._received, link))
         tasks = [
@@ -240,17 +242,17 @@ class Links:
         ]
         reason = "the connection is lost"
         try:
-            self._up(link)
-            reason = await self._watch(link, tasks)
+            self._on_link_up(link)
+            reason = await self._wait_for_end(link, tasks)
         finally:
             for task in tasks:
                 task.cancel()
             try:
-                self._down(link, reason)
+                self._on_link_down(link, reason)
             finally:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, link: _Link, tasks: list[asyncio.Task[Never]]) -> str:
+    async def _wait_for_end(self, link: _Link, tasks: list[asyncio.Task[Never]]) -> str:
         """Returns why the link has to end."""
         clock = asyncio.get_running_loop().time
         patience = self._limits.stalled_seconds / 4
@@ -259,30 +261,30 @@ class Links:
             await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    return _failure(task)
+                    return _describe_failure(task)
             if link.broken.done():
                 return link.broken.result()
             for worker in link.lanes.values():
-                if worker.stalled(clock()):
+                if worker.is_stalled(clock()):
                     return "the peer does not read"
 
-    def _up(self, link: _Link) -> None:
+    def _on_link_up(self, link: _Link) -> None:
         peer = link.hello.peer
         links = self._links.get(peer, [])
         if link.dialled is None and any(other.dialled is None for other in links):
             # It dials again only when its old link is gone, which we have not noticed yet.
-            self._down(links[0], "replaced by a new link")
+            self._on_link_down(links[0], "replaced by a new link")
             links = []
         self._links[peer] = [*links, link]
-        dial = self._dials.get(link.asked)
+        dial = self._dials.get(link.dialled_peer)
         if dial is not None:
             dial.flush(link)
             if link.dialled is not None:
-                del self._dials[link.asked]
+                del self._dials[link.dialled_peer]
         if not links and not self._closing:
             self._handler.linked(peer, link.hello)
 
-    def _down(self, link: _Link, reason: str) -> None:
+    def _on_link_down(self, link: _Link, reason: str) -> None:
         peer = link.hello.peer
         links = self._links.get(peer, [])
         if link not in links:
@@ -298,18 +300,18 @@ class Links:
         if not self._closing and not link.broken.done():
             self._handler.received(link.hello.peer, items)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._retire)
+        task.add_done_callback(self._on_task_done)
 
-    def _retire(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a link failed by a fault of ours", exc_info=error)
 
 
-def _failure(task: asyncio.Task[Never]) -> str:
+def _describe_failure(task: asyncio.Task[Never]) -> str:
     error = task.exception() if not task.cancelled() else None
     match error:
         case StreamBroken():

@@ -42,7 +42,7 @@ _records: dict[type, _Record] = {}
 
 def encode(message: Message) -> bytes:
     """The Envelope of a message. A value its field cannot hold is a ValueError: a bug of ours."""
-    name, fill = _BODIES[type(message)]
+    name, fill = _WRITERS[type(message)]
     envelope = swarm_pb2.Envelope()
     body = getattr(envelope, name)
     body.SetInParent()
@@ -72,18 +72,18 @@ def _check_fence(fence: Fence) -> None:
         raise FrameError("a Fence that creates must have a turn")
 
 
-def _snake(name: str) -> str:
+def _snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _scalar(name: str) -> _Field:
+def _scalar_field(name: str) -> _Field:
     return _Field(
         lambda proto, value: setattr(proto, name, value), lambda proto: getattr(proto, name)
     )
 
 
-def _enum(name: str, kind: type[enum.Enum], optional: bool) -> _Field:
-    prefix = _snake(kind.__name__).upper()
+def _enum_field(name: str, kind: type[enum.Enum], optional: bool) -> _Field:
+    prefix = _snake_case(kind.__name__).upper()
     numbers = {
         member: getattr(swarm_pb2, kind.__name__).Value(f"{prefix}_{member.name}")
         for member in kind
@@ -105,8 +105,8 @@ def _enum(name: str, kind: type[enum.Enum], optional: bool) -> _Field:
     return _Field(put, take)
 
 
-def _nested(name: str, kind: type, optional: bool) -> _Field:
-    fill, read = _record(kind)
+def _nested_field(name: str, kind: type, optional: bool) -> _Field:
+    fill, read = _compile_record(kind)
 
     def put(proto: Any, value: Any) -> None:
         if value is not None:
@@ -124,10 +124,10 @@ def _nested(name: str, kind: type, optional: bool) -> _Field:
     return _Field(put, take)
 
 
-def _sequence(name: str, arguments: tuple[Any, ...]) -> _Field:
+def _sequence_field(name: str, arguments: tuple[Any, ...]) -> _Field:
     kind = arguments[0]
     if _is_record(kind):
-        fill, read = _record(kind)
+        fill, read = _compile_record(kind)
 
         def put_records(proto: Any, values: Any) -> None:
             into = getattr(proto, name)
@@ -150,22 +150,22 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
 
 
-def _field(name: str, annotation: Any) -> _Field:
+def _compile_field(name: str, annotation: Any) -> _Field:
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is tuple:
-        return _sequence(name, arguments)
+        return _sequence_field(name, arguments)
     optional = isinstance(annotation, types.UnionType)
     kind = arguments[0] if optional else annotation
     if _is_record(kind):
-        return _nested(name, kind, optional)
+        return _nested_field(name, kind, optional)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _enum(name, kind, optional)
+        return _enum_field(name, kind, optional)
     if kind in (int, str, float, bool, bytes) and not optional:
-        return _scalar(name)
+        return _scalar_field(name)
     raise TypeError(f"{name}: no rule for {annotation}")
 
 
-def _record(kind: type) -> _Record:
+def _compile_record(kind: type) -> _Record:
     """Compile (fill, read) of a dataclass or NamedTuple."""
     if kind in _records:
         return _records[kind]
@@ -173,7 +173,7 @@ def _record(kind: type) -> _Record:
     descriptor = getattr(swarm_pb2, kind.__name__).DESCRIPTOR
     if sorted(hints) != sorted(field.name for field in descriptor.fields):
         raise TypeError(f"{kind.__name__} and its message in swarm.proto differ in their fields")
-    fields = [(name, _field(name, annotation)) for name, annotation in hints.items()]
+    fields = [(name, _compile_field(name, annotation)) for name, annotation in hints.items()]
     puts = [(name, field.put) for name, field in fields]
     takes = [field.take for _, field in fields]
 
@@ -188,10 +188,11 @@ def _record(kind: type) -> _Record:
     return fill, read
 
 
-_BODIES = {
-    kind: (_snake(kind.__name__), _record(kind)[0]) for kind in typing.get_args(messages.Message)
+_WRITERS = {
+    kind: (_snake_case(kind.__name__), _compile_record(kind)[0])
+    for kind in typing.get_args(messages.Message)
 }
-_READERS = {_snake(kind.__name__): _record(kind)[1] for kind in _BODIES}
+_READERS = {_snake_case(kind.__name__): _compile_record(kind)[1] for kind in _WRITERS}
 
 if set(_READERS) != {f.name for f in swarm_pb2.Envelope.DESCRIPTOR.fields}:
     raise TypeError("messages.Message and the Envelope of swarm.proto differ in their kinds")

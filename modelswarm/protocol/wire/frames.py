@@ -31,8 +31,8 @@ _ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first
 _TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
 _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
-_FINISHES = (Finish.NONE, Finish.STOP, Finish.LENGTH)
-_FINISH_NUMBER = {finish: number for number, finish in enumerate(_FINISHES)}
+_FINISH_REASONS = (Finish.NONE, Finish.STOP, Finish.LENGTH)
+_FINISH_NUMBERS = {finish: number for number, finish in enumerate(_FINISH_REASONS)}
 _INPUT_TOKENS = 16384  # entries of an Input that surely fit into FRAME_TARGET
 
 
@@ -40,8 +40,8 @@ def pack(items: Iterable[Item]) -> Iterator[bytes]:
     """Frames that carry the items in order; rows and inputs too long for one frame are split."""
     parts: list[bytes | memoryview] = []
     size = count = 0
-    for item in _split(items):
-        body = _body(item)
+    for item in _split_long_items(items):
+        body = _encode_item(item)
         length = sum(map(len, body))
         padding = -length % 8
         if length + padding > MAX_FRAME:
@@ -77,21 +77,21 @@ def unpack(frame: bytes) -> list[Item]:
             raise FrameError("a frame ends inside an item")
         if len(items) == MAX_ITEMS:
             raise FrameError(f"more than {MAX_ITEMS} items in a frame")
-        items.append(_item(kind, view[start:end]))
+        items.append(_decode_item(kind, view[start:end]))
     return items
 
 
-def _item(kind: int, body: memoryview) -> Item:
+def _decode_item(kind: int, body: memoryview) -> Item:
     if kind == _ROWS:
-        return _read_rows(body)
+        return _decode_rows(body)
     if kind == _TOKEN:
-        return _read_token(body)
+        return _decode_token(body)
     if kind == _CONTROL:
         return decode(body)
     raise FrameError(f"an item of kind {kind}")
 
 
-def _body(item: Item) -> tuple[bytes | memoryview, ...]:
+def _encode_item(item: Item) -> tuple[bytes | memoryview, ...]:
     """Item header and body, unpadded; rows are not copied here."""
     if type(item) is Rows:
         flags = _SAMPLE * item.sample | _STORE_ONLY * item.kv_copy
@@ -99,7 +99,7 @@ def _body(item: Item) -> tuple[bytes | memoryview, ...]:
         fields = (item.handle, *item.epoch, item.first, item.count, flags)
         return _ITEM.pack(_ROWS, length) + _ROWS_HEAD.pack(*fields), item.payload
     if type(item) is Token:
-        finish = _FINISH_NUMBER[item.finish]
+        finish = _FINISH_NUMBERS[item.finish]
         body = _TOKEN_BODY.pack(
             item.handle,
             *item.epoch,
@@ -115,7 +115,7 @@ def _body(item: Item) -> tuple[bytes | memoryview, ...]:
     return (_ITEM.pack(_CONTROL, len(body)) + body,)
 
 
-def _read_rows(body: memoryview) -> Rows:
+def _decode_rows(body: memoryview) -> Rows:
     if len(body) < _ROWS_HEAD.size:
         raise FrameError("rows without a whole header")
     handle, counter, gateway, first, count, flags = _ROWS_HEAD.unpack_from(body)
@@ -135,17 +135,17 @@ def _read_rows(body: memoryview) -> Rows:
     )
 
 
-def _read_token(body: memoryview) -> Token:
+def _decode_token(body: memoryview) -> Token:
     if len(body) != _TOKEN_BODY.size:
         raise FrameError(f"a token of {len(body)} bytes")
     handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack(body)
-    if finish >= len(_FINISHES) or flags > 1 or token < -1:
+    if finish >= len(_FINISH_REASONS) or flags > 1 or token < -1:
         raise FrameError("a token with unknown finish, flags or number")
     epoch = Epoch(counter, gateway)
-    return Token(handle, epoch, position, token, logprob, _FINISHES[finish], flags == 1)
+    return Token(handle, epoch, position, token, logprob, _FINISH_REASONS[finish], flags == 1)
 
 
-def _split(items: Iterable[Item]) -> Iterator[Item]:
+def _split_long_items(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
         if type(item) is Rows and len(item.payload) > _ROWS_TARGET:
             yield from _split_rows(item)

@@ -13,10 +13,10 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import ConflictError, NotFoundError, RejectedError
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import swarm_view
-from modelswarm_operator.kube.client import Api
-from modelswarm_operator.kube.errors import ConflictError, NotFoundError, RejectedError
 from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import (
     CHILDREN,
@@ -51,9 +51,14 @@ Enqueue = Callable[[set[str]], None]
 
 class Executor:
     def __init__(
-        self, api: Api, cache: Cache, events: EventRecorder, metrics: Metrics, wake: Enqueue
+        self,
+        client: KubeClient,
+        cache: Cache,
+        events: EventRecorder,
+        metrics: Metrics,
+        wake: Enqueue,
     ) -> None:
-        self._api = api
+        self._client = client
         self._cache = cache
         self._events = events
         self._metrics = metrics
@@ -107,7 +112,7 @@ class Executor:
         path = SWARM.path(swarm.namespace, swarm.name, "status")
         for _ in range(MAX_STATUS_TRIES):
             try:
-                self._update_cache(SWARM, await self._api.put(path, {**body, "status": status}))
+                self._update_cache(SWARM, await self._client.put(path, {**body, "status": status}))
                 return
             except ConflictError:
                 meta["resourceVersion"] = await self._version_if_unchanged(swarm)
@@ -115,7 +120,7 @@ class Executor:
 
     async def _version_if_unchanged(self, swarm: SwarmView) -> str:
         """Somebody wrote, but nothing that this turn looked at (labels, say): the decision stands."""
-        raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+        raw = await self._client.get(SWARM.path(swarm.namespace, swarm.name))
         self._update_cache(SWARM, raw)
         now = swarm_view(raw)
         if dataclasses.replace(now, resource_version=swarm.resource_version) != swarm:
@@ -130,7 +135,7 @@ class Executor:
         wanted = [*others, names.FINALIZER] if present else others
         meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
         path = SWARM.path(swarm.namespace, swarm.name)
-        answer = await self._api.patch(path, {"metadata": meta})
+        answer = await self._client.patch(path, {"metadata": meta})
         self._update_cache(SWARM, answer, gone=now.is_deleting and not wanted)
 
     async def _create_pod(self, swarm: SwarmView, action: CreatePod) -> None:
@@ -138,11 +143,11 @@ class Executor:
         name = meta["name"]
         try:
             # Strict: a misspelt field of somebody's pod template would be without effect, and nobody would know.
-            pod = await self._api.post(POD.path(swarm.namespace), action.manifest, strict=True)
+            pod = await self._client.post(POD.path(swarm.namespace), action.manifest, strict=True)
         except ConflictError as error:
-            if not error.exists:
+            if not error.already_exists:
                 raise
-            pod = await self._api.get(POD.path(swarm.namespace, name))
+            pod = await self._client.get(POD.path(swarm.namespace, name))
             if not _is_same_pod(pod, action.manifest, swarm):
                 self._record_rejection(swarm, action.slot, f"a pod {name} {NAME_TAKEN}")
                 return
@@ -164,7 +169,7 @@ class Executor:
         path = POD.path(swarm.namespace, action.name)
         known = self._cache.pods.get(action.uid)
         try:
-            answer = await self._api.delete(path, action.uid, action.grace_seconds)
+            answer = await self._client.delete(path, action.uid, action.grace_seconds)
         except NotFoundError:
             self._enqueue(self._cache.forget(POD, action.uid))
             return
@@ -179,7 +184,7 @@ class Executor:
     async def _refresh_pod(self, path: str, uid: str) -> None:
         """The delete did not meet the pod that was meant, or met it while somebody else wrote."""
         try:
-            pod = await self._api.get(path)
+            pod = await self._client.get(path)
         except NotFoundError:
             self._enqueue(self._cache.forget(POD, uid))
             return
@@ -191,7 +196,7 @@ class Executor:
         path = POD.path(swarm.namespace, action.name)
         body = {"metadata": {"uid": action.uid, "labels": dict(action.labels)}}
         try:
-            self._update_cache(POD, await self._api.patch(path, body))
+            self._update_cache(POD, await self._client.patch(path, body))
         except RejectedError as error:  # one pod's labels hold up nothing else
             name = f"{swarm.namespace}/{action.name}"
             log.warning("pod %s: its labels cannot be put right: %s", name, error)
@@ -209,7 +214,7 @@ class Executor:
             self._record_rejection(swarm, what, f"a {kind.kind} {name} {NAME_TAKEN}")
             return
         try:
-            self._update_cache(kind, await self._api.apply(path, manifest, FIELD_MANAGER))
+            self._update_cache(kind, await self._client.apply(path, manifest, FIELD_MANAGER))
         except RejectedError as error:
             self._record_rejection(swarm, what, str(error))
             return
@@ -222,13 +227,13 @@ class Executor:
         """
         path = kind.path(swarm.namespace, name)
         try:
-            there = await self._api.get(path)
+            there = await self._client.get(path)
             owner = controller_of(there)
             if owner.get("uid") == swarm.uid:
                 return False
             if (owner.get("kind"), owner.get("name")) != (SWARM.kind, swarm.name):
                 return True
-            await self._api.delete(path, there["metadata"]["uid"])
+            await self._client.delete(path, there["metadata"]["uid"])
         except NotFoundError:
             return False
         return False
@@ -236,7 +241,7 @@ class Executor:
     async def _delete_child(self, swarm: SwarmView, action: DeleteChild) -> None:
         kind = CHILDREN[action.kind]
         try:
-            await self._api.delete(kind.path(swarm.namespace, action.name), action.uid)
+            await self._client.delete(kind.path(swarm.namespace, action.name), action.uid)
         except (NotFoundError, ConflictError) as error:
             log.info("%s/%s: %s %s: %s", swarm.namespace, swarm.name, kind.kind, action.name, error)
         self._enqueue(self._cache.forget(kind, action.uid))

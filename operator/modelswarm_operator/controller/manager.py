@@ -12,14 +12,15 @@ import logging
 import random
 import time
 
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import KubeError
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import TURN_SECONDS, Workers
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.informer.watch import Watch
-from modelswarm_operator.kube.client import Api
-from modelswarm_operator.kube.errors import ApiError, LeaseLostError
 from modelswarm_operator.kube.events import EventRecorder
+from modelswarm_operator.kube.leader_election import LeaseLostError
 from modelswarm_operator.kube.resources import NODE, WATCHED, Kind
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.reconciler import reconcile
@@ -37,12 +38,16 @@ MAX_PAUSE_SECONDS = 15.0  # between two tries of a failing list, or two lives of
 
 
 class Manager:
-    def __init__(self, settings: Settings, api: Api, metrics: Metrics, identity: str) -> None:
+    def __init__(
+        self, settings: Settings, client: KubeClient, metrics: Metrics, identity: str
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
         self.cache = Cache()
-        self.resync = Resync(api, self.cache, metrics, settings.namespaces)
-        apply = Executor(api, self.cache, EventRecorder(api, identity), metrics, self._enqueue)
+        self.resync = Resync(client, self.cache, metrics, settings.namespaces)
+        apply = Executor(
+            client, self.cache, EventRecorder(client, identity), metrics, self._enqueue
+        )
         self.workers = Workers(self.cache, apply, self.resync, self._decide, metrics)
         self._resync_requested = asyncio.Event()
         self._resync_done = asyncio.Event()
@@ -104,7 +109,7 @@ class Manager:
         while True:
             try:
                 return await self.resync.resync_all()
-            except ApiError:
+            except KubeError:
                 if self.resync.problem != told:
                     told = self.resync.problem
                     log.warning("cannot list the cluster's objects yet: %s", told)

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from modelswarm.kube.errors import ConflictError, KubeError, ThrottledError
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
-from modelswarm_operator.kube.errors import ApiError, ConflictError, LeaseLostError, ThrottledError
+from modelswarm_operator.kube.leader_election import LeaseLostError
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.state.actions import Decision, DeleteChild, DeletePod
 from modelswarm_operator.reconcile.state.observed import Observed
@@ -164,7 +165,7 @@ class Workers:
             result = "throttled"
             self._schedule_retry(uid, item, error, at_least=min(error.retry_after, MAX_RETRY_PAUSE))
             item.throttled = True
-        except (ApiError, TimeoutError) as error:
+        except (KubeError, TimeoutError) as error:
             self._schedule_retry(uid, item, error)
         except Exception as error:  # a fault of ours: said in full, and the swarm is not left alone
             result = "fault"

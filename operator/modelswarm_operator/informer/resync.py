@@ -10,9 +10,9 @@ import logging
 import time
 from collections.abc import Sequence
 
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import KubeError, NotFoundError, RejectedError
 from modelswarm_operator.informer.cache import Cache
-from modelswarm_operator.kube.client import Api
-from modelswarm_operator.kube.errors import ApiError, NotFoundError, RejectedError
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SERVICE, SWARM, Kind
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.state import names
@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class Resync:
-    def __init__(self, api: Api, cache: Cache, metrics: Metrics, namespaces: Sequence[str]) -> None:
-        self._api = api
+    def __init__(
+        self, client: KubeClient, cache: Cache, metrics: Metrics, namespaces: Sequence[str]
+    ) -> None:
+        self._client = client
         self._cache = cache
         self._metrics = metrics
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
@@ -34,13 +36,13 @@ class Resync:
         self.problem = "the first list is not complete"
 
     async def resync_all(self) -> set[str]:
-        """One list per kind (and namespace), of all swarms together; those that differ now. Raises ApiError."""
+        """One list per kind (and namespace), of all swarms together; those that differ now. Raises KubeError."""
         self.last_attempt = time.monotonic()
         try:
             for kind in (SWARM, POD, SERVICE, BUDGET):
                 self._changed |= await self._list(kind)
             self._changed |= await self._list_nodes()
-        except ApiError as error:
+        except KubeError as error:
             self.problem, self.is_forbidden = (
                 _describe_error(error),
                 isinstance(error, RejectedError),
@@ -57,25 +59,25 @@ class Resync:
         query = {"labelSelector": kind.selector} if kind.selector else {}
         items, versions = [], []
         for namespace in self._namespaces:
-            found, version = await self._api.list_all(kind.path(namespace), query)
+            found, version = await self._client.list_all(kind.path(namespace), query)
             items += found
-            versions.append(version)
+            versions.append(int(version))
         return self._cache.replace(kind, items, min(versions))
 
     async def _list_nodes(self) -> set[str]:
         """A namespaced install may not read them: what needs nodes is left out then."""
         try:
-            items, version = await self._api.list_all(NODE.path(), {})
+            items, version = await self._client.list_all(NODE.path(), {})
         except RejectedError:
             had_sight, self._cache.can_read_nodes = self._cache.can_read_nodes, False
             return self._cache.uids() if had_sight else set()
         self._cache.can_read_nodes = True
-        return self._cache.replace(NODE, items, version)
+        return self._cache.replace(NODE, items, int(version))
 
     async def resync_swarm(self, swarm: SwarmView) -> set[str]:
-        """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises ApiError."""
+        """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises KubeError."""
         try:
-            raw = await self._api.get(SWARM.path(swarm.namespace, swarm.name))
+            raw = await self._client.get(SWARM.path(swarm.namespace, swarm.name))
         except NotFoundError:
             return self._cache.forget(SWARM, swarm.uid)
         if raw["metadata"]["uid"] != swarm.uid:
@@ -83,15 +85,15 @@ class Resync:
             return gone | self._cache.apply_event(SWARM, False, raw)
         changed = self._cache.apply_event(SWARM, False, raw)
         query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
-        pods, version = await self._api.list_all(POD.path(swarm.namespace), query)
-        changed |= self._cache.replace(POD, pods, version, owner=swarm.uid)
+        pods, version = await self._client.list_all(POD.path(swarm.namespace), query)
+        changed |= self._cache.replace(POD, pods, int(version), owner=swarm.uid)
         # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
         if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm.uid):
             return changed
         return changed | await self._list_nodes()
 
 
-def _describe_error(error: ApiError) -> str:
+def _describe_error(error: KubeError) -> str:
     if isinstance(error, NotFoundError):
         return f"the CustomResourceDefinition {SWARM.plural}.{SWARM.group} is not installed"
     return str(error)

@@ -17,7 +17,7 @@ from typing import Any
 
 import kopf
 
-from modelswarm_operator.kube.client import load_configuration
+from modelswarm.kube.client import load_configuration
 from modelswarm_operator.kube.resources import Kind
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from modelswarm_operator.kube.client import Api
+from modelswarm.kube.client import KubeClient
 from modelswarm_operator.kube.resources import (
     BUDGET,
     EVENT,
@@ -76,9 +76,9 @@ def node_permissions() -> Iterator[Permission]:
 
 
 async def find_missing_permissions(
-    api: Api, namespaces: Sequence[str], lease_namespace: str, lease_name: str
+    client: KubeClient, namespaces: Sequence[str], lease_namespace: str, lease_name: str
 ) -> list[MissingPermission]:
-    """Raises ApiError if the API server cannot be asked. Of leases, only our own is asked for by name."""
+    """Raises KubeError if the API server cannot be asked. Of leases, only our own is asked for by name."""
     asked: list[tuple[Permission, str | None]] = []
     names = {("get", LEASE): lease_name, ("update", LEASE): lease_name}  # a create has no name yet
     for namespace in namespaces or (None,):
@@ -89,7 +89,7 @@ async def find_missing_permissions(
     room = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
     answers = await asyncio.gather(
         *(
-            _is_allowed(api, room, need, namespace, names.get((need.verb, need.kind), ""))
+            _is_allowed(client, room, need, namespace, names.get((need.verb, need.kind), ""))
             for need, namespace in asked
         )
     )
@@ -101,7 +101,7 @@ async def find_missing_permissions(
 
 
 async def _is_allowed(
-    api: Api, room: asyncio.Semaphore, need: Permission, namespace: str | None, name: str
+    client: KubeClient, room: asyncio.Semaphore, need: Permission, namespace: str | None, name: str
 ) -> bool:
     attributes = {
         "group": need.kind.group,
@@ -117,5 +117,5 @@ async def _is_allowed(
         "spec": {"resourceAttributes": attributes},
     }
     async with room:
-        answer = await api.send("POST", REVIEW.path(), body)
+        answer = await client.send("POST", REVIEW.path(), body)
     return bool((answer.get("status") or {}).get("allowed"))

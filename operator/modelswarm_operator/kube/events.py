@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from modelswarm_operator.kube.client import Api
-from modelswarm_operator.kube.errors import ApiError
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import KubeError
 from modelswarm_operator.kube.resources import EVENT, FIELD_MANAGER, SWARM
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import RecordEvent
@@ -54,8 +54,8 @@ class EventLimiter:
 
 
 class EventRecorder:
-    def __init__(self, api: Api, instance: str) -> None:
-        self._api = api
+    def __init__(self, client: KubeClient, instance: str) -> None:
+        self._client = client
         self._instance = instance[:128]
         self._limit = EventLimiter(time.monotonic)
 
@@ -64,8 +64,8 @@ class EventRecorder:
         if not self._limit.try_acquire(swarm.uid, event.reason, event.message):
             return
         try:
-            await self._api.post(EVENT.path(swarm.namespace), self._body(swarm, event))
-        except ApiError as error:
+            await self._client.post(EVENT.path(swarm.namespace), self._body(swarm, event))
+        except KubeError as error:
             log.warning("an Event on %s/%s was lost: %s", swarm.namespace, swarm.name, error)
 
     def _body(self, swarm: SwarmView, event: RecordEvent) -> Json:

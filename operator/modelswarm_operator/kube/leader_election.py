@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from modelswarm_operator.kube.client import Api
-from modelswarm_operator.kube.errors import ApiError, ConflictError, LeaseLostError, NotFoundError
+from modelswarm.errors import ModelSwarmError
+from modelswarm.kube.client import KubeClient
+from modelswarm.kube.errors import ConflictError, KubeError, NotFoundError
 from modelswarm_operator.kube.resources import LEASE
 from modelswarm_operator.reconcile.state.observed import Json
 
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
+
+
+class LeaseLostError(ModelSwarmError):
+    """A write was stopped because this process may no longer be the leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,14 @@ class LeaseExpiry:
 class Lease:
     def __init__(
         self,
-        api: Api,
+        client: KubeClient,
         namespace: str,
         name: str,
         identity: str,
         timings: LeaseTimings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._api = api
+        self._client = client
         self._collection_path = LEASE.path(namespace)
         self._path = LEASE.path(namespace, name)
         self._name = name
@@ -94,7 +99,7 @@ class Lease:
                 )
             except ConflictError:
                 told = self._log_change(told, "standing by: another candidate was faster")
-            except (ApiError, TimeoutError) as error:
+            except (KubeError, TimeoutError) as error:
                 why = str(error) or "no answer in time"
                 told = self._log_change(
                     told, f"standing by: the lease cannot be read or taken: {why}"
@@ -109,7 +114,7 @@ class Lease:
     async def _try_acquire(self, expiry: LeaseExpiry) -> bool:
         async with asyncio.timeout(2 * self._timings.call):
             try:
-                self._lease = await self._api.get(self._path)
+                self._lease = await self._client.get(self._path)
             except NotFoundError:
                 await self._create()
                 return True
@@ -120,7 +125,7 @@ class Lease:
 
     async def _create(self) -> None:
         sent, body = self._clock(), {"metadata": {"name": self._name}, "spec": self._new_spec(0)}
-        self._lease = await self._api.send(
+        self._lease = await self._client.send(
             "POST", self._collection_path, _typed(body), self._timings.call
         )
         self._extend_deadline(sent)
@@ -138,7 +143,7 @@ class Lease:
         try:
             async with asyncio.timeout(min(self._timings.call, self._deadline - self._clock())):
                 await self._renew()
-        except (ApiError, TimeoutError) as error:
+        except (KubeError, TimeoutError) as error:
             log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
             return False
         return True
@@ -149,7 +154,7 @@ class Lease:
         except NotFoundError:
             await self._create()  # somebody deleted it; if another was faster, that is a conflict
         except ConflictError:
-            self._lease = await self._api.get(self._path)
+            self._lease = await self._client.get(self._path)
             if _spec(self._lease).get("holderIdentity") != self._identity:
                 self._deadline = 0.0
                 return
@@ -163,7 +168,7 @@ class Lease:
         try:
             async with asyncio.timeout(1.0):
                 await self._clear_holder()
-        except (ApiError, TimeoutError) as error:
+        except (KubeError, TimeoutError) as error:
             log.warning("the lease could not be released: %s", str(error) or "no answer in time")
         self._deadline = 0.0
 
@@ -174,7 +179,7 @@ class Lease:
                 await self._write("", transitions=0)
                 return
             except ConflictError:
-                self._lease = await self._api.get(self._path)
+                self._lease = await self._client.get(self._path)
                 if _spec(self._lease).get("holderIdentity") != self._identity:
                     return
 
@@ -188,7 +193,7 @@ class Lease:
             key: self._lease["metadata"][key] for key in ("name", "namespace", "resourceVersion")
         }
         body = _typed({"metadata": meta, "spec": spec})
-        self._lease = await self._api.send("PUT", self._path, body, self._timings.call)
+        self._lease = await self._client.send("PUT", self._path, body, self._timings.call)
         self._extend_deadline(sent)
 
     def _extend_deadline(self, sent: float) -> None:

@@ -72,15 +72,17 @@ class Fencing:
 
     def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
         silent = self._peers.silent_seconds(hop.gateway, now)
-        found = decide_ownership(hop, peer, fence, silent, self._peers.lease_seconds(hop.gateway))
-        if found is Ownership.STALE_EPOCH:
+        ownership = decide_ownership(
+            hop, peer, fence, silent, self._peers.lease_seconds(hop.gateway)
+        )
+        if ownership is Ownership.STALE_EPOCH:
             self._refuse(peer, fence, Refusal.STALE_EPOCH, owner_epoch=hop.epoch)
             return
-        if found is Ownership.REPLACED and fence.create is not None:
+        if ownership is Ownership.REPLACED and fence.create is not None:
             self.free_hop(hop)
             self._create_hop(peer, fence, fence.create, now)
             return
-        if found is Ownership.TAKEN_OVER:
+        if ownership is Ownership.TAKEN_OVER:
             self.hops.set_owner(hop, peer, fence.gateway_handle)
         if fence.epoch < hop.epoch:
             return
@@ -252,10 +254,10 @@ class Fencing:
     def start_draining(self) -> None:
         """Refuse new hops from now on and tell every gateway that has a session here."""
         self.draining = True
-        told: set[PeerId] = set()
+        reported: set[PeerId] = set()
         for hop in self.hops:
-            if hop.gateway not in told:
-                told.add(hop.gateway)
+            if hop.gateway not in reported:
+                reported.add(hop.gateway)
                 self._outbox.report_fault(
                     hop, "", Fault(FaultKind.DRAINING, "this server is about to stop")
                 )
@@ -311,17 +313,17 @@ class Fencing:
         for hop in [hop for hop, until in self._start_deadlines.items() if now >= until]:
             self._report_and_free(hop, "no StartEpoch came in time")
         owners = {hop.gateway for hop in self.hops}
-        gone = [
+        lost = [
             owner
             for owner in owners
             if self._peers.gone_seconds(owner, now) >= 2 * self._peers.lease_seconds(owner)
         ]
-        for hop in self.hops.owned_by(gone) if gone else ():
+        for hop in self.hops.owned_by(lost) if lost else ():
             if self._peers.elapsed(now) - hop.log_requested_at >= 2 * self._peers.lease_seconds(
                 hop.gateway
             ):
                 self.free_hop(hop)
-        self._peers.keep_owners({hop.gateway for hop in self.hops} if gone else owners)
+        self._peers.keep_owners({hop.gateway for hop in self.hops} if lost else owners)
 
     def _report_and_free(self, hop: Hop, detail: str) -> None:
         self._outbox.report_fault(hop, "", Fault(FaultKind.UNKNOWN_HANDLE, detail))

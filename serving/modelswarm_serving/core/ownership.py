@@ -14,10 +14,10 @@ from modelswarm_serving.core.hops.hop import Hop
 
 
 class Ownership(enum.Enum):
-    OWNER = "own"  # the owner itself fences
-    TAKEN_OVER = "taken"  # the other gateway owns it from now on, with its state
+    OWNER = "owner"  # the owner itself fences
+    TAKEN_OVER = "taken_over"  # the other gateway owns it from now on, with its state
     REPLACED = "replaced"  # it is freed, and the Fence creates a new hop
-    STALE_EPOCH = "outranked"  # the Fence is refused
+    STALE_EPOCH = "stale_epoch"  # the Fence is refused
 
 
 def decide_ownership(

@@ -87,7 +87,7 @@ class ServerCore:
         if self._peers.has_lapsed(peer, now):
             self._fencing.on_lease_lapsed(peer)
         self._reconciled.discard(peer)
-        self._peers.on_peer_connected(peer, role, target, lease_seconds, now)
+        self._peers.add_link(peer, role, target, lease_seconds, now)
 
     def on_peer_lost(self, peer: PeerId, now: float) -> None:
         """A link is lost, with everything on its way there. Hops that use it stop and their gateways are told.
@@ -96,7 +96,7 @@ class ServerCore:
         """
         self._advance_clock(now)
         self._reconciled.discard(peer)
-        self._peers.on_peer_lost(peer, now)
+        self._peers.remove_link(peer, now)
         fault = Fault(FaultKind.LINK_DOWN, "the link broke or could not be dialled")
         for hop in list(self._fencing.hops):
             if hop.is_neighbour(peer):
@@ -134,7 +134,7 @@ class ServerCore:
             case StartEpoch():
                 self._on_start_epoch(peer, item, now)
             case CopyKv():
-                self._on_copy(peer, item)
+                self._on_copy_kv(peer, item)
             case Close():
                 self._fencing.on_close(peer, item.handle)
             case OwnedSessions():
@@ -197,19 +197,23 @@ class ServerCore:
             self._on_rows(sender, rows, now)
         self._steps.schedule_ready(hop, now)
 
-    def _on_copy(self, peer: PeerId, copy: CopyKv) -> None:
-        hop = self._fencing.hops.get(copy.handle)
+    def _on_copy_kv(self, peer: PeerId, request: CopyKv) -> None:
+        hop = self._fencing.hops.get(request.handle)
         if hop is not None and peer == hop.gateway:
-            self._transfers.on_copy_request(hop, copy)
+            self._transfers.on_copy_kv(hop, request)
 
     def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:
         """The hop was freed between its FenceAck and this StartEpoch, by this server or by a new owner."""
-        self._report_unknown_handle(self._fencing.hops.freed_hop(message.handle), peer, message)
+        self._report_unknown_handle(
+            self._fencing.hops.former_owner_of_freed(message.handle), peer, message
+        )
         self._reject_former_owner(peer, message)
 
     def _reject_former_owner(self, peer: PeerId, message: StartEpoch) -> None:
         """Another gateway took the hop over between this gateway's Fence and its StartEpoch."""
-        self._report_unknown_handle(self._fencing.hops.taken_hop(message.handle), peer, message)
+        self._report_unknown_handle(
+            self._fencing.hops.former_owner_of_taken(message.handle), peer, message
+        )
 
     def _report_unknown_handle(
         self, former: FormerOwner | None, peer: PeerId, message: StartEpoch
@@ -235,8 +239,12 @@ class ServerCore:
             window, row_bytes = self._settings.row_window, self._shape.row_bytes
             receive.buffer_early_rows(hop.early, peer, rows, window, row_bytes)
             return
-        before = hop.started.predecessor
-        if before is None or peer != before.address.peer or rows.kv_copy != hop.started.standby:
+        predecessor = hop.started.predecessor
+        if (
+            predecessor is None
+            or peer != predecessor.address.peer
+            or rows.kv_copy != hop.started.standby
+        ):
             return
         if rows.kv_copy:
             self._stop_on_fault(hop, peer, self._transfers.receive_kv(hop, rows))
@@ -280,8 +288,8 @@ class ServerCore:
         elif hop.started.successor is not None and peer == hop.started.successor.address.peer:
             hop.window = max(hop.window, window.limit)
             hop.acked = max(hop.acked, window.received)
-            gone = send.send_retained(self._outbox, hop, self._replay_log, self._shape.row_bytes)
-            if not self._stop_on_fault(hop, "", gone):
+            fault = send.send_retained(self._outbox, hop, self._replay_log, self._shape.row_bytes)
+            if not self._stop_on_fault(hop, "", fault):
                 return
             send.flush_live(self._outbox, hop)
         self._steps.schedule_ready(hop, now)
@@ -341,13 +349,13 @@ class ServerCore:
         return self._outbox.take_sends()
 
     def heartbeat(self) -> Heartbeat:
-        pool = self._fencing.admission.pages
+        pages = self._fencing.admission.pages
         return Heartbeat(
             steps=self._fencing.steps,
             oldest_ready_ms=1000 * self._oldest_ready_seconds(),
             step_ms=1000 * self._steps.mean_seconds,
-            free_pages=pool.free,
-            total_pages=pool.total,
+            free_pages=pages.free,
+            total_pages=pages.total,
             sessions=len(self._fencing.hops),
             rows=self._steps.rows,
             draining=self._fencing.draining,
@@ -389,13 +397,13 @@ class ServerCore:
     @property
     def stats(self) -> ServerStats:
         admission = self._fencing.admission
-        pool = admission.pages
+        pages = admission.pages
         return ServerStats(
             sessions=len(self._fencing.hops),
             running=self._running_count(),
             ready=self._scheduler.ready_count + self._transfers.ready_count,
-            free_pages=pool.free,
-            total_pages=pool.total,
+            free_pages=pages.free,
+            total_pages=pages.total,
             steps=self._fencing.steps,
             rows=self._steps.rows,
             step_seconds=self._steps.mean_seconds,

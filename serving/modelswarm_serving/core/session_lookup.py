@@ -44,13 +44,14 @@ class SessionLookup:
 
     def _answer_find(self, peer: PeerId, find: FindSession, now: float) -> None:
         """Send SessionInfo. Hops older than the newest started epoch are left out: they may have missed a rewind."""
-        hops, opener = self._hops_of(find.session), self._claimant(peer, find, now)
+        hops, claimant = self._hops_of(find.session), self._claimant(peer, find, now)
         if not hops:
             self._outbox.send_to_gateway(
-                peer, SessionInfo(find.session, NO_EPOCH, claimant=opener, search_id=find.search_id)
+                peer,
+                SessionInfo(find.session, NO_EPOCH, claimant=claimant, search_id=find.search_id),
             )
             return
-        newest, ran = hops[0], max(hop.newest_run_epoch for hop in hops)
+        newest, newest_run = hops[0], max(hop.newest_run_epoch for hop in hops)
         owner = newest.gateway
         silent, lease = self._peers.silent_seconds(owner, now), self._peers.lease_seconds(owner)
         found = SessionInfo(
@@ -62,9 +63,11 @@ class SessionLookup:
             owner_silent_ms=1000 * silent,
             lease_ms=1000 * lease,
             hops=tuple(_hop_info(hop) for hop in hops if hop.epoch == newest.epoch),
-            older_hops=tuple(_hop_info(hop) for hop in hops if ran <= hop.epoch < newest.epoch),
-            last_started=ran,
-            claimant=opener,
+            older_hops=tuple(
+                _hop_info(hop) for hop in hops if newest_run <= hop.epoch < newest.epoch
+            ),
+            last_started=newest_run,
+            claimant=claimant,
             search_id=find.search_id,
         )
         self._outbox.send_to_gateway(peer, found)
@@ -75,8 +78,8 @@ class SessionLookup:
         Its messages may wait here while this process is stalled, so stalled time does not count.
         """
         now = self._peers.elapsed(now)
-        first, until = self._claims.get(find.session, (peer, now))
-        if first != peer and now < until and self._peers.is_linked(first):
+        first, expires = self._claims.get(find.session, (peer, now))
+        if first != peer and now < expires and self._peers.is_linked(first):
             return first
         if find.claims:
             self._claims.pop(find.session, None)

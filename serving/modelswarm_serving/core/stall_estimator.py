@@ -32,17 +32,17 @@ class StallEstimator:
     def sample(self, now: float, running: float, slept: float) -> None:
         """Take a sample after a sleep meant to last `slept` seconds; `running`: seconds of the running step, or 0."""
         if self._last_sample is not None:
-            passed = min(max(0.0, now - self._last_sample), slept + MAX_STALL)
-            late = passed - slept
+            elapsed = min(max(0.0, now - self._last_sample), slept + MAX_STALL)
+            late = elapsed - slept
             # on average the stall began in the middle of the sleep
             stalled = late + slept / 2 if late >= MIN_STALL else 0.0
             if self._longest_step >= late:
                 stalled = 0.0  # perhaps that step kept the event loop from sampling
             elif running >= late:
                 self._stalled_in_step += stalled
-            kept = 0.5 ** (passed / HALF_LIFE)
-            self._elapsed = kept * self._elapsed + passed
-            self._stalled = kept * self._stalled + stalled
+            decay = 0.5 ** (elapsed / HALF_LIFE)
+            self._elapsed = decay * self._elapsed + elapsed
+            self._stalled = decay * self._stalled + stalled
         self._last_sample, self._longest_step = now, 0.0
 
     def scaled(self, took: float) -> float:

@@ -65,10 +65,10 @@ class Steps:
             return ()
         self._started_at = now
         rows = self._scheduler.ready_count > 0
-        copies = self._transfers.ready_count and not (
+        transfers = self._transfers.ready_count and not (
             self._transferred_last and rows
         )  # rows and transfers take turns
-        tasks = self._transfers.plan(now, self._scheduler.has_decoding) if copies else []
+        tasks = self._transfers.plan(now, self._scheduler.has_decoding) if transfers else []
         self._transferred_last = bool(tasks)
         if tasks:
             return tuple(tasks)

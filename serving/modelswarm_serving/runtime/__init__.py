@@ -1,1 +1,1 @@
-"""The shell around the core: node, engine thread, probes."""
+"""The shell around the core: node, engine thread, probe server."""

@@ -1,9 +1,9 @@
-"""The one thread that runs the model.
+"""The engine: one thread that runs the model.
 
-The core lives on the event loop; `node.py` hands a planned step over and gets its results back on
-the loop. One step is out at a time, so nothing needs a lock. Measured: an empty step there and back
-costs 20 us (p90 46 us) on two busy cores, against 90 us for a link one way, so the core stays on the
-loop, where links are read while a step runs. Knows works and results, no sessions.
+The core runs on the event loop. `node.py` hands a planned step over and gets its results back on the loop. Only one
+step runs at a time, so nothing needs a lock. Measured: an empty step there and back costs 20 us (p90 46 us) on two busy
+cores, against 90 us for a link one way. So the core stays on the loop, where links are read while a step runs. Knows
+tasks and results, no sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StepDone:
 
 
 class Engine:
-    """Runs steps in order. `done` is called on the loop after each."""
+    """Runs steps in order and calls `done` on the loop after each."""
 
     def __init__(self, model: Model, done: Callable[[StepDone], None]) -> None:
         self._model = model
@@ -41,14 +41,14 @@ class Engine:
         self._thread.start()
 
     def submit(self, batch: Sequence[Task]) -> None:
-        """Start a step; not before `done` was called for the one before."""
+        """Start a step; only after `done` was called for the previous one."""
         self._steps.put(batch)
 
     def _run(self) -> None:
         while True:
             done = self._step(self._steps.get())
             if self._loop.is_closed():
-                return  # the process ends; nobody wants this step any more
+                return  # the process ends, and this step with it
             self._loop.call_soon_threadsafe(self._done, done)
 
     def _step(self, batch: Sequence[Task]) -> StepDone:
@@ -56,7 +56,7 @@ class Engine:
         began = time.perf_counter()
         try:
             results = self._model.step(batch)
-        except Exception as error:  # the model's code is not ours: its sessions end, we go on
+        except Exception as error:  # a fault of the model's code must not end the process
             log.exception("a step of %d rows failed", rows)
             return StepDone(
                 (), rows, time.perf_counter() - began, f"{type(error).__name__}: {error}"

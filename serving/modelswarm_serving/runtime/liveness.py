@@ -1,27 +1,29 @@
-"""Whether this process lives and whether it serves: what /live and /ready answer.
+"""Liveness and readiness of this process: the answers to /live and /ready.
 
-Written by `main.py` and `node.py`, read by the threads of `page.py`; every field is one value, so no lock is needed.
-Lives: loading may take as long as it takes; after that the event loop turns, and no step is out for minutes. Serves:
-the blocks are loaded and links are listened for. Both are local: a neighbour that is down changes neither.
+Written by `app.py` and `node.py`, read by the threads of `probe_server.py`; every field is one value, so no lock is
+needed. Live: the event loop turns and no step runs for minutes; loading may take any time. Ready: the blocks are loaded
+and the server listens for links. Both are local and know no neighbour: one that is down changes neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-LOOP_SECONDS = 30.0  # it turns every 0.1 s
-STEP_SECONDS = 300.0  # the longest honest step, on the slowest machine
+LOOP_SECONDS = 30.0
+"""Seconds without a turn of the event loop after which the process is not live; it turns every 0.1 s."""
+STEP_SECONDS = 300.0
+"""Seconds of one step after which the process is not live: more than the longest step on the slowest machine."""
 
 
 class Liveness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._last_loop: float | None = None  # None: the event loop does not run yet
-        self._step_started: float | None = None  # since when a step is out
+        self._step_started: float | None = None  # start of the running step
         self._not_serving: str | None = "the model is being loaded"
 
     def on_loop(self) -> None:
-        """The event loop has come round."""
+        """Record a turn of the event loop."""
         self._last_loop = self._clock()
 
     def on_step_started(self) -> None:
@@ -38,15 +40,15 @@ class Liveness:
 
     @property
     def stall_reason(self) -> str | None:
-        """What stands still; None while all goes on."""
+        """Reason for which the process is not live; None while it is."""
         now, turned, stepping = self._clock(), self._last_loop, self._step_started
         if turned is not None and now - turned > LOOP_SECONDS:
-            return f"the event loop has stood still for {now - turned:.0f} s"
+            return f"the event loop has been stalled for {now - turned:.0f} s"
         if stepping is not None and now - stepping > STEP_SECONDS:
             return f"a step has run for {now - stepping:.0f} s"
         return None
 
     @property
     def unready_reason(self) -> str | None:
-        """Why nobody should count on it; None when it serves."""
+        """Reason for which the process is not ready; None while it is."""
         return self._not_serving or self.stall_reason

@@ -1,7 +1,7 @@
-"""The files of a model that a gateway may ask for, in chunks (`ModelFileRequest`).
+"""Model files offered to gateways, in chunks (`ModelFileRequest`).
 
-Used by `node.py`. Only names of `MODEL_FILES` exist: no paths, no weights. The user may have put another tokenizer or
-chat template in the place of the model's own; gateways never know. Knows no connections.
+Used by `node.py`. Only names of `MODEL_FILES` exist: no paths, no weights. A tokenizer or chat template that the user
+chose replaces the model's own, and gateways see no difference. Knows no connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.sources import MODEL_FILES, resolve_outline
+from modelswarm.checkpoint.sources import MODEL_FILES, resolve_config_files
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.protocol.messages import ModelFileChunk
 
@@ -24,12 +24,12 @@ TOKENIZER_FILES = frozenset(
     }
 )
 CHUNK_BYTES = 256 << 10
-MAX_FILE_BYTES = 256 << 20  # of one file; the largest tokenizers have 40 MB
+MAX_FILE_BYTES = 256 << 20  # per file; the largest tokenizers have 40 MB
 MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class ModelFiles:
-    """`tokenizer`: folder that all files of OF_TOKENIZER come from instead. `template`: replaces that file."""
+    """Files of one model. `tokenizer`: folder that replaces all TOKENIZER_FILES; `template`: replaces that file."""
 
     def __init__(
         self, folder: Path | None, tokenizer: Path | None = None, template: bytes | None = None
@@ -43,18 +43,18 @@ class ModelFiles:
 
     @property
     def revision_suffix(self) -> str:
-        """What the revision must end with: servers that give out other files are servers of another model."""
+        """Suffix of the revision, "" without replacements: servers with other files serve another model."""
         if self._tokenizer is None and self._template is None:
             return ""
         digest = hashlib.sha256()
         for name in sorted(TOKENIZER_FILES):
-            content = self.read(name)
+            content = self.read_file(name)
             digest.update(f"{name} {-1 if content is None else len(content)} ".encode())
             digest.update(content or b"")
         return f"+{digest.hexdigest()[:12]}"
 
-    def read(self, name: str) -> bytes | None:
-        """None when there is no such file, or not for gateways. Reads the disk: call it in a thread."""
+    def read_file(self, name: str) -> bytes | None:
+        """Return the content; None if the file is missing or not for gateways. Reads the disk: call it in a thread."""
         if name == TEMPLATE and self._template is not None:
             return self._template
         folder = self.tokenizer_folder if name in TOKENIZER_FILES else self._folder
@@ -72,14 +72,16 @@ class ModelFiles:
 def open_model_files(
     folder: Path | None, tokenizer: str | None, template: Path | None
 ) -> ModelFiles:
-    """`tokenizer`: an address; `template`: a file. UserError when one of them cannot be had."""
-    words = None
+    """Return the files of a model. `tokenizer`: an address; `template`: a file. UserError if one cannot be read."""
+    tokenizer_folder = None
     if tokenizer is not None:
         try:
-            words = resolve_outline(tokenizer)
+            tokenizer_folder = resolve_config_files(tokenizer)
         except ModelSourceError as error:
             raise UserError("--tokenizer", error.message) from error
-    return ModelFiles(folder, words, None if template is None else _read_template(template))
+    return ModelFiles(
+        folder, tokenizer_folder, None if template is None else _read_template(template)
+    )
 
 
 def _read_template(path: Path) -> bytes:
@@ -98,14 +100,14 @@ def _read_template(path: Path) -> bytes:
 
 
 def _check_template(template: str) -> None:
-    if find_spec("jinja2"):  # it comes with torch; the hash model runs without
+    if find_spec("jinja2"):  # Jinja comes with torch; the hash model runs without it
         from modelswarm.checkpoint.chat_template import check_template
 
         check_template(template)
 
 
 def file_chunks(name: str, content: bytes | None) -> Iterator[ModelFileChunk]:
-    """At least one chunk; an empty file gives one without data."""
+    """Yield at least one chunk; an empty file gives one without data."""
     if content is None:
         yield ModelFileChunk(name, 0, 0, b"", missing=True)
         return

@@ -1,9 +1,8 @@
-"""A server process at work: the shell around `ServerCore`.
+"""The shell around `ServerCore`: event loop, links, engine thread.
 
-Started by `main.py` with a loaded model. Everything happens on one event loop: what links bring goes
-into the core, what the core wants goes to links and to the engine's thread. After each event the
-core's messages leave first and a step is planned last, once per pass of the loop, so that rows that
-arrive together run together. Knows no rules of the protocol.
+Started by `app.py` with a loaded model. Everything runs on one event loop: messages of links go into the core, its
+effects go to links and to the engine thread. After each event the core's messages leave first. A step is planned last,
+once per pass of the loop, so that rows that arrive together run together. Knows no rules of the protocol.
 """
 
 from __future__ import annotations
@@ -46,10 +45,14 @@ from modelswarm_serving.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_MAX_FILE_REQUESTS = 256  # that may wait
-_TRANSFER_PAUSE_SECONDS = 0.002  # when nothing but copies waits, which have had their share
-_DRAIN_POLL_SECONDS = 0.05  # while it leaves: whether somebody still needs it
-_MAX_QUEUED_FILE_BYTES = 4 << 20  # bytes of a file that may be queued for a gateway
+_MAX_FILE_REQUESTS = 256
+"""Requests for model files that may wait."""
+_TRANSFER_PAUSE_SECONDS = 0.002
+"""Pause while only KV transfers wait and their rate is used up."""
+_DRAIN_POLL_SECONDS = 0.05
+"""Time between two looks for sessions that still need this server."""
+_MAX_QUEUED_FILE_BYTES = 4 << 20
+"""Bytes of a model file that may be queued for one gateway."""
 
 
 class Node:
@@ -81,16 +84,16 @@ class Node:
         if probe_server is not None:
             probe_server.registry = self._metrics.registry
         self._heartbeats = HeartbeatTimer.for_server(random.random, settings.heartbeat_seconds)
-        self._plan_scheduled = False  # a plan is due in this pass of the loop
+        self._plan_scheduled = False  # a step will be planned in this pass of the loop
         self._step_running = False
-        self._transfer_pause = False  # nothing but copies waits, for their next turn
+        self._transfer_pause = False  # only KV transfers wait, for their rate
         self._file_requests: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_MAX_FILE_REQUESTS)
         self._draining = asyncio.Event()
         self._stop = asyncio.Event()
-        self._failure: Exception | None = None  # of ours; the process ends with it
+        self._failure: Exception | None = None  # an internal error; it ends the process
 
     async def run(self) -> None:
-        """Serve until a signal, and then until the sessions are elsewhere. UserError when it cannot start to."""
+        """Serve until a signal, and then until the sessions have migrated; UserError if the server cannot start."""
         loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,7 +115,7 @@ class Node:
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # a helper ends only by a fault of ours, and then so does the process
+                task.result()  # a task ends only by an internal error, which ends the process
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -122,33 +125,36 @@ class Node:
             await self._links.close()
 
     def _withdraw(self) -> None:
-        """Nobody new is to come."""
+        """Keep new gateways and probes away: not ready any more, no member file."""
         self._liveness.mark_stopping()
         if self._settings.discovery_dir is not None:
             remove_run_file(self._settings.discovery_dir / f"{self._settings.name}.json")
 
     async def _drain(self) -> None:
-        """After the first signal: all gateways hear that this server leaves, and move their sessions away (R13).
+        """After the first signal, tell all gateways that this server drains; they migrate their sessions (R13).
 
-        Returns when nobody needs it any more, or when the time is over.
+        Returns when no session needs this server, or at the drain timeout.
         """
         await self._draining.wait()
         self._withdraw()
         began = self._clock()
         self._core.start_draining(began)
         self._flush()
-        beat = self._core.heartbeat()
+        heartbeat = self._core.heartbeat()
         self._links.send(
-            [Send(reply_address(peer), Lane.LIVE, beat) for peer in self._heartbeats.peers]
+            [Send(reply_address(peer), Lane.LIVE, heartbeat) for peer in self._heartbeats.peers]
         )
         while self._core.is_in_use(self._clock()):
             if self._clock() - began >= self._settings.drain_timeout_seconds:
-                log.warning("leaves with sessions that nobody has moved")
+                log.warning(
+                    "drain timeout of %.1f s reached: stopping with sessions that were not migrated",
+                    self._settings.drain_timeout_seconds,
+                )
                 return
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
-        log.info("leaves after %.1f s", self._clock() - began)
+        log.info("drained in %.1f s", self._clock() - began)
 
-    # What links bring (LinkHandler)
+    # Messages of links (LinkHandler)
 
     def linked(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
@@ -173,10 +179,10 @@ class Node:
                 self._core.receive(peer, item, now)
         self._flush()
 
-    # What the core wants
+    # Effects of the core
 
     def _flush(self) -> None:
-        """Send what the core has to say, then see whether there is a step to run."""
+        """Send the core's messages, then schedule the planning of a step."""
         sends = self._core.take_sends()
         if sends:
             self._links.send(sends)
@@ -225,7 +231,7 @@ class Node:
         self._metrics.observe_step(done.rows, done.seconds, done.error is not None)
 
     def _fail(self, fault: Exception) -> None:
-        """The loop would only log it, and the sessions of that step would stand still for ever."""
+        """End the process by an internal error. The loop would only log it, and the step's sessions would hang."""
         self._failure = fault
         self._stop.set()
 
@@ -242,8 +248,8 @@ class Node:
             self._metrics.set_stats(stats)
             due = self._heartbeats.take_due(now, self._core.busy_gateways)
             if due:
-                beat = self._core.heartbeat()
-                self._links.send([Send(reply_address(peer), Lane.LIVE, beat) for peer in due])
+                heartbeat = self._core.heartbeat()
+                self._links.send([Send(reply_address(peer), Lane.LIVE, heartbeat) for peer in due])
 
     async def _sample_stalls(self) -> None:
         while True:
@@ -260,15 +266,15 @@ class Node:
     async def _send_files(self) -> None:
         while True:
             peer, name = await self._file_requests.get()
-            content = await asyncio.to_thread(self._files.read, name)
+            content = await asyncio.to_thread(self._files.read_file, name)
             for chunk in file_chunks(name, content):
-                while self._links.queued(peer, Lane.BULK) > _MAX_QUEUED_FILE_BYTES:  # noqa: ASYNC110
+                while self._links.queued_bytes(peer, Lane.BULK) > _MAX_QUEUED_FILE_BYTES:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 self._links.send([Send(reply_address(peer), Lane.BULK, chunk)])
 
     def _on_signal(self) -> None:
         if self._draining.is_set():
-            os._exit(1)  # asked twice: whatever hangs, hang no longer
+            os._exit(1)  # second signal: exit at once
         self._draining.set()
 
     # Start
@@ -285,9 +291,9 @@ class Node:
         folder = self._settings.discovery_dir
         if folder is None:
             return
-        page = "" if self._probe_server is None else self._probe_server.target
+        metrics = "" if self._probe_server is None else self._probe_server.target
         try:
-            member = self._identity.member_file(target, page)
+            member = self._identity.member_file(target, metrics)
             write_run_file(folder / f"{member.name}.json", member.model_dump())
         except OSError as error:
             raise UserError(
@@ -296,7 +302,7 @@ class Node:
 
 
 def replay_limit(settings: Settings, shape: ModelShape) -> int:
-    """Bytes of host memory that kept rows may take."""
+    """Return the host memory of the replay log, in bytes."""
     if settings.replay_memory is not None:
         return settings.replay_memory
     return replay_bytes(shape.row_bytes, shape.total_pages * shape.page_size)

@@ -1,7 +1,7 @@
-"""The HTTP port that the kubelet and Prometheus ask: /live, /ready, /metrics.
+"""The HTTP server for the kubelet and Prometheus: /live, /ready, /metrics.
 
-Opened by `main.py` before the model is loaded, so that a server that loads for an hour is seen to live. It answers
-from threads of its own: a busy event loop delays no probe, and one that stands still is told of. Knows no node.
+Started by `app.py` before the model is loaded, so that a server that loads for an hour counts as live. It answers from
+threads of its own, so a busy event loop delays no probe, and a stalled one is reported. Knows no node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from prometheus_client.exposition import choose_encoder
 
 from modelswarm_serving.runtime.liveness import Liveness
 
-IDLE_SECONDS = 5.0  # after that, a connection that says nothing is closed
+IDLE_SECONDS = 5.0
+"""Seconds after which a silent connection is closed."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -24,30 +25,30 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, page: ProbeServer) -> None:
-        self.page = page
+    def __init__(self, host: str, port: int, probe_server: ProbeServer) -> None:
+        self.probe_server = probe_server
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Whoever asked is gone: nothing to tell."""
+        """Ignore errors of one connection: its client has closed it."""
 
 
 class ProbeServer:
-    def __init__(self, target: str, health: Liveness) -> None:
-        """Answers on "host:port" (0: any port) from now on. OSError if it cannot be had."""
-        self.liveness = health
-        self.registry = CollectorRegistry()  # the node puts its own here, once there is one
+    def __init__(self, target: str, liveness: Liveness) -> None:
+        """Answer on "host:port" (port 0: any) from now on; OSError if the port cannot be opened."""
+        self.liveness = liveness
+        self.registry = CollectorRegistry()  # replaced by the node's, once there is one
         host, _, port = target.rpartition(":")
         self._server = _Server(host.strip("[]"), int(port), self)
         self.target = f"{host}:{self._server.server_port}"
         serve = self._server.serve_forever
         threading.Thread(
-            target=serve, name="page", kwargs={"poll_interval": 60}, daemon=True
+            target=serve, name="probes", kwargs={"poll_interval": 60}, daemon=True
         ).start()
 
     def answer(self, path: str, accept: str) -> tuple[int, str, bytes]:
-        """Status, content type, body."""
+        """Return status, content type and body."""
         if path == "/metrics":
             encode, kind = choose_encoder(accept)
             return 200, kind, encode(self.registry)
@@ -55,11 +56,11 @@ class ProbeServer:
             return _probe_response("live", self.liveness.stall_reason)
         if path == "/ready":
             return _probe_response("ready", self.liveness.unready_reason)
-        return 404, "text/plain", b"here are /live, /ready and /metrics\n"
+        return 404, "text/plain", b"not found; allowed: /live, /ready and /metrics\n"
 
 
-def _probe_response(what: str, reason: str | None) -> tuple[int, str, bytes]:
-    body = json.dumps({what: reason is None, "reason": reason}).encode() + b"\n"
+def _probe_response(probe: str, reason: str | None) -> tuple[int, str, bytes]:
+    body = json.dumps({probe: reason is None, "reason": reason}).encode() + b"\n"
     return 200 if reason is None else 503, "application/json", body
 
 
@@ -69,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        status, kind, body = self.server.page.answer(path, self.headers.get("Accept", ""))
+        status, kind, body = self.server.probe_server.answer(path, self.headers.get("Accept", ""))
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -77,4 +78,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """A probe every second is no news."""
+        """Log nothing: probes come every second."""

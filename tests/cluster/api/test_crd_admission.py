@@ -137,12 +137,12 @@ BAD: list[tuple[Json, str, str]] = [
     (
         model(revision="main"),
         "spec.model.revision",
-        "allowed only with an hf:// source that names none itself",
+        "allowed only with an hf:// source that does not contain a revision itself",
     ),
     (
         model(source="hf://a/b@main", revision="main"),
         "spec.model.revision",
-        "allowed only with an hf:// source that names none itself",
+        "allowed only with an hf:// source that does not contain a revision itself",
     ),
     (model(source="hf://a/b", revision="x y"), "spec.model.revision", "without blanks and @"),
     (model(servedName="-x"), "spec.model.servedName", "a letter or digit first"),
@@ -183,7 +183,7 @@ BAD: list[tuple[Json, str, str]] = [
     (
         pool(resources={"requests": {"nvidia.com/gpu": 1}}),
         "spec.pools[0].resources",
-        "only with a limit that is equal",
+        "only with an equal limit",
     ),
     (
         pool(resources={"limits": {"memroy": "2Gi"}}),

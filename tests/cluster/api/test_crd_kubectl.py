@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.kubernetes.api_client import ApiClient, SwarmApi, created, install_crd, swarm
 
-from tools.crd.definition import definition
+from tools.crd.definition import build_definition
 from tools.devcluster.control_plane.api_level import ApiLevel
 from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
 from tools.devcluster.waiting import wait_for
@@ -202,7 +202,7 @@ JSON_PATCH = json.dumps([{"op": "replace", "path": "/spec/rollout/surge", "value
 
 def test_object_older_than_a_rule_can_be_corrected(level: ApiLevel, swarms: SwarmApi) -> None:
     """After an upgrade of the CRD, status and finalizers of older objects must stay writable."""
-    lax = definition()
+    lax = build_definition()
     whole = lax["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     whole["properties"]["spec"]["properties"]["replicas"]["maximum"] = 5000
     whole["properties"]["spec"]["properties"]["model"]["properties"]["source"] = {"type": "string"}
@@ -226,7 +226,7 @@ def test_schema_has_no_violation_condition(level: ApiLevel) -> None:
 
     told = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
     assert told == {"NamesAccepted": "True", "Established": "True"}
-    assert stored["spec"]["versions"] == definition()["spec"]["versions"]
+    assert stored["spec"]["versions"] == build_definition()["spec"]["versions"]
 
 
 def test_annotations_up_to_the_kubernetes_limit_are_stored(swarms: SwarmApi) -> None:

@@ -49,7 +49,7 @@ def test_every_missing_right_is_named(api: ApiLevel, stage: Scene) -> None:
         code, text = operator.probe("ready")
         assert code == 503
         assert all(need.resource in text for need in NEEDED)
-        assert operator.metric("modelswarm_operator_missing_rights") == len(NEEDED)
+        assert operator.metric("modelswarm_operator_missing_permissions") == len(NEEDED)
 
 
 def test_operator_begins_when_a_missing_right_comes(api: ApiLevel, stage: Scene) -> None:

@@ -232,36 +232,42 @@ def test_pods_refused_by_pod_security_are_a_condition(stage: Scene) -> None:
 
 
 @pytest.mark.full
-def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, stage: Scene) -> None:
+def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, fresh_stage: Scene) -> None:
     """The younger swarm gets a condition that the served name is taken; with another name it is served."""
     with api.namespace() as other:
         config = api.user_kubeconfig("operator", "system:masters")
-        stage.operator.stop()
+        fresh_stage.operator.stop()
         operator = Operator(
-            config, stage.namespace, stage.folder, "--namespace", other, "--resync", "2"
+            config, fresh_stage.namespace, fresh_stage.folder, "--namespace", other, "--resync", "2"
         )
         with operator:
             operator.wait_ready()
-            stage.apply(swarm(replicas=1))
-            stage.settle(servers=2)
+            fresh_stage.apply(swarm(replicas=1))
+            fresh_stage.settle(servers=2)
             path = f"/apis/modelswarm.io/v1alpha1/namespaces/{other}/modelswarms"
-            stage.client.post(path, swarm(replicas=1))
-            told = stage.wait(
+            fresh_stage.client.post(path, swarm(replicas=1))
+            told = fresh_stage.wait(
                 "it",
                 lambda: (
-                    f"{stage.namespace}/counting"
+                    f"{fresh_stage.namespace}/counting"
                     in str(
-                        (stage.client.get(f"{path}/counting").get("status") or {}).get("conditions")
+                        (fresh_stage.client.get(f"{path}/counting").get("status") or {}).get(
+                            "conditions"
+                        )
                     )
                 ),
             )
             assert told
-            stage.client.delete(f"{path}/counting")
-            stage.wait("it to go", lambda: stage.client.find(f"{path}/counting") is None)
+            fresh_stage.client.delete(f"{path}/counting")
+            fresh_stage.wait(
+                "it to go", lambda: fresh_stage.client.find(f"{path}/counting") is None
+            )
             model = {"source": "demo://counting", "servedName": "another"}
-            stage.client.post(path, swarm(replicas=1, model=model))
-            stage.wait("its pods", lambda: len(stage.client.items(PODS.format(other))) == 2)
-            stage.settle(servers=2)
+            fresh_stage.client.post(path, swarm(replicas=1, model=model))
+            fresh_stage.wait(
+                "its pods", lambda: len(fresh_stage.client.items(PODS.format(other))) == 2
+            )
+            fresh_stage.settle(servers=2)
             operator.check_log()
 
 

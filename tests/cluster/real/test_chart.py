@@ -30,7 +30,7 @@ from modelswarm_operator.kube import access_review
 from modelswarm_operator.reconcile.manifests.manifests import METRICS_PORT
 from modelswarm_operator.settings import parse as parse_operator
 from tools import make_images
-from tools.make_chart_docs import documented, with_table
+from tools.make_chart_docs import read_values, replace_table
 
 EVERY_VALUES = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 MONITORING = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
@@ -277,7 +277,7 @@ def test_monitors_and_policies_know_server_ports() -> None:
 @pytest.mark.full
 def test_chart_versions_are_the_projects() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["appVersion"] == chart["version"] == make_images.version()
+    assert chart["appVersion"] == chart["version"] == make_images.project_version()
 
 
 @pytest.mark.full
@@ -325,7 +325,7 @@ def test_names_fit_for_any_release_name() -> None:
 def test_docs_list_every_value_with_its_default() -> None:
     """tools/make_chart_docs.py writes the table after a change of values.yaml."""
     page = (ROOT / "docs" / "install.md").read_text()
-    assert with_table(page) == page
+    assert replace_table(page) == page
 
 
 def test_commands_and_values_of_the_docs_are_accepted(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_commands_and_values_of_the_docs_are_accepted(tmp_path: Path) -> None:
 
 
 def test_every_value_is_documented_and_in_the_schema() -> None:
-    described = {value.path for value in documented()}
+    described = {value.path for value in read_values()}
     schema = json.loads((CHART / "values.schema.json").read_text())
     for path in _leaves(yaml.safe_load((CHART / "values.yaml").read_text())):
         assert any(path == each or path.startswith(f"{each}.") for each in described), path

@@ -85,7 +85,7 @@ def test_image_is_small_and_runs_as_65532(images: dict[str, Image], target: str)
     assert config["Entrypoint"] == [f"modelswarm-{target.removesuffix('-slim')}"]
     labels = config["Labels"]
     assert isinstance(labels, dict)
-    assert labels["org.opencontainers.image.version"] == make_images.version()
+    assert labels["org.opencontainers.image.version"] == make_images.project_version()
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
@@ -208,10 +208,12 @@ def test_make_images_without_a_builder_says_what_to_do(tmp_path: Path) -> None:
 
 def test_every_builder_gets_the_same_image_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example.com/simple")
-    wish = make_images.Wish(("gateway",), "registry.example.com/ai", "1.2.3", "debian-like:1")
+    wish = make_images.BuildRequest(
+        ("gateway",), "registry.example.com/ai", "1.2.3", "debian-like:1"
+    )
     for builder in ("docker", "podman", "buildah"):
-        words = make_images.command(builder, wish, "gateway")
+        words = make_images.build_command(builder, wish, "gateway")
         assert "--tag=registry.example.com/ai/modelswarm/gateway:1.2.3" in words
         assert "--build-arg=BASE=debian-like:1" in words
         assert "--build-arg=PIP_INDEX_URL=https://packages.example.com/simple" in words
-    assert "--isolation=chroot" not in make_images.command("docker", wish, "gateway")
+    assert "--isolation=chroot" not in make_images.build_command("docker", wish, "gateway")

@@ -15,12 +15,12 @@ from modelswarm_gateway.core.detection.failure_detector import (
 )
 from modelswarm_gateway.core.detection.stall_clock import StallClock
 from modelswarm_gateway.core.interface.effects import (
-    Broken,
+    CloseLink,
     Ejected,
     Emitted,
     Refused,
     Rerouted,
-    Unlink,
+    SessionLost,
 )
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
@@ -69,7 +69,7 @@ def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
     swarm = Swarm()
     for _ in range(2):
         swarm.link(swarm.serve(0, 4, link=False), heartbeat_ms=1000)
-    suspicion = swarm.core._detection._failure_detector
+    suspicion = swarm.core._health_monitor._failure_detector
     assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
 
 
@@ -128,21 +128,21 @@ def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
 
 def running(swarm: Swarm, ahead: int = 4) -> None:
     """A session that has come as far as its reader lets it."""
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     request = TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=ahead)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.start_turn("a", request, swarm.now)
     swarm.run()
     swarm.wait(0.5)
 
 
 def on_route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.session("a")
+    view = swarm.core.find_view("a")
     assert view is not None
     return [swarm.servers[hop.peer] for hop in view.route]
 
 
 def read_all(swarm: Swarm) -> list[int]:
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     return swarm.answer("a")
 
@@ -221,10 +221,10 @@ def test_nobody_is_suspected_for_a_stall_of_our_own() -> None:
 def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    before = swarm.core.session("a")
+    before = swarm.core.find_view("a")
     swarm.now += 16.0
     swarm.core.receive(on_route(swarm)[0].peer, on_route(swarm)[0].core.heartbeat(), swarm.now)
-    after = swarm.core.session("a")
+    after = swarm.core.find_view("a")
     assert before is not None and after is not None
     assert after.epoch > before.epoch
     swarm.run()
@@ -263,7 +263,7 @@ def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_to
     frozen.lazy = False
     swarm.run()
     assert at_once(swarm, frozen, "d").count(frozen.peer) > 1
-    assert not [e for e in swarm.effects if isinstance(e, Broken | Refused)]
+    assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
 
 
 def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
@@ -273,25 +273,25 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
         swarm.core.receive(server.peer, beat, swarm.now)
     names = [f"{name}{number}" for number in range(4)]
     for each in names:
-        swarm.core.open(each, MODEL, swarm.now)
+        swarm.core.open_session(each, MODEL, swarm.now)
         request = TurnRequest((1, 2, 3), 8, Sampling(), credit_ahead=64)
-        swarm.core.turn(each, request, swarm.now)
+        swarm.core.start_turn(each, request, swarm.now)
     swarm.run()
-    views = [view for each in names if (view := swarm.core.session(each))]
+    views = [view for each in names if (view := swarm.core.find_view(each))]
     return [hop.peer for view in views for hop in view.route]
 
 
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     """The route of a session that is closed again."""
-    swarm.core.open(session, MODEL, swarm.now)
+    swarm.core.open_session(session, MODEL, swarm.now)
     request = TurnRequest((1, 2, 3), new, Sampling(), credit_ahead=64)
-    swarm.core.turn(session, request, swarm.now)
+    swarm.core.start_turn(session, request, swarm.now)
     swarm.run()
     assert any(isinstance(e, Emitted) and e.session == session for e in swarm.effects)
-    assert not [e for e in swarm.effects if isinstance(e, Broken | Refused)]
-    view = swarm.core.session(session)
+    assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
+    view = swarm.core.find_view(session)
     assert view is not None
-    swarm.core.close(session, swarm.now)
+    swarm.core.close_session(session, swarm.now)
     swarm.run()
     return [hop.peer for hop in view.route]
 
@@ -310,7 +310,7 @@ def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
 
 
 def closed(swarm: Swarm) -> set[str]:
-    return {effect.peer for effect in swarm.effects if isinstance(effect, Unlink)}
+    return {effect.peer for effect in swarm.effects if isinstance(effect, CloseLink)}
 
 
 def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
@@ -320,8 +320,8 @@ def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     swarm.freeze(first)
     busy = replace(second.core.heartbeat(), running=40)  # so that the frozen one is chosen
     swarm.core.receive(second.peer, busy, swarm.now)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
     swarm.run()
     assert on_route(swarm) == [first]
     swarm.wait(0.5)
@@ -333,8 +333,8 @@ def test_a_turn_is_not_refused_while_its_only_server_may_still_answer() -> None:
     swarm = swarm_of((0, 4))
     [only] = swarm.servers.values()
     swarm.freeze(only)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
     swarm.run()
     swarm.wait(2.0)
     assert not swarm.troubles("a")

@@ -11,7 +11,7 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import Counters, Sampling
 from modelswarm_gateway.core.interface.effects import Ejected, Rerouted
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.core.recovery.fault_attribution import Witness, blame
+from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
 
 EPOCH = Epoch(3, 1)
 OWED = 21  # log entries so far: rows 0 ... 20 are due at the tail
@@ -28,9 +28,9 @@ def hop(
     tokens_received: int = 0,
     epoch: Epoch = EPOCH,
     still: bool = False,
-) -> Witness:
+) -> HopEvidence:
     counted = Counters(epoch, received, sent, granted, window, tokens_sent, tokens_received)
-    return Witness(name, counted, still)
+    return HopEvidence(name, counted, still)
 
 
 HEAD = hop("a", granted=0, tokens_received=21)
@@ -76,7 +76,7 @@ TABLE = {
         [HEAD, hop("b", received=9, epoch=Epoch(2, 1)), TAIL],
         None,
     ),
-    "a hop that never ran": ([HEAD, Witness("b", None, still=True), TAIL], None),
+    "a hop that never ran": ([HEAD, HopEvidence("b", None, is_idle=True), TAIL], None),
     "a link of a server with itself": (
         [HEAD, hop("a", received=20, sent=20), hop("c", received=20, sent=0)],
         None,
@@ -87,7 +87,7 @@ TABLE = {
 @pytest.mark.parametrize("case", TABLE)
 def test_blame_by_table(case: str) -> None:
     hops, guilty = TABLE[case]
-    found = blame(hops, EPOCH, OWED)
+    found = attribute(hops, EPOCH, OWED)
     assert (None if found is None else found.peers) == guilty
 
 
@@ -95,15 +95,15 @@ def test_blame_by_table(case: str) -> None:
 
 
 def started(swarm: Swarm, *, new: int = 40) -> None:
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     request = TurnRequest((5, 6, 7), new, Sampling(), credit_ahead=4)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.start_turn("a", request, swarm.now)
     swarm.run()
     swarm.wait(0.5)
 
 
 def route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.session("a")
+    view = swarm.core.find_view("a")
     assert view is not None
     return [swarm.servers[hop.peer] for hop in view.route]
 
@@ -137,11 +137,11 @@ def test_a_link_that_swallows_one_direction_is_blamed_and_avoided(back: bool) ->
     started(swarm)
     head, tail = route(swarm)
     swarm.swallow(tail if back else head, head if back else tail)
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     for _ in range(30):
         swarm.wait(0.5)
-        swarm.core.read_to("a", 1000, swarm.now)
+        swarm.core.on_read("a", 1000, swarm.now)
     assert causes(swarm) == {"overdue"}
     assert swarm.answer("a") == expected([5, 6, 7], 40)
     assert ejected(swarm) == set(), "a link is at fault, no server"
@@ -155,7 +155,7 @@ def test_a_server_that_beats_and_does_no_work_is_blamed(place: int) -> None:
     before = route(swarm)
     lazy = before[place]
     lazy.lazy = True
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     swarm.wait(8.0)
     assert causes(swarm) == {"overdue"}
@@ -171,7 +171,7 @@ def test_a_server_whose_step_never_ends_is_blamed(place: int) -> None:
     before = route(swarm)
     stuck = before[place]
     stuck.stuck = True
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     swarm.wait(8.0)
     assert causes(swarm) == {"overdue"}
@@ -188,7 +188,7 @@ def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> N
     before = route(swarm)
     busy = before[place]
     busy.lazy = True  # for us
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     for number in range(1, 80):
         swarm.now += 0.1
         for server in swarm.servers.values():
@@ -209,10 +209,10 @@ def test_loops_for_other_causes_make_nobody_wait_longer_for_a_token() -> None:
     started(swarm)
     lazy = route(swarm)[1]
     lazy.lazy = True
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     for _ in range(3):
-        swarm.core._recovery.fault(swarm.core._sessions["a"], "link_down", "x/1/y", swarm.now)
+        swarm.core._recovery.on_fault(swarm.core._sessions["a"], "link_down", "x/1/y", swarm.now)
         swarm.run()
     swarm.wait(4.0)
     assert causes(swarm) == {"link_down", "overdue"}

@@ -7,26 +7,26 @@ from support.core.review_swarm import MODEL, Swarm, expected
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.messages import FaultKind, Sampling
-from modelswarm_gateway.core.interface.effects import Broken, Refused
+from modelswarm_gateway.core.interface.effects import Refused, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
     """Until a session is given up whose tail died in mid-answer, with nobody to take its place."""
-    swarm = Swarm(GatewaySettings(hold_seconds=3.0))
+    swarm = Swarm(GatewaySettings(hold_limit_seconds=3.0))
     for first, last in ((0, 2), (2, 4)):
         said = hold_ms if both or first == 0 else 0
         server = swarm.serve(first, last, link=False)
         swarm.link(server, hold_ms=said)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
     swarm.run()
     swarm.kill(server)
     died = swarm.now
     swarm.wait(0.5)
     swarm.now += asleep
-    while not any(isinstance(effect, Broken) for effect in swarm.effects):
+    while not any(isinstance(effect, SessionLost) for effect in swarm.effects):
         assert swarm.now - died < 100_000
         swarm.wait(0.5)
     return swarm.now - died
@@ -50,40 +50,40 @@ def test_a_server_that_says_nothing_leaves_what_others_said() -> None:
 
 
 def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
-    swarm = Swarm(GatewaySettings(hold_seconds=1.0))
+    swarm = Swarm(GatewaySettings(hold_limit_seconds=1.0))
     server = swarm.serve(0, 4, link=False)
     swarm.link(server, hold_ms=20_000)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
     swarm.run()
     swarm.kill(server)
     swarm.wait(15.0)
-    assert not [effect for effect in swarm.effects if isinstance(effect, Broken)]
+    assert not [effect for effect in swarm.effects if isinstance(effect, SessionLost)]
     swarm.serve(0, 4)
     swarm.wait(10.0)
-    assert not [effect for effect in swarm.effects if isinstance(effect, Broken)]
+    assert not [effect for effect in swarm.effects if isinstance(effect, SessionLost)]
 
 
 def test_a_server_cannot_have_sessions_held_for_ever() -> None:
     swarm = Swarm()
     server = swarm.serve(0, 4, link=False)
     swarm.link(server, hold_ms=1 << 63)
-    assert swarm.core.hold_seconds(MODEL) == 24 * 3600.0
+    assert swarm.core.hold_limit_seconds(MODEL) == 24 * 3600.0
 
 
 def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() -> None:
-    swarm = Swarm(GatewaySettings(hold_seconds=3.0))
+    swarm = Swarm(GatewaySettings(hold_limit_seconds=3.0))
     server = swarm.serve(0, 4)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
     swarm.run()
     server.lazy = True
-    swarm.core.read_to("a", 1000, swarm.now)
-    while not (broken := [each for each in swarm.effects if isinstance(each, Broken)]):
+    swarm.core.on_read("a", 1000, swarm.now)
+    while not (broken := [each for each in swarm.effects if isinstance(each, SessionLost)]):
         assert swarm.now < 10_000
         swarm.wait(0.5)
-        for view in swarm.core.sessions():
-            assert "KV" not in view.waits
+        for view in swarm.core.session_views():
+            assert "KV" not in view.hold_reason
     assert "attempts" in broken[0].detail
     assert f"overdue at {server.peer}" in broken[0].detail
 
@@ -95,9 +95,9 @@ def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
     """Last-Event-ID at another gateway, in a moment when some blocks have no server."""
     swarm = Swarm()
     swarm.serve(0, 2)
-    swarm.core.open("a", MODEL, swarm.now)
-    request = TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=64, begun=begun)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    request = TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=64, is_resumed=begun)
+    swarm.core.start_turn("a", request, swarm.now)
     swarm.wait(1.0)
     refused = [effect for effect in swarm.effects if isinstance(effect, Refused)]
     assert bool(refused) is not begun
@@ -110,15 +110,15 @@ def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
     """Last-Event-ID at the gateway that kept its session."""
     swarm = Swarm()
     server = swarm.serve(0, 4)
-    swarm.core.open("a", MODEL, swarm.now)
-    swarm.core.turn("a", TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=4), swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
+    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=4), swarm.now)
     swarm.run()
-    swarm.core.leave("a", swarm.now)
+    swarm.core.cancel_turn("a", swarm.now)
     swarm.kill(server)
     log = (5, 6, 7, *swarm.answer("a"))
     rest = 23 - len(log)
     assert 0 < rest < 20
-    swarm.core.turn("a", TurnRequest(log, rest, Sampling(), 64, begun=True), swarm.now)
+    swarm.core.start_turn("a", TurnRequest(log, rest, Sampling(), 64, is_resumed=True), swarm.now)
     swarm.wait(1.0)
     assert not [effect for effect in swarm.effects if isinstance(effect, Refused)]
     swarm.serve(0, 4)
@@ -131,7 +131,7 @@ def test_nobody_is_waited_for_longer_than_a_session_is_held(
     hold_ms: int, fence: float, hold: float
 ) -> None:
     """The tail has no other server, and does not answer its Fence while it says that it lives."""
-    script = Script(GatewaySettings(hold_seconds=8.0))
+    script = Script(GatewaySettings(hold_limit_seconds=8.0))
     script.serve("a", 0, 2, hold_ms)
     b = script.serve("b", 2, 4, hold_ms)
     script.ask("s", (5, 6, 7))
@@ -139,10 +139,10 @@ def test_nobody_is_waited_for_longer_than_a_session_is_held(
     script.silent.add(b)
     script.reports("s", "a/1/0", FaultKind.LINK_DOWN, b)
     script.wait(fence - 0.1)
-    view = script.core.session("s")
+    view = script.core.find_view("s")
     assert view is not None and view.state == "fencing"
     script.wait(0.2)
-    view = script.core.session("s")
+    view = script.core.find_view("s")
     assert view is not None and view.state == "held"
     script.wait(hold + fence)
-    assert [effect for effect in script.effects if isinstance(effect, Broken)]
+    assert [effect for effect in script.effects if isinstance(effect, SessionLost)]

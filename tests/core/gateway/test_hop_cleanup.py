@@ -42,7 +42,7 @@ def fences(core: GatewayCore) -> dict[str, Fence]:
     """The fences that wait to be sent, by server."""
     return {
         effect.to.peer: effect.item
-        for effect in core.drain()
+        for effect in core.take_effects()
         if isinstance(effect, Send) and isinstance(effect.item, Fence)
     }
 
@@ -55,25 +55,25 @@ def answer(core: GatewayCore, peer: str, fence: Fence, refused: Refusal | None =
 def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> None:
     """The second refusal comes when the first has ended the turn: there is nothing left to close at that server."""
     core = GatewayCore(GatewaySettings(), "g/1/0", 1, itertools.count(1).__next__)
-    core.connected(hello("a", 0, 1), 0.0)
-    core.connected(hello("b", 1, 2), 0.0)
-    core.open("s", "m", 0.0)
-    core.turn("s", TurnRequest((1, 2), 1, Sampling()), 0.0)
+    core.on_peer_connected(hello("a", 0, 1), 0.0)
+    core.on_peer_connected(hello("b", 1, 2), 0.0)
+    core.open_session("s", "m", 0.0)
+    core.start_turn("s", TurnRequest((1, 2), 1, Sampling()), 0.0)
     asked = fences(core)
     for peer, fence in asked.items():
         answer(core, peer, fence)
     tail = asked["b/1/0"]
     core.receive("b/1/0", Token(tail.gateway_handle, tail.epoch, 2, 5, 0.0), 0.0)
-    core.stop_at("s", 3, 0.0)
+    core.truncate_turn("s", 3, 0.0)
     for peer, boot in (("a", 0), ("b", 1)):
-        core.disconnected(f"{peer}/1/0", 0.0)
-        core.connected(hello(f"{peer}x", boot, boot + 1), 0.0)
-    core.drain()
-    core.turn("s", TurnRequest((1, 2, 5), 1, Sampling()), 0.0)
+        core.on_peer_lost(f"{peer}/1/0", 0.0)
+        core.on_peer_connected(hello(f"{peer}x", boot, boot + 1), 0.0)
+    core.take_effects()
+    core.start_turn("s", TurnRequest((1, 2, 5), 1, Sampling()), 0.0)
     asked = fences(core)
     answer(core, "bx/1/0", asked["bx/1/0"], Refusal.NO_PAGES)
-    assert any(isinstance(effect, Refused) for effect in core.drain())
+    assert any(isinstance(effect, Refused) for effect in core.take_effects())
     answer(core, "ax/1/0", asked["ax/1/0"], Refusal.NO_PAGES)
-    core.close("s", 0.0)
-    assert not core._recovery.replies
-    assert not core._recovery.hops.leaving
+    core.close_session("s", 0.0)
+    assert not core._recovery.hops_by_handle
+    assert not core._recovery.hops.closing

@@ -13,10 +13,10 @@ def test_a_session_never_mixes_revisions_of_a_model() -> None:
     new = swarm.serve(0, 2, revision="r2"), swarm.serve(2, 4, revision="r2")
     for number in range(16):
         name = f"a{number}"
-        swarm.core.open(name, MODEL, swarm.now)
+        swarm.core.open_session(name, MODEL, swarm.now)
         swarm.ask(name, PROMPT, 3)
         assert swarm.answer(name) == expected(PROMPT, 3)
-        [view] = [v for v in swarm.core.sessions() if v.session == name]
+        [view] = [v for v in swarm.core.session_views() if v.session == name]
         peers = {hop.peer for hop in view.route}
         assert peers in ({s.peer for s in old}, {s.peer for s in new})
 
@@ -28,7 +28,7 @@ def test_servers_of_another_row_size_are_never_neighbours() -> None:
     swarm.serve(2, 4, dtype="bfloat16", row_bytes=16)
     for number in range(16):
         name = f"a{number}"
-        swarm.core.open(name, MODEL, swarm.now)
+        swarm.core.open_session(name, MODEL, swarm.now)
         swarm.ask(name, PROMPT, 3)
         assert not swarm.troubles(name)
         assert swarm.answer(name) == expected(PROMPT, 3)
@@ -38,7 +38,7 @@ def test_one_server_of_another_depth_does_not_take_the_model_down() -> None:
     swarm = Swarm()
     swarm.serve(0, 2, n_blocks=2)  # first, so that the registry asks it for the depth
     swarm.serve(0, 2), swarm.serve(2, 4)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     swarm.ask("a", PROMPT, 3)
     assert swarm.answer("a") == expected(PROMPT, 3)
 
@@ -57,7 +57,7 @@ def test_a_hello_that_makes_no_sense_takes_nothing_down() -> None:
         liar = swarm.serve(0, 4, link=False)
         swarm.link(liar, **lie)
         swarm.serve(0, 2), swarm.serve(2, 4)
-        swarm.core.open("a", MODEL, swarm.now)
+        swarm.core.open_session("a", MODEL, swarm.now)
         swarm.ask("a", PROMPT, 3)
         assert swarm.answer("a") == expected(PROMPT, 3), lie
 
@@ -67,7 +67,7 @@ def test_a_small_server_does_not_shorten_the_sessions_of_the_others() -> None:
     swarm.serve(0, 2), swarm.serve(2, 4)
     swarm.serve(0, 2, pages=3)
     assert swarm.core.max_length(MODEL) > 20
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     long = [1 + i % 50 for i in range(40)]
     swarm.ask("a", long, 3)
     assert swarm.answer("a") == expected(long, 3)
@@ -81,12 +81,12 @@ def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_it
     swarm.serve(2, 4)
     for number in range(12):
         name = f"b{number}"
-        swarm.core.open(name, MODEL, swarm.now)
+        swarm.core.open_session(name, MODEL, swarm.now)
         swarm.ask(name, PROMPT, 3)
         swarm.wait(1.0)
         assert not swarm.troubles(name)
         assert swarm.answer(name) == expected(PROMPT, 3)
-        swarm.core.close(name, swarm.now)
+        swarm.core.close_session(name, swarm.now)
         swarm.run()
 
 
@@ -94,7 +94,7 @@ def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half()
     swarm = Swarm()
     swarm.serve(0, 2)
     tail = swarm.serve(2, 4)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     swarm.ask("a", PROMPT, 3)
     swarm.kill(tail)
     swarm.serve(2, 4, revision="r2")
@@ -102,10 +102,10 @@ def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half()
     [refused] = swarm.troubles("a")
     assert "no server holds block" in refused.detail
     swarm.serve(0, 2, revision="r2")
-    assert swarm.core.revision(MODEL) == "r2"
+    assert swarm.core.active_revision(MODEL) == "r2"
     swarm.ask("a", PROMPT, 3)
     assert swarm.answer("a") == expected(PROMPT, 3)
-    [view] = swarm.core.sessions()
+    [view] = swarm.core.session_views()
     revisions = {swarm.servers[hop.peer].hello.revision for hop in view.route}
     assert revisions == {"r2"}
 
@@ -114,7 +114,7 @@ def test_a_model_that_fails_on_its_only_servers_ends_the_session_honestly() -> N
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.serve(2, 4).broken = True
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     swarm.ask("a", PROMPT, 3)
     swarm.wait(3.0)
     [broken] = swarm.troubles("a")

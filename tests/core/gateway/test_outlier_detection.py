@@ -12,7 +12,7 @@ import pytest
 from support.core.review_swarm import GATEWAY, MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Ejected, Emitted, Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import Ejected, Emitted, MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.model.base import Task
 
@@ -53,32 +53,32 @@ def paced_swarm() -> Swarm:
 def start(swarm: Swarm) -> None:
     for number in range(SESSIONS):
         name = f"a{number}"
-        swarm.core.open(name, MODEL, swarm.now)
+        swarm.core.open_session(name, MODEL, swarm.now)
         request = TurnRequest((*PROMPT, number), TOKENS, Sampling(), credit_ahead=1 << 40)
-        swarm.core.turn(name, request, swarm.now)
+        swarm.core.start_turn(name, request, swarm.now)
     swarm.run()
 
 
 def hops(swarm: Swarm, place: int) -> list[str]:
-    return [view.route[place].peer for view in swarm.core.sessions()]
+    return [view.route[place].peer for view in swarm.core.session_views()]
 
 
 def ask(swarm: Swarm, log: Sequence[int]) -> None:
     """A turn whose reader is never more than four tokens behind."""
     request = TurnRequest(tuple(log), TOKENS, Sampling(), credit_ahead=4)
-    swarm.core.turn("a0", request, swarm.now)
+    swarm.core.start_turn("a0", request, swarm.now)
 
 
 def read(swarm: Swarm, seconds: float) -> None:
     for _ in range(round(seconds / 0.1)):
         if said := [each for each in swarm.effects if isinstance(each, Emitted)]:
-            swarm.core.read_to("a0", said[-1].position + 1, swarm.now)
+            swarm.core.on_read("a0", said[-1].position + 1, swarm.now)
         swarm.wait(0.1, STEP)
 
 
 def route(swarm: Swarm) -> list[str]:
     """Of the only session."""
-    [view] = swarm.core.sessions()
+    [view] = swarm.core.session_views()
     return [hop.peer for hop in view.route]
 
 
@@ -106,7 +106,7 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     swarm.wait(20.0, STEP)
     assert ejected(swarm) == {(slow.peer, "slow")}
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
-    moved = [each for each in swarm.effects if isinstance(each, Moved)]
+    moved = [each for each in swarm.effects if isinstance(each, MigrationEnded)]
     assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "migrated")}
     assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), "it lives"
     assert all_right(swarm)
@@ -119,9 +119,9 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
 ) -> None:
     """Nothing it does can be compared: the session goes to the equal first, and its reader notices only the speed."""
     swarm = paced_swarm()
-    swarm.core.open("a0", MODEL, swarm.now)
+    swarm.core.open_session("a0", MODEL, swarm.now)
     request = TurnRequest((*PROMPT, 0), 2 * TOKENS, Sampling(), credit_ahead=1 << 40)
-    swarm.core.turn("a0", request, swarm.now)
+    swarm.core.start_turn("a0", request, swarm.now)
     swarm.run()
     if not born:
         swarm.wait(1.0, STEP)
@@ -131,7 +131,7 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
     swarm.wait(30.0, STEP)
     assert ejected(swarm) == {(slow.peer, "slow")}
     assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
-    moved = [each for each in swarm.effects if isinstance(each, Moved)]
+    moved = [each for each in swarm.effects if isinstance(each, MigrationEnded)]
     assert [(each.peer, each.outcome) for each in moved] == [(slow.peer, "migrated")]
     assert swarm.answer("a0") == expected([*PROMPT, 0], 2 * TOKENS)
 
@@ -140,16 +140,16 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
 def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: float) -> None:
     """Of a type that is slower, and is no fault."""
     swarm = paced_swarm()
-    swarm.core.open("a0", MODEL, swarm.now)
+    swarm.core.open_session("a0", MODEL, swarm.now)
     request = TurnRequest((*PROMPT, 0), TOKENS, Sampling(), credit_ahead=1 << 40)
-    swarm.core.turn("a0", request, swarm.now)
+    swarm.core.start_turn("a0", request, swarm.now)
     swarm.run()
     server = swarm.servers[route(swarm)[0]]
     assert isinstance(server, Paced)
     server.seconds = factor * STEP
     swarm.wait(30.0, STEP)
     assert not ejected(swarm)
-    assert not [each for each in swarm.effects if isinstance(each, Moved | Rerouted)]
+    assert not [each for each in swarm.effects if isinstance(each, MigrationEnded | Rerouted)]
     assert swarm.answer("a0") == expected([*PROMPT, 0], TOKENS)
 
 
@@ -161,7 +161,7 @@ def test_a_machine_that_is_twice_as_slow_is_no_reason_to_move() -> None:
         server.seconds = STEP * (1 + number % 2)
     swarm.wait(10.0, STEP)
     assert not ejected(swarm)
-    assert not [each for each in swarm.effects if isinstance(each, Moved | Rerouted)]
+    assert not [each for each in swarm.effects if isinstance(each, MigrationEnded | Rerouted)]
     assert all_right(swarm)
 
 
@@ -176,7 +176,7 @@ def test_a_server_with_a_link_to_the_gateway_that_works_one_way_is_blamed(
     the next.
     """
     swarm = paced_swarm()
-    swarm.core.open("a0", MODEL, swarm.now)
+    swarm.core.open_session("a0", MODEL, swarm.now)
     ask(swarm, (*PROMPT, 0))
     swarm.wait(0.5, STEP)
     before = route(swarm)

@@ -6,7 +6,7 @@ import pytest
 from support.core.review_swarm import MODEL, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.migration.imbalance import (
@@ -76,9 +76,9 @@ def test_switched_off_it_never_moves_anything() -> None:
 def crowd(swarm: Swarm, count: int) -> list[str]:
     names = [f"c{number}" for number in range(count)]
     for name in names:
-        swarm.core.open(name, MODEL, swarm.now)
+        swarm.core.open_session(name, MODEL, swarm.now)
         request = TurnRequest(tuple(PROMPT), NEW, Sampling(), credit_ahead=5)
-        swarm.core.turn(name, request, swarm.now)
+        swarm.core.start_turn(name, request, swarm.now)
     swarm.run()
     return names
 
@@ -86,13 +86,13 @@ def crowd(swarm: Swarm, count: int) -> list[str]:
 def read(swarm: Swarm, names: list[str], first: int, last: int) -> None:
     for count in range(first, last):
         for name in names:
-            swarm.core.read_to(name, len(PROMPT) + count - 5, swarm.now)
+            swarm.core.on_read(name, len(PROMPT) + count - 5, swarm.now)
         swarm.run()
         swarm.wait(0.2)
 
 
 def tails(swarm: Swarm) -> list[int]:
-    views = {view.peer: view.own_sessions for view in swarm.core.servers()}
+    views = {view.peer: view.own_sessions for view in swarm.core.server_views()}
     return [count for peer, count in views.items() if swarm.servers[peer].hello.first == 2]
 
 
@@ -100,14 +100,16 @@ def tails(swarm: Swarm) -> list[int]:
 def test_sessions_that_crowd_one_server_spread_to_a_new_one_and_no_reader_notices(
     seconds: float,
 ) -> None:
-    swarm = Swarm(GatewaySettings(rebalance_seconds=seconds))
+    swarm = Swarm(GatewaySettings(rebalance_after_seconds=seconds))
     swarm.serve(0, 2)
     swarm.serve(2, 4)
     names = crowd(swarm, 6)
     swarm.serve(2, 4)
     read(swarm, names, 6, NEW + 1)
-    moved = [effect for effect in swarm.effects if isinstance(effect, Moved)]
-    assert [(move.why, move.outcome) for move in moved] == [("rebalance", "migrated")] * len(moved)
+    moved = [effect for effect in swarm.effects if isinstance(effect, MigrationEnded)]
+    assert [(move.cause, move.outcome) for move in moved] == [("rebalance", "migrated")] * len(
+        moved
+    )
     assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
     assert tails(swarm) == ([4, 2] if seconds else [6, 0])
     for name in names:

@@ -23,12 +23,12 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def route(swarm: Swarm, session: str) -> list[PeerId]:
-    [view] = [v for v in swarm.core.sessions() if v.session == session]
+    [view] = [v for v in swarm.core.session_views() if v.session == session]
     return [hop.peer for hop in view.route]
 
 
 def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
-    swarm.core.open(session, MODEL, swarm.now)
+    swarm.core.open_session(session, MODEL, swarm.now)
     swarm.ask(session, PROMPT, new)
     return route(swarm, session)
 
@@ -80,14 +80,14 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
         zones = {server.peer: server.hello.zone for server in servers}
         for n in range(seed):
             start(swarm, f"b{n}")
-        swarm.core.open("a", MODEL, swarm.now)
+        swarm.core.open_session("a", MODEL, swarm.now)
         request = TurnRequest(tuple(PROMPT), 20, Sampling(), credit_ahead=4)
-        swarm.core.turn("a", request, swarm.now)
+        swarm.core.start_turn("a", request, swarm.now)
         swarm.run()
         lost = route(swarm, "a")[1]
         swarm.kill(swarm.servers[lost])
         assert zones[route(swarm, "a")[1]] != zones[lost]
-        swarm.core.read_to("a", 1 << 40, swarm.now)
+        swarm.core.on_read("a", 1 << 40, swarm.now)
         swarm.run()
         assert swarm.answer("a") == expected(PROMPT, 20)
 
@@ -268,7 +268,7 @@ def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_nea
     first.core.start_draining(swarm.now)  # it refuses what is new, and has not said so yet
     for server in (first, tail):
         swarm.freeze(server)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     swarm.ask("a", PROMPT, 3)
     swarm.now += 0.1
     swarm.thaw(first)

@@ -11,7 +11,7 @@ from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Heartbeat, Sampling
 from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
-from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
@@ -294,15 +294,15 @@ def swarm_of_four() -> Swarm:
 
 
 def started(swarm: Swarm) -> list[Server]:
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     request = TurnRequest((5, 6, 7), 60, Sampling(), credit_ahead=4)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.start_turn("a", request, swarm.now)
     swarm.run()
     return route(swarm)
 
 
 def route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.session("a")
+    view = swarm.core.find_view("a")
     assert view is not None
     return [swarm.servers[hop.peer] for hop in view.route]
 
@@ -332,9 +332,11 @@ def test_a_slow_server_is_moved_away_from_without_a_fault(place: int) -> None:
     beat_all(swarm, {slow.peer: 0.2}, 6.0)
     assert slow not in route(swarm)
     assert ejected(swarm) == [slow.peer]
-    assert [effect.why for effect in swarm.effects if isinstance(effect, Moved)] == ["slow"]
+    assert [effect.cause for effect in swarm.effects if isinstance(effect, MigrationEnded)] == [
+        "slow"
+    ]
     assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
-    swarm.core.read_to("a", 1000, swarm.now)
+    swarm.core.on_read("a", 1000, swarm.now)
     swarm.run()
     assert swarm.answer("a") == expected([5, 6, 7], 60)
 
@@ -378,7 +380,7 @@ def test_nobody_is_ejected_when_all_are_slow() -> None:
     beat_all(swarm, dict.fromkeys(swarm.servers, 0.01), 3.0)
     beat_all(swarm, dict.fromkeys(swarm.servers, 0.2), 20.0)
     assert ejected(swarm) == []
-    assert not [effect for effect in swarm.effects if isinstance(effect, Moved | Rerouted)]
+    assert not [effect for effect in swarm.effects if isinstance(effect, MigrationEnded | Rerouted)]
 
 
 def test_an_ejection_never_uncovers_a_block() -> None:
@@ -406,7 +408,7 @@ def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None
     swarm = Swarm()
     swarm.serve(0, 4)
     for number in range(3):
-        swarm.core.open(f"old{number}", MODEL, swarm.now)
+        swarm.core.open_session(f"old{number}", MODEL, swarm.now)
         swarm.ask(f"old{number}", [5, 6, 7], 3)
     [server] = swarm.servers.values()
     swarm.core._registry.eject(server.peer, "overdue", swarm.now)

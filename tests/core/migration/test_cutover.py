@@ -45,13 +45,13 @@ def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
     script.copied("s", new, 20)
     script.wait(TICK)
     session = script.core._sessions["s"]
-    script.core.read_to("s", session.length, script.now)
+    script.core.on_read("s", session.length, script.now)
     while not rests(script):
         script.token("s")
     assert session.length - 1 - 20 > 2, "the copy has stopped"
     script.wait(0.25)
     assert rests(script)
-    script.core.read_to("s", session.length, script.now)
+    script.core.on_read("s", session.length, script.now)
     script.wait(0.15)
     assert not rests(script) and script.route("s") == ["a", "b"]
     script.copied("s", new, session.length - 1)
@@ -109,7 +109,7 @@ def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
         for _ in range(tokens):
             script.token(name)
     assert left(script) == [1, 0, 3]
-    script.core.read_to("s0", read, script.now)
+    script.core.on_read("s0", read, script.now)
     assert left(script) == [1, 0, 3], "not worth a message"
     script.sent.clear()
     for name in ("s0", "s1", "s2"):
@@ -137,7 +137,7 @@ def test_a_session_waits_only_so_long_for_the_others() -> None:
 
 
 def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited_for() -> None:
-    script, _, new = three_that_leave(GatewaySettings(copy_seconds=2.0, copies_per_server=3))
+    script, _, new = three_that_leave(GatewaySettings(copy_stall_seconds=2.0, copies_per_server=3))
     script.copied("s0", new, 23)
     script.copied("s1", new, 23)
     script.wait(2.2)
@@ -148,10 +148,10 @@ def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
     script, old, new = three_that_leave(GatewaySettings(copies_per_server=2))
     script.copied("s0", new, 23)
     script.wait(1.0)
-    view = script.core.moves.drain_progress(old)
+    view = script.core.migrations.drain_progress(old)
     assert view is not None and (view.hops, view.migrating) == (3, 2)
-    script.core.close("s1", script.now)
+    script.core.close_session("s1", script.now)
     script.wait(0.1)
     assert script.route("s0") == ["a", "c"], "alone in its wave"
-    view = script.core.moves.drain_progress(old)
+    view = script.core.migrations.drain_progress(old)
     assert view is not None and (view.hops, view.migrating) == (1, 1), "the next wave"

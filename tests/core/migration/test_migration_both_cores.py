@@ -8,7 +8,7 @@ import pytest
 from support.core.review_swarm import MODEL, Server, Swarm, expected
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
 PROMPT = [(7 * at) % 97 for at in range(60)]
@@ -17,26 +17,26 @@ NEW = 40
 
 def run_to(swarm: Swarm, session: str, count: int) -> None:
     """The client reads so many tokens of its answer."""
-    swarm.core.read_to(session, len(PROMPT) + count - 5, swarm.now)
+    swarm.core.on_read(session, len(PROMPT) + count - 5, swarm.now)
     swarm.run()
     swarm.wait(0.1)
 
 
 def ask(swarm: Swarm, session: str) -> None:
-    swarm.core.open(session, MODEL, swarm.now)
+    swarm.core.open_session(session, MODEL, swarm.now)
     request = TurnRequest(tuple(PROMPT), NEW, Sampling(), credit_ahead=5)
-    swarm.core.turn(session, request, swarm.now)
+    swarm.core.start_turn(session, request, swarm.now)
     swarm.run()
 
 
 def routed(swarm: Swarm, session: str) -> list[str]:
-    view = swarm.core.session(session)
+    view = swarm.core.find_view(session)
     assert view is not None
     return [hop.peer for hop in view.route]
 
 
 def outcomes(swarm: Swarm) -> list[str]:
-    return [effect.outcome for effect in swarm.effects if isinstance(effect, Moved)]
+    return [effect.outcome for effect in swarm.effects if isinstance(effect, MigrationEnded)]
 
 
 def three_spans(swarm: Swarm, replay_bytes: int = 1 << 20) -> dict[str, Server]:
@@ -53,7 +53,7 @@ def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
     old = routed(swarm, "a")[place]
     hello = swarm.servers[old].hello
     new = swarm.serve(hello.first, hello.last)
-    swarm.core.moves.drain(old, "drain", swarm.now)
+    swarm.core.migrations.drain(old, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
@@ -71,7 +71,7 @@ def test_the_only_hop_of_a_route_moves() -> None:
     ask(swarm, "a")
     run_to(swarm, "a", 10)
     new = swarm.serve(0, 4)
-    swarm.core.moves.drain(old.peer, "drain", swarm.now)
+    swarm.core.migrations.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
@@ -89,7 +89,7 @@ def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
     three_spans(swarm)
     done = 3
     for peer in old:
-        swarm.core.moves.drain(peer, "drain", swarm.now)
+        swarm.core.migrations.drain(peer, "drain", swarm.now)
         while swarm.servers[peer].core.stats.sessions:
             done += 1
             for name in names:
@@ -127,7 +127,7 @@ def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
     run_to(swarm, "a", 10)
     old = swarm.servers[routed(swarm, "a")[1]]
     swarm.serve(2, 3, replay_bytes=0)
-    swarm.core.moves.drain(old.peer, "drain", swarm.now)
+    swarm.core.migrations.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
@@ -145,17 +145,17 @@ def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
     run_to(swarm, "a", 5)
     for count in range(5, NEW + 1):
         if rng.random() < 0.2:
-            swarm.core.moves.drain(rng.choice(routed(swarm, "a")), "drain", swarm.now)
+            swarm.core.migrations.drain(rng.choice(routed(swarm, "a")), "drain", swarm.now)
         if rng.random() < 0.1:
             victim = rng.choice(list(swarm.servers.values()))
             swarm.kill(victim)
             swarm.serve(victim.hello.first, victim.hello.last)
         for peer in list(swarm.core._registry.drains.peers):
             if rng.random() < 0.2:
-                swarm.core.moves.undrain(peer, "drain", swarm.now)
+                swarm.core.migrations.undrain(peer, "drain", swarm.now)
         run_to(swarm, "a", count)
     swarm.wait(1.0)
     assert swarm.answer("a") == expected(PROMPT, NEW)
-    swarm.core.close("a", swarm.now)
+    swarm.core.close_session("a", swarm.now)
     swarm.wait(1.0)
     assert all(server.core.stats.sessions == 0 for server in swarm.servers.values())

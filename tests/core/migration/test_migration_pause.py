@@ -15,7 +15,7 @@ from support.simulator.scenario import Faults, Load, Weather
 from support.simulator.scenarios.base import draw
 from support.simulator.world import World
 
-from modelswarm_gateway.core.interface.effects import Effect, Emitted, Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, MigrationEnded, Rerouted
 
 STREAMS, PROMPT, NEW = 6, 80, 330
 QUIET, EVERY = 1.0, 0.02  # seconds
@@ -39,7 +39,7 @@ class Watched:
             for effect in effects:
                 if isinstance(effect, Emitted):
                     self.times.setdefault(effect.session, []).append(self.world.clock.now)
-                elif isinstance(effect, Moved | Rerouted):
+                elif isinstance(effect, MigrationEnded | Rerouted):
                     self.seen.append(effect)
             deliver(gateway, effects)
 
@@ -50,19 +50,19 @@ class Watched:
         if names:
             peer = self.world.servers[names[0]].address.peer
             [gateway] = self.world.gateways.values()
-            gateway.core.moves.drain(peer, "drain", self.world.clock.now)
+            gateway.core.migrations.drain(peer, "drain", self.world.clock.now)
             gateway.pump()
             self._look(peer, names[1:], self.world.clock.now)
 
     def _look(self, peer: str, names: list[str], began: float) -> None:
         now = self.world.clock.now
         [gateway] = self.world.gateways.values()
-        view = gateway.core.moves.drain_progress(peer)
+        view = gateway.core.migrations.drain_progress(peer)
         assert view is not None
         if view.hops:
             self.world.clock.after(EVERY, self._look, peer, names, began)
             return
-        gateway.core.moves.undrain(peer, "drain", now)
+        gateway.core.migrations.undrain(peer, "drain", now)
         self.drained.append((began, now))
         self._drain(names)
 
@@ -101,7 +101,7 @@ def test_a_drain_is_no_pause_that_a_reader_could_see() -> None:
     watched = Watched(world)
     watched.watch()
     world.run()
-    moved = [effect.outcome for effect in watched.seen if isinstance(effect, Moved)]
+    moved = [effect.outcome for effect in watched.seen if isinstance(effect, MigrationEnded)]
     assert len(moved) == len(watched.seen), "a planned move is no fault"
     assert set(moved) == {"migrated"} and len(moved) >= STREAMS // 2
     assert len(watched.drained) == 2

@@ -6,7 +6,7 @@ from support.core.scripted_moves import PROMPT, outcomes
 from support.core.scripted_servers import MODEL, Script
 
 from modelswarm.protocol.messages import Close, FaultKind, Finish, Refusal, StartEpoch, Token
-from modelswarm_gateway.core.interface.effects import Broken, Refused, Rerouted
+from modelswarm_gateway.core.interface.effects import Refused, Rerouted, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
@@ -17,27 +17,27 @@ def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_firs
     script.ask("s", PROMPT)
     script.token("s")
     new = script.serve("c", 2, 4)
-    script.core.moves.drain(only, "shutdown", script.now)
-    script.core.moves.drain(old, "shutdown", script.now)
+    script.core.migrations.drain(only, "shutdown", script.now)
+    script.core.migrations.drain(old, "shutdown", script.now)
     script.wait(0.2)
     assert [go.standby for go in script.told(new, StartEpoch)] == [True]
 
 
 def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
-    script = Script(GatewaySettings(copy_tries=0))  # moved without a copy, as soon as it is open
+    script = Script(GatewaySettings(copy_attempts=0))  # moved without a copy, as soon as it is open
     script.serve("a", 0, 2)
     old = script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
     new = script.serve("c", 2, 4)
     script.silent.add(new)
-    script.core.moves.drain(old, "drain", script.now)
+    script.core.migrations.drain(old, "drain", script.now)
     script.run()
     tail, length = script.hop(old), script.length("s")
     script.says(old, Token(tail.reply, script.epoch("s"), length, 9, 0.0, Finish.STOP))
     script.silent.clear()
     script.grant(new)
-    view = script.core.session("s")
+    view = script.core.find_view("s")
     assert view is not None and view.state == "parked"
     assert not script.told(new, StartEpoch)
     script.wait(0.1)
@@ -45,19 +45,19 @@ def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
 
 
 def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
-    script = Script(GatewaySettings(move_seconds=0.1))
+    script = Script(GatewaySettings(migration_retry_seconds=0.1))
     script.serve("a", 0, 2)
     old = script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
     new = script.serve("c", 2, 4)
     for _ in range(4):
-        script.core.moves.drain(old, "drain", script.now)
+        script.core.migrations.drain(old, "drain", script.now)
         script.wait(0.2)
-        script.core.moves.undrain(old, "drain", script.now)
+        script.core.migrations.undrain(old, "drain", script.now)
         script.wait(0.2)
     begun = len(script.told(new, StartEpoch))
-    script.core.moves.drain(old, "drain", script.now)
+    script.core.migrations.drain(old, "drain", script.now)
     script.wait(0.2)
     assert outcomes(script) == ["superseded"] * 4
     gos = script.told(new, StartEpoch)
@@ -79,7 +79,7 @@ def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> No
             script.core._registry.on_link_failed(bad, head, generation, script.now)
         for number in range(seed):
             script.core._registry.add_hop(good, number, 2000)  # so that the other looks better
-        script.core.moves.drain(tail, "drain", script.now)
+        script.core.migrations.drain(tail, "drain", script.now)
         script.run()
         assert script.told(good, StartEpoch) and not script.told(bad, StartEpoch)
 
@@ -92,12 +92,12 @@ def test_a_repair_that_meets_only_servers_that_stop_waits_with_its_kv_for_the_ne
     script.token("s")
     stops = script.serve("c", 2, 4)
     script.refusing[stops] = Refusal.DRAINING
-    script.core.disconnected(dies, script.now)
+    script.core.on_peer_lost(dies, script.now)
     script.run()
     script.wait(3.0)
-    view = script.core.session("s")
+    view = script.core.find_view("s")
     assert view is not None and view.state == "held"
-    assert "stop" in view.waits and "KV" not in view.waits
+    assert "stop" in view.hold_reason and "KV" not in view.hold_reason
     assert not script.told("a/1/0", Close), (
         "what it holds elsewhere is not what there is no room for"
     )
@@ -111,7 +111,7 @@ def test_a_turn_that_meets_only_servers_that_stop_is_told_so() -> None:
     script.ask("s", PROMPT)
     [refused] = [effect for effect in script.effects if isinstance(effect, Refused)]
     assert refused.detail == f"the servers of {MODEL} for blocks 0:4 are about to stop"
-    assert not [effect for effect in script.effects if isinstance(effect, Broken)]
+    assert not [effect for effect in script.effects if isinstance(effect, SessionLost)]
 
 
 def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session() -> None:
@@ -122,14 +122,14 @@ def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session(
     script.serve("d", 3, 4)
     script.ask("s", PROMPT)
     script.token("s")
-    script.core.disconnected(wide, script.now)
+    script.core.on_peer_lost(wide, script.now)
     script.serve("c", 1, 3)  # it holds the blocks of b as well, and serves its own
     script.run()
     script.token("s")
     script.wait(0.1)
     assert script.route("s") == ["a", "b", "c", "d"]
     script.effects.clear()
-    script.core.moves.drain(old, "drain", script.now)
+    script.core.migrations.drain(old, "drain", script.now)
     script.run()
     script.reports("s", old, FaultKind.FAILED, wide)
     script.wait(0.1)

@@ -62,14 +62,14 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
 def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    script.core.read_to("s", 21, script.now)
+    script.core.on_read("s", 21, script.now)
     script.copied("s", new, 20)
     script.wait(TICK)
     script.sent.clear()
-    script.core.read_to("s", 22, script.now)
+    script.core.on_read("s", 22, script.now)
     script.run()
     assert not script.told(old, Window), "it is to come to rest"
-    script.core.moves.undrain(old, "drain", script.now)
+    script.core.migrations.undrain(old, "drain", script.now)
     script.run()
     assert [window.limit for window in script.told(old, Window)] == [25]
 
@@ -81,7 +81,7 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
     script.ask("s", PROMPT, credit_ahead=64)
     new = script.serve("c", 2, 4)
     session = script.core._sessions["s"]
-    assert script.core.moves.migrate(session, session.hops[1], new, script.now)
+    assert script.core.migrations.migrate(session, session.hops[1], new, script.now)
     script.run()
     script.reports("s", new, FaultKind.FAILED)
     assert outcomes(script) == ["aborted"]
@@ -89,7 +89,7 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
     script.sent.clear()
     for _ in range(60):
         script.token("s")
-    script.core.read_to("s", 80, script.now)
+    script.core.on_read("s", 80, script.now)
     script.run()
     assert [window.limit for window in script.told(old, Window)] == [80 + 64]
 
@@ -129,12 +129,14 @@ def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
     script.wait(1.0)
     leave(script, old)
     script.wait(1.0)
-    view = script.core.moves.drain_progress(old)
+    view = script.core.migrations.drain_progress(old)
     assert view is not None and (view.hops, view.migrating) == (5, 2)
 
 
 def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
-    script, old, new = two_spans(GatewaySettings(copy_seconds=1.0, move_seconds=0.5))
+    script, old, new = two_spans(
+        GatewaySettings(copy_stall_seconds=1.0, migration_retry_seconds=0.5)
+    )
     leave(script, old)
     script.wait(1.2)
     assert outcomes(script) == ["aborted"]
@@ -146,7 +148,7 @@ def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
 
 
 def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
-    settings = GatewaySettings(copy_seconds=0.5, move_seconds=0.1, copy_tries=2)
+    settings = GatewaySettings(copy_stall_seconds=0.5, migration_retry_seconds=0.1, copy_attempts=2)
     script, old, _ = two_spans(settings)
     leave(script, old)
     script.wait(3.0)
@@ -178,7 +180,7 @@ def test_a_broken_link_to_where_the_copy_goes_is_nothing_to_the_session() -> Non
 
 
 def test_a_server_without_room_is_asked_again_later() -> None:
-    script, old, new = two_spans(GatewaySettings(move_seconds=0.5))
+    script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.5))
     script.refusing[new] = Refusal.NO_PAGES
     leave(script, old)
     assert outcomes(script) == ["aborted"]
@@ -189,7 +191,7 @@ def test_a_server_without_room_is_asked_again_later() -> None:
 
 
 def test_another_server_is_tried_when_one_refuses() -> None:
-    script, old, new = two_spans(GatewaySettings(move_seconds=0.1))
+    script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.1))
     script.refusing[new] = Refusal.NO_PAGES
     leave(script, old)
     other = script.serve("d", 2, 4)
@@ -202,7 +204,7 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
     leave(script, old)
     script.copied("s", new, 15)
     script.sent.clear()
-    script.core.disconnected(old, script.now)
+    script.core.on_peer_lost(old, script.now)
     script.run()
     assert reroutes(script) == ["link_down"]
     assert script.route("s") == ["a", "c"]
@@ -215,7 +217,7 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
 
 
 def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_runs() -> None:
-    script, old, new = two_spans(GatewaySettings(move_seconds=0.1))
+    script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.1))
     leave(script, old)
     script.reports("s", old, FaultKind.GAP, "a/1/0")
     assert reroutes(script) == ["gap"]
@@ -248,7 +250,7 @@ def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
     script.says(old, Heartbeat(draining=True))
     script.wait(0.1)
     assert script.told(new, StartEpoch)
-    assert [view.leaving for view in script.core.servers()] == ["", "shutdown", ""]
+    assert [view.drain_cause for view in script.core.server_views()] == ["", "shutdown", ""]
 
 
 def test_a_report_of_draining_moves_the_session_and_disturbs_nothing() -> None:
@@ -264,7 +266,7 @@ def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
     old = script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
-    view = script.core.moves.drain_progress(old)
+    view = script.core.migrations.drain_progress(old)
     assert view is not None and view.sole_blocks == (2, 3)
     leave(script, old)
     script.wait(1.0)
@@ -285,12 +287,12 @@ def test_new_sessions_do_not_go_where_others_leave() -> None:
 def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    script.core.moves.undrain(old, "drain", script.now)
+    script.core.migrations.undrain(old, "drain", script.now)
     script.run()
     assert outcomes(script) == ["superseded"]
     assert len(script.told(new, Close)) == 1
     assert script.route("s") == ["a", "b"]
-    assert [view.leaving for view in script.core.servers()] == ["", "", ""]
+    assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
 
 
 def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
@@ -318,32 +320,32 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
 def test_a_session_that_closes_takes_its_copy_with_it() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    script.core.close("s", script.now)
+    script.core.close_session("s", script.now)
     script.wait(0.1)
     assert len(script.told(new, Close)) == 1
-    assert not script.core._recovery.replies and not script.core._registry.hops.total()
+    assert not script.core._recovery.hops_by_handle and not script.core._registry.hops.total()
 
 
 def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
-    script, old, new = two_spans(GatewaySettings(copy_seconds=0.5))
+    script, old, new = two_spans(GatewaySettings(copy_stall_seconds=0.5))
     script.silent.add(new)
     leave(script, old)
     script.wait(0.6)
     assert outcomes(script) == ["aborted"]
-    assert script.core._recovery.hops.leaving
+    assert script.core._recovery.hops.closing
     [create] = script.told(new, Fence)
     script.silent.clear()
     script.says(new, script._answer(new, create))
     assert len(script.told(new, Close)) == 1
-    assert not script.core._recovery.hops.leaving
+    assert not script.core._recovery.hops.closing
 
 
 def test_a_server_is_left_until_every_cause_of_it_is_taken_back() -> None:
     script, old, _ = two_spans()
-    script.core.moves.drain(old, "slow", script.now)
-    script.core.moves.drain(old, "drain", script.now)
-    script.core.moves.undrain(old, "slow", script.now)
-    assert [view.leaving for view in script.core.servers()] == ["", "drain", ""]
-    script.core.moves.undrain(old, "drain", script.now)
-    script.core.moves.undrain(old, "drain", script.now)
-    assert [view.leaving for view in script.core.servers()] == ["", "", ""]
+    script.core.migrations.drain(old, "slow", script.now)
+    script.core.migrations.drain(old, "drain", script.now)
+    script.core.migrations.undrain(old, "slow", script.now)
+    assert [view.drain_cause for view in script.core.server_views()] == ["", "drain", ""]
+    script.core.migrations.undrain(old, "drain", script.now)
+    script.core.migrations.undrain(old, "drain", script.now)
+    assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]

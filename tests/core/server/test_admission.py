@@ -257,7 +257,9 @@ def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
     other = create(pump, server, "other", 9, gateway="gateway/2/b").server_handle
     for handle in (kept, renamed, other):
         gateway = "gateway/2/b" if handle == other else GATEWAY
-        server.core.receive(gateway, StartEpoch(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+        server.core.receive(
+            gateway, StartEpoch(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0
+        )
     server.core.on_peer_lost(GATEWAY, 0.0)
     pump.tick(50.0)
     server.core.on_peer_connected(GATEWAY, Role.GATEWAY, pump.now)
@@ -287,7 +289,9 @@ def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> No
     for name, gateway in (("one", "gateway/1/x"), ("two", "gateway/2/x")):
         server.core.on_peer_connected(gateway, Role.GATEWAY, 0.0)
         own = create(pump, server, name, 36, gateway=gateway).server_handle
-        server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+        server.core.receive(
+            gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0
+        )
     server.core.on_peer_lost("gateway/1/x", 0.0)
     pump.tick(20.0)
     server.core.on_peer_lost("gateway/2/x", pump.now)

@@ -69,7 +69,12 @@ def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
     pump.run()
     answer = pump.answers[-1][1]
     assert isinstance(answer, FenceAck)
-    assert (answer.handle, answer.server_handle, answer.epoch, answer.unknown) == (7, 0, Epoch(0, 9), True)
+    assert (answer.handle, answer.server_handle, answer.epoch, answer.unknown) == (
+        7,
+        0,
+        Epoch(0, 9),
+        True,
+    )
     assert server.core.stats.sessions == 1
 
 
@@ -83,7 +88,11 @@ def test_a_create_is_one_hop_per_session_and_block_range() -> None:
         pump.put(GATEWAY, name, Fence(0, reply, Epoch(1, 1), 0, 0, create, turn))
     pump.run()
     first_, second, third = (item for _, item in pump.answers)
-    assert isinstance(first_, FenceAck) and isinstance(second, FenceAck) and isinstance(third, FenceAck)
+    assert (
+        isinstance(first_, FenceAck)
+        and isinstance(second, FenceAck)
+        and isinstance(third, FenceAck)
+    )
     assert third == replace(first_, handle=3)  # the gateway has given the hop another name
     assert second.server_handle not in (0, first_.server_handle)
     assert whole.core.stats.sessions == 2

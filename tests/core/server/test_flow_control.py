@@ -119,7 +119,9 @@ def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
         client.fence()
     pump.run()
     for server in pump.servers.values():
-        assert not server.core._flow_control._in_flight, "a session that is fenced has nothing coming"
+        assert not server.core._flow_control._in_flight, (
+            "a session that is fenced has nothing coming"
+        )
     for client in again:
         client.listen()
         client.go()

@@ -271,7 +271,9 @@ def _nonsense(choose: random.Random, handles: list[int]) -> object:
     if kind == 3:
         return Input(handle, epoch, number(), tuple(number() for _ in range(choose.randrange(4))))
     if kind == 4:
-        go = StartEpoch(handle, epoch, number(), number(), number(), None, None, None, number(), number())
+        go = StartEpoch(
+            handle, epoch, number(), number(), number(), None, None, None, number(), number()
+        )
         return replace(go, sample=bool(choose.randrange(2)))
     if kind == 5:
         return Fence(handle, number(), epoch, number(), number())

@@ -18,14 +18,14 @@ def three_hops(**settings: Any) -> Swarm:
     swarm.serve(0, 1, **settings)
     swarm.serve(1, 3, **settings)
     swarm.serve(3, 4, **settings)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     return swarm
 
 
 def one_server(**settings: Any) -> Swarm:
     swarm = Swarm()
     swarm.serve(0, 4, **settings)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     return swarm
 
 
@@ -34,7 +34,7 @@ def same_server_twice(**settings: Any) -> Swarm:
     swarm = Swarm()
     swarm.serve(0, 4, **settings)
     middle = swarm.serve(1, 3, **settings)
-    swarm.core.open("a", MODEL, swarm.now)
+    swarm.core.open_session("a", MODEL, swarm.now)
     swarm.ask("a", [9, 9], 1)
     swarm.kill(middle)
     return swarm
@@ -61,7 +61,7 @@ def test_turns_with_anything_in_common(make: Callable[..., Swarm]) -> None:
         swarm.ask("a", prompt, new)
         assert not swarm.troubles("a")
         assert swarm.answer("a") == (expected(prompt, new) if new else [-1]), (prompt, new)
-    swarm.core.close("a", swarm.now)
+    swarm.core.close_session("a", swarm.now)
     swarm.run()
     assert all(s.core.stats.free_pages == 256 for s in swarm.servers.values())
 
@@ -84,7 +84,7 @@ def test_a_prompt_as_long_as_the_context_can_be_read_and_no_more(
 
 def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
     swarm = three_hops(pages=10)
-    swarm.core.open("b", MODEL, swarm.now)
+    swarm.core.open_session("b", MODEL, swarm.now)
     swarm.ask("a", [1, 2, 3], 2)
     swarm.ask("b", list(range(1, 20)), 1)
     assert swarm.answer("b") == expected(list(range(1, 20)), 1)
@@ -92,7 +92,7 @@ def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
     assert [type(t).__name__ for t in swarm.troubles("a")] == ["Refused"]
     swarm.ask("a", [1, 2, 4], 2)
     assert swarm.answer("a") == expected([1, 2, 4], 2)
-    swarm.core.close("b", swarm.now)
+    swarm.core.close_session("b", swarm.now)
     swarm.run()
     swarm.ask("a", [1, 2, 3, *range(4, 24)], 2)
     assert swarm.answer("a") == expected([1, 2, 3, *range(4, 24)], 2)
@@ -101,15 +101,15 @@ def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
 def test_a_session_answers_one_turn_at_a_time() -> None:
     swarm = three_hops()
     request = TurnRequest((1, 2), 500, Sampling(), credit_ahead=1)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.start_turn("a", request, swarm.now)
     with pytest.raises(SessionBusy):
-        swarm.core.turn("a", request, swarm.now)
+        swarm.core.start_turn("a", request, swarm.now)
     swarm.run()
     with pytest.raises(SessionBusy):
-        swarm.core.turn("a", request, swarm.now)
+        swarm.core.start_turn("a", request, swarm.now)
     with pytest.raises(CoreError):
-        swarm.core.stop_at("a", 0, swarm.now)
-    swarm.core.stop_at("a", 3, swarm.now)
+        swarm.core.truncate_turn("a", 0, swarm.now)
+    swarm.core.truncate_turn("a", 3, swarm.now)
     swarm.run()
     swarm.ask("a", [1, 2], 4)
     assert swarm.answer("a") == expected([1, 2], 4)
@@ -118,14 +118,14 @@ def test_a_session_answers_one_turn_at_a_time() -> None:
 def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
     swarm = three_hops()
     request = TurnRequest((1, 2), 30, Sampling(), credit_ahead=5)
-    swarm.core.turn("a", request, swarm.now)
+    swarm.core.start_turn("a", request, swarm.now)
     swarm.run()
     for server in list(swarm.servers.values()):
         swarm.unlink(server)
         swarm.wait(0.5)
         swarm.link(server)
         swarm.wait(3.0)
-    swarm.core.read_to("a", 40, swarm.now)
+    swarm.core.on_read("a", 40, swarm.now)
     swarm.run()
     assert swarm.answer("a") == expected([1, 2], 30)
 

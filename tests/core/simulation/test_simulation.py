@@ -12,8 +12,8 @@ from support.simulator.ring_coverage import routable
 from support.simulator.scenarios.base import SWITCHES, draw
 from support.simulator.world import World, simulate
 
-SEEDS = 30
-CHUNK = 15
+SAMPLE = range(5)  # seeds of the fast tier
+MORE = (range(5, 15), range(15, 30))
 ROOT = Path(__file__).parents[3]
 
 REGRESSIONS = [
@@ -38,10 +38,12 @@ REGRESSIONS = [
 ]
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "seeds", [SAMPLE, *(pytest.param(more, marks=pytest.mark.full) for more in MORE)], ids=str
+)
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_every_session_gets_the_reference_tokens_whatever_fails(switch: str, first: int) -> None:
-    for seed in range(first, first + CHUNK):
+def test_every_session_gets_the_reference_tokens_whatever_fails(switch: str, seeds: range) -> None:
+    for seed in seeds:
         simulate(seed, switch)
 
 

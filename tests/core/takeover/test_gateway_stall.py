@@ -17,7 +17,7 @@ from support.core.gateways import LEASE, Gateway, Gateways
 from support.core.review_swarm import MODEL, Server
 
 from modelswarm.protocol.messages import Role
-from modelswarm_gateway.core.interface.effects import Outranked
+from modelswarm_gateway.core.interface.effects import OwnershipLost
 
 
 def more_servers(made: Gateways) -> list[Server]:
@@ -26,7 +26,7 @@ def more_servers(made: Gateways) -> list[Server]:
     for server in more:
         for name, gateway in made.gateways.items():
             server.core.on_peer_connected(name, Role.GATEWAY, made.now, f"{name}:8000")
-            gateway.core.connected(server.hello, made.now)
+            gateway.core.on_peer_connected(server.hello, made.now)
     return more
 
 
@@ -35,7 +35,7 @@ def lose(made: Gateways, server: str, *gateways: Gateway) -> None:
     for other in made.servers.values():
         other.core.on_peer_lost(server, made.now)
     for gateway in gateways:
-        gateway.core.disconnected(server, made.now)
+        gateway.core.on_peer_lost(server, made.now)
 
 
 def moved_while_asleep(made: Gateways, first: Gateway, second: Gateway) -> None:
@@ -54,7 +54,7 @@ def moved_while_asleep(made: Gateways, first: Gateway, second: Gateway) -> None:
     made.frozen.discard(first.name)
     first.core.tick(made.now)
     for server in old:
-        first.core.disconnected(server, made.now)
+        first.core.on_peer_lost(server, made.now)
 
 
 @pytest.mark.parametrize("number", range(3, 11))
@@ -66,13 +66,13 @@ def test_a_gateway_wakes_and_its_session_runs_elsewhere_on_servers_that_never_he
     first, second = half_way(made, number), made.gateway(2)
     moved_while_asleep(made, first, second)
     made.wait(2.0)
-    assert isinstance(first.last(Outranked), Outranked)
-    assert first.core.session(SESSION) is None
+    assert isinstance(first.last(OwnershipLost), OwnershipLost)
+    assert first.core.find_view(SESSION) is None
     assert owners(made) == {second.name}
     assert first.tokens(SESSION) == WHOLE[len(PROMPT) :][: len(first.tokens(SESSION))]
-    second.core.read_to(SESSION, len(WHOLE), made.now)
+    second.core.on_read(SESSION, len(WHOLE), made.now)
     made.wait(2.0)
-    view = second.core.session(SESSION)
+    view = second.core.find_view(SESSION)
     assert view is not None and view.length == len(WHOLE)
 
 
@@ -87,16 +87,16 @@ def test_of_a_gateway_that_wakes_and_one_that_adopts_meanwhile_one_goes_on(
     made.wait(LEASE + 0.2)
     where = made.find(second, SESSION)
     log = made.fetch(second, where)
-    second.core.adopt(where, MODEL, log, made.now)
+    second.core.take_over(where, MODEL, log, made.now)
     go_on(made, second, list(log.tokens))
     made.frozen.discard(first.name)
     first.core.tick(made.now)
-    first.core.read_to(SESSION, len(WHOLE), made.now)
+    first.core.on_read(SESSION, len(WHOLE), made.now)
     made.run()
     made.wait(12.0)
-    left = [g for g in (first, second) if any(isinstance(e, Outranked) for e in g.effects)]
+    left = [g for g in (first, second) if any(isinstance(e, OwnershipLost) for e in g.effects)]
     assert len(left) == 1
-    assert first.core.session(SESSION) is None or second.core.session(SESSION) is None
+    assert first.core.find_view(SESSION) is None or second.core.find_view(SESSION) is None
     if left == [first]:
         assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
     else:

@@ -9,7 +9,7 @@ from support.core.named_sessions import KEY, NAME, Desk
 from support.core.review_swarm import MODEL
 
 from modelswarm.protocol.messages import Role
-from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_serving.core.session_lookup import CLAIM_SECONDS
 
@@ -29,44 +29,46 @@ def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_ope
     made = wide(seed)
     both = [made.gateway(1), made.gateway(2)]
     for gateway in both:
-        gateway.core.find(SESSION, MODEL, made.now, opens=True)
+        gateway.core.find_session(SESSION, MODEL, made.now, claims=True)
     made.run()
-    free = [gateway for gateway in both if not whereabouts(gateway).opener]
+    free = [gateway for gateway in both if not whereabouts(gateway).claimant]
     assert len(free) < 2
     if not free:  # each was first somewhere: they try again, not at once
         made.wait(CLAIM_SECONDS + 0.1)
-        assert not made.find(both[0], SESSION, opens=True).opener
+        assert not made.find(both[0], SESSION, opens=True).claimant
         free = both[:1]
     (other,) = [gateway for gateway in both if gateway not in free]
-    assert made.find(other, SESSION, opens=True).opener == free[0].name
+    assert made.find(other, SESSION, opens=True).claimant == free[0].name
     made.open(free[0], SESSION, PROMPT, NEW, ahead=1 << 40)
     made.run()
-    assert made.find(other, SESSION, opens=True).living
+    assert made.find(other, SESSION, opens=True).is_owner_alive
 
 
 def test_who_wanted_to_open_a_name_and_did_not_keeps_nobody_out_for_long() -> None:
     made = wide()
     first, second = made.gateway(1), made.gateway(2)
     for _ in range(3):
-        assert not made.find(first, SESSION, opens=True).opener, "it may ask as often as it likes"
-        assert made.find(second, SESSION).opener == first.name
+        assert not made.find(first, SESSION, opens=True).claimant, "it may ask as often as it likes"
+        assert made.find(second, SESSION).claimant == first.name
     made.wait(CLAIM_SECONDS)
-    assert not made.find(second, SESSION, opens=True).opener
-    assert made.find(first, SESSION, opens=True).opener == second.name
+    assert not made.find(second, SESSION, opens=True).claimant
+    assert made.find(first, SESSION, opens=True).claimant == second.name
     made.kill(second)
-    assert not made.find(first, SESSION, opens=True).opener
+    assert not made.find(first, SESSION, opens=True).claimant
 
 
-def whereabouts(gateway: Gateway) -> Whereabouts:
-    found = gateway.last(Whereabouts)
-    assert isinstance(found, Whereabouts)
+def whereabouts(gateway: Gateway) -> SessionLocation:
+    found = gateway.last(SessionLocation)
+    assert isinstance(found, SessionLocation)
     return found
 
 
 def relink(made: Gateways, gateway: Gateway, lease: float = LEASE) -> None:
     for server in made.servers.values():
-        server.core.on_peer_connected(gateway.name, Role.GATEWAY, made.now, f"{gateway.name}:8000", lease)
-        gateway.core.connected(server.hello, made.now)
+        server.core.on_peer_connected(
+            gateway.name, Role.GATEWAY, made.now, f"{gateway.name}:8000", lease
+        )
+        gateway.core.on_peer_connected(server.hello, made.now)
     made.run()
 
 
@@ -74,45 +76,47 @@ def test_an_answer_to_an_earlier_search_is_not_taken_for_one_to_this() -> None:
     """X slept for 2.5 s after its Find; what it reads then is from before Y opened the name."""
     made = wide()
     x, y = made.gateway(1), made.gateway(2)
-    x.core.find(SESSION, MODEL, made.now, opens=True)
+    x.core.find_session(SESSION, MODEL, made.now, claims=True)
     made.collect()
     made.frozen.add(x.name)
     made.run()  # the servers answer; X reads nothing
     made.wait(CLAIM_SECONDS + 0.5)
-    assert not made.find(y, SESSION, opens=True).opener
+    assert not made.find(y, SESSION, opens=True).claimant
     made.open(y, SESSION, PROMPT, NEW, ahead=8)
     made.run()
     made.frozen.discard(x.name)
     x.core.tick(
         made.now
     )  # "items that came while we stalled are read after the tick that ends the stall"
-    x.core.find(SESSION, MODEL, made.now, opens=True)  # Finder._alone: `asked` was too long ago
+    x.core.find_session(
+        SESSION, MODEL, made.now, claims=True
+    )  # Finder._alone: `asked` was too long ago
     made.run()
     where = whereabouts(x)
-    assert where.living or where.opener, where
+    assert where.is_owner_alive or where.claimant, where
 
 
 def test_an_answer_that_came_late_is_not_taken_for_one_to_the_next_search() -> None:
     """X polls (opens=False) while Y is the opener; the answers take 0.4 s."""
     made = wide()
     x, y = made.gateway(1), made.gateway(2)
-    assert not made.find(y, SESSION, opens=True).opener
-    assert made.find(x, SESSION, opens=True).opener == y.name
+    assert not made.find(y, SESSION, opens=True).claimant
+    assert made.find(x, SESSION, opens=True).claimant == y.name
     made.wait(CLAIM_SECONDS)  # Y's client went away before its turn
-    x.core.find(SESSION, MODEL, made.now)  # the poll: nobody is before us
+    x.core.find_session(SESSION, MODEL, made.now)  # the poll: nobody is before us
     made.collect()
     made.frozen.add(x.name)
     made.run()
-    assert not made.find(y, SESSION, opens=True).opener  # Y's client is back
+    assert not made.find(y, SESSION, opens=True).claimant  # Y's client is back
     made.open(y, SESSION, PROMPT, NEW, ahead=8)
     made.run()
     made.now += 0.4
     made.frozen.discard(x.name)
     x.core.tick(made.now)  # the poll is over without an answer
-    x.core.find(SESSION, MODEL, made.now, opens=True)
+    x.core.find_session(SESSION, MODEL, made.now, claims=True)
     made.run()
     where = whereabouts(x)
-    assert where.living or where.opener, where
+    assert where.is_owner_alive or where.claimant, where
 
 
 def test_a_session_left_before_its_first_go_is_not_kept_unseen() -> None:
@@ -120,7 +124,7 @@ def test_a_session_left_before_its_first_go_is_not_kept_unseen() -> None:
     made = wide()
     x, y = Desk(made, made.gateway(1)), Desk(made, made.gateway(2))
     x.turn(PROMPT, NEW)
-    x.gateway.core.leave(NAME, made.now)  # the client went before Fenced came
+    x.gateway.core.cancel_turn(NAME, made.now)  # the client went before Fenced came
     x.book.release(KEY)
     made.run()
     made.wait(5.0)
@@ -142,7 +146,7 @@ def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None
     x.book.release(KEY)
     for server in list(made.servers):
         made.cut(x.gateway, server)
-    x.gateway.core.drain()
+    x.gateway.core.take_effects()
     away = made.gateways.pop(x.gateway.name)  # the harness would send its beats over cut links
 
     def wait(seconds: float) -> None:
@@ -158,7 +162,7 @@ def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None
     assert owners(made) == {y.gateway.name}
     before = {s for s, server in made.servers.items() if list(server.core._fencing.hops)}
     for peer in before:  # a drain, a repair: it moves to the other two, and closes those hops
-        y.gateway.core.moves.drain(peer, "drain", made.now)
+        y.gateway.core.migrations.drain(peer, "drain", made.now)
     y.turn([*log, 1, 2, 3, 4], NEW, ahead=8)
     made.run()
     wait(6.0)
@@ -176,12 +180,12 @@ def test_a_server_that_stood_still_does_not_forget_who_is_about_to_open() -> Non
     """X's Fences wait in the servers' sockets while they stand still for 2.1 s; Y's Find is read first."""
     made = wide()
     x, y = made.gateway(1), made.gateway(2)
-    assert not made.find(x, SESSION, opens=True).opener
+    assert not made.find(x, SESSION, opens=True).claimant
     made.frozen |= set(made.servers)
     made.open(x, SESSION, PROMPT, NEW, ahead=8)
     made.collect()
     made.now += CLAIM_SECONDS + 0.1
-    y.core.find(SESSION, MODEL, made.now, opens=True)
+    y.core.find_session(SESSION, MODEL, made.now, claims=True)
     made.collect()
     made.frozen -= set(made.servers)
     for server in made.servers:
@@ -190,4 +194,4 @@ def test_a_server_that_stood_still_does_not_forget_who_is_about_to_open() -> Non
         made.deliver_all(server, y.name)
     made.collect()
     where = whereabouts(y)
-    assert where.living or where.opener, where
+    assert where.is_owner_alive or where.claimant, where

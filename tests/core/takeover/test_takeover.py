@@ -13,8 +13,8 @@ from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Outranked
-from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.effects import OwnershipLost
+from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_serving.core.hops.peers import MAX_TICK_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
@@ -42,9 +42,9 @@ def half_way(made: Gateways, number: int = 1) -> Gateway:
 def adopt(made: Gateways, gateway: Gateway) -> list[int]:
     """The log that was found."""
     where = made.find(gateway, SESSION)
-    assert (where.living, where.wait) == (False, 0.0)
+    assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
     log = made.fetch(gateway, where)
-    gateway.core.adopt(where, MODEL, log, made.now)
+    gateway.core.take_over(where, MODEL, log, made.now)
     return list(log.tokens)
 
 
@@ -66,8 +66,8 @@ def test_a_session_of_a_living_gateway_is_found_with_the_door_of_that_gateway() 
     made = swarm()
     first = half_way(made)
     where = made.find(made.gateway(2), SESSION)
-    assert (where.owner, where.living) == (first.name, True)
-    assert where.target == f"{first.name}:8000"
+    assert (where.owner, where.is_owner_alive) == (first.name, True)
+    assert where.owner_target == f"{first.name}:8000"
 
 
 def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_before() -> None:
@@ -76,10 +76,10 @@ def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_
     made.kill(first)
     made.wait(LEASE / 2)
     where = made.find(second, SESSION)
-    assert not where.living
-    assert where.wait == pytest.approx(LEASE / 2, abs=0.2)
+    assert not where.is_owner_alive
+    assert where.takeover_wait == pytest.approx(LEASE / 2, abs=0.2)
     made.wait(LEASE / 2 + 0.2)
-    assert made.find(second, SESSION).wait == 0.0
+    assert made.find(second, SESSION).takeover_wait == 0.0
 
 
 def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_nothing_again() -> (
@@ -123,13 +123,13 @@ def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_it
     made.wait(3 * LEASE)  # its beats renew the lease
     where = made.find(second, SESSION)
     made.find(second, "else")
-    second.core.open(SESSION, MODEL, made.now, above=100)
+    second.core.open_session(SESSION, MODEL, made.now, above=100)
     go_on(made, second, PROMPT)
     made.run()
-    assert isinstance(second.last(Outranked), Outranked)
-    assert second.core.session(SESSION) is None
-    assert where.living
-    first.core.read_to(SESSION, len(WHOLE), made.now)
+    assert isinstance(second.last(OwnershipLost), OwnershipLost)
+    assert second.core.find_view(SESSION) is None
+    assert where.is_owner_alive
+    first.core.on_read(SESSION, len(WHOLE), made.now)
     made.run()
     assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
 
@@ -142,16 +142,18 @@ def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(st
     made.wait(1.0)
     made.now += still
     where = made.find(second, SESSION)
-    assert (where.owner, where.living) == (first.name, True)
-    second.core.open(SESSION, MODEL, made.now, above=100)
+    assert (where.owner, where.is_owner_alive) == (first.name, True)
+    second.core.open_session(SESSION, MODEL, made.now, above=100)
     go_on(made, second, PROMPT)
     made.run()
-    assert isinstance(second.last(Outranked), Outranked)
+    assert isinstance(second.last(OwnershipLost), OwnershipLost)
     assert owners(made) == {first.name}
     made.frozen.add(first.name)
     made.wait(LEASE + 0.2)
     where = made.find(second, SESSION)
-    assert (where.living, where.wait) == (False, 0.0), "what it sleeps is all that is not counted"
+    assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0), (
+        "what it sleeps is all that is not counted"
+    )
 
 
 def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
@@ -162,7 +164,7 @@ def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
     made.now += 3 * LEASE
     made.wait(0.2)
     assert owners(made) == {first.name}, "it had no time to come back"
-    assert made.find(second, SESSION).wait == pytest.approx(LEASE / 2, abs=1.0)
+    assert made.find(second, SESSION).takeover_wait == pytest.approx(LEASE / 2, abs=1.0)
     made.wait(2 * LEASE)
     assert not owners(made)
 
@@ -171,7 +173,7 @@ def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
     peers = Peers(LEASE)
     now = 0.0
     peers.advance_clock(now)
-    peers.on_peer_connected("gateway", Role.GATEWAY, "", LEASE, now)
+    peers.add_link("gateway", Role.GATEWAY, "", LEASE, now)
     for _ in range(round(LEASE / MAX_TICK_SECONDS) + 1):
         assert peers.silent_seconds("gateway", now) < LEASE
         now += LEASE
@@ -188,10 +190,10 @@ def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> No
     go_on(made, second, log)
     made.run()
     made.frozen.discard(first.name)
-    first.core.read_to(SESSION, len(WHOLE), made.now)
+    first.core.on_read(SESSION, len(WHOLE), made.now)
     made.wait(1.0)
-    assert isinstance(first.last(Outranked), Outranked)
-    assert first.core.session(SESSION) is None
+    assert isinstance(first.last(OwnershipLost), OwnershipLost)
+    assert first.core.find_view(SESSION) is None
     assert first.tokens(SESSION) == WHOLE[len(PROMPT) :][: len(first.tokens(SESSION))]
     assert [*log, *second.tokens(SESSION)] == WHOLE
     assert owners(made) == {second.name}
@@ -206,12 +208,12 @@ def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(se
     both = [(gateway, made.find(gateway, SESSION)) for gateway in (second, third)]
     logs = [(gateway, where, made.fetch(gateway, where)) for gateway, where in both]
     for gateway, where, log in logs:
-        gateway.core.adopt(where, MODEL, log, made.now)
+        gateway.core.take_over(where, MODEL, log, made.now)
         go_on(made, gateway, list(log.tokens))
     made.run()
     made.wait(12.0)
     done = [g for g, _, log in logs if [*log.tokens, *g.tokens(SESSION)] == WHOLE]
-    left = [g for g, _, _ in logs if any(isinstance(e, Outranked) for e in g.effects)]
+    left = [g for g, _, _ in logs if any(isinstance(e, OwnershipLost) for e in g.effects)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
     assert owners(made) == {done[0].name}
@@ -226,7 +228,7 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
     made.run()
     made.wait(12.0)
     done = [g for g in both if [*PROMPT, *g.tokens(SESSION)] == WHOLE]
-    left = [g for g in both if any(isinstance(e, Outranked) for e in g.effects)]
+    left = [g for g in both if any(isinstance(e, OwnershipLost) for e in g.effects)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
 
@@ -242,7 +244,7 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
     where = made.find(second, SESSION)
     log = made.fetch(second, where)
     made.frozen.add(slow)
-    second.core.adopt(where, MODEL, log, made.now)
+    second.core.take_over(where, MODEL, log, made.now)
     go_on(made, second, list(log.tokens))
     made.wait(6.0)
     assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
@@ -254,7 +256,7 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
     made.lose(twin)
     made.wait(1.0)
     made.frozen.discard(slow)
-    second.core.read_to(SESSION, len(WHOLE), made.now)
+    second.core.on_read(SESSION, len(WHOLE), made.now)
     made.run()
     made.wait(6.0)
     assert second.tokens(SESSION)[before:] == expected(other, NEW)
@@ -264,7 +266,7 @@ def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one()
     """Its server was not heard when the name was looked for, and knows higher epochs."""
     made = swarm()
     first = made.gateway(1)
-    first.core.open(SESSION, MODEL, made.now, above=50)
+    first.core.open_session(SESSION, MODEL, made.now, above=50)
     made.turn(first, SESSION, PROMPT, NEW, ahead=8)
     made.run()
     made.kill(first)
@@ -281,7 +283,7 @@ def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epoch
     made = swarm()
     gateway = half_way(made)
     before = core_epoch(gateway.core)
-    gateway.core.close(SESSION, made.now)
+    gateway.core.close_session(SESSION, made.now)
     made.open(gateway, SESSION, PROMPT, NEW, ahead=1 << 40)
     assert core_epoch(gateway.core) > before
     made.run()
@@ -289,7 +291,7 @@ def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epoch
 
 
 def core_epoch(core: GatewayCore) -> Epoch:
-    view = core.session(SESSION)
+    view = core.find_view(SESSION)
     assert view is not None
     return view.epoch
 
@@ -300,16 +302,16 @@ def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -
     made = swarm()
     first, second = made.gateway(1), made.gateway(2)
     made.open(first, SESSION, PROMPT, NEW, ahead)
-    first.core.open("nameless", MODEL, made.now)
+    first.core.open_session("nameless", MODEL, made.now)
     made.turn(first, "nameless", PROMPT, NEW, ahead=8)
     made.run()
     told = [*PROMPT, *first.tokens(SESSION)]
-    assert made.find(second, SESSION).living
-    first.core.hand_over(made.now)
+    assert made.find(second, SESSION).is_owner_alive
+    first.core.relinquish_sessions(made.now)
     made.run()
     assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
     where = made.find(second, SESSION)
-    assert (where.living, where.wait) == (False, 0.0), "its links are still up"
+    assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0), "its links are still up"
     made.kill(first)
     rows = sum(server.core.stats.rows for server in made.servers.values())
     log = adopt(made, second)
@@ -323,7 +325,7 @@ def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -
 def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease() -> None:
     made = swarm()
     first = half_way(made)
-    first.core.hand_over(made.now)
+    first.core.relinquish_sessions(made.now)
     made.kill(first)
     made.wait(2 * LEASE - 0.5)
     assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
@@ -343,9 +345,9 @@ def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_lo
     made.frozen.add(first.name)
     made.wait(max(lease, LEASE) - 0.2)
     where = made.find(second, SESSION)
-    assert (where.living, where.wait) == (True, 0.0)
+    assert (where.is_owner_alive, where.takeover_wait) == (True, 0.0)
     made.wait(0.4)
-    assert not made.find(second, SESSION).living
+    assert not made.find(second, SESSION).is_owner_alive
     log = adopt(made, second)
     go_on(made, second, log)
     made.run()
@@ -371,7 +373,7 @@ def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() 
     made.frozen.discard(gateway.name)
     gateway.core.tick(made.now)
     assert core_epoch(gateway.core) > before
-    gateway.core.read_to(SESSION, len(WHOLE), made.now)
+    gateway.core.on_read(SESSION, len(WHOLE), made.now)
     made.run()
     assert [*PROMPT, *gateway.tokens(SESSION)] == WHOLE
 
@@ -379,32 +381,32 @@ def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() 
 def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
     made = swarm()
     gateway = made.gateway(1)
-    gateway.core.find(SESSION, MODEL, made.now)
-    gateway.core.drain()  # lost on the way
+    gateway.core.find_session(SESSION, MODEL, made.now)
+    gateway.core.take_effects()  # lost on the way
     made.now += 0.5
     gateway.core.tick(made.now)
-    found = [e for e in gateway.core.drain() if isinstance(e, Whereabouts)]
+    found = [e for e in gateway.core.take_effects() if isinstance(e, SessionLocation)]
     assert len(found) == 1
-    assert (found[0].owner, found[0].unheard) == ("", tuple(sorted(made.servers)))
+    assert (found[0].owner, found[0].unanswered) == ("", tuple(sorted(made.servers)))
 
 
 def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
     made = swarm()
     half_way(made)
     other, (head, tail) = made.gateway(2), sorted(made.servers)
-    assert made.find(other, SESSION).unheard == ()
-    other.core.find(SESSION, MODEL, made.now)
+    assert made.find(other, SESSION).unanswered == ()
+    other.core.find_session(SESSION, MODEL, made.now)
     made.cut(other, head)
     made.run()
-    found = other.last(Whereabouts)
-    assert isinstance(found, Whereabouts)
-    assert (found.living, found.unheard) == (True, (head,)), "its link broke meanwhile"
+    found = other.last(SessionLocation)
+    assert isinstance(found, SessionLocation)
+    assert (found.is_owner_alive, found.unanswered) == (True, (head,)), "its link broke meanwhile"
     made.cut(other, tail)
-    other.core.find(SESSION, MODEL, made.now, (head, tail))
+    other.core.find_session(SESSION, MODEL, made.now, (head, tail))
     made.run()
-    found = other.last(Whereabouts)
-    assert isinstance(found, Whereabouts)
-    assert (found.owner, found.unheard) == ("", (head, tail)), "nobody was left to be asked"
+    found = other.last(SessionLocation)
+    assert isinstance(found, SessionLocation)
+    assert (found.owner, found.unanswered) == ("", (head, tail)), "nobody was left to be asked"
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -419,7 +421,7 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
     prompt = PROMPT
     if rng.random() < 0.5:
         made.run()
-        gateway.core.leave(SESSION, made.now)
+        gateway.core.cancel_turn(SESSION, made.now)
         prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
         made.turn(gateway, SESSION, prompt, NEW, ahead=1 << 40)
     events = rng.randrange(200)
@@ -436,14 +438,14 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
     where = made.find(second, SESSION)
     whole = [*prompt, *expected(prompt, NEW)]
     common = 0
-    if where.holders:
+    if where.log_holders:
         log = adopt(made, second)
         while common < min(len(log), len(whole)) and log[common] == whole[common]:
             common += 1
         assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the turn before"
     else:
-        assert not told or where.holders
-        second.core.open(SESSION, MODEL, made.now, above=where.epoch.counter)
+        assert not told or where.log_holders
+        second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)
     log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
     made.turn(second, SESSION, log_now, len(whole) - len(log_now), ahead=1 << 40)
     made.run()

@@ -11,7 +11,7 @@ from support.core.review_swarm import MODEL, expected
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fence, Input, Item, StartEpoch
-from modelswarm_gateway.core.interface.effects import Outranked
+from modelswarm_gateway.core.interface.effects import OwnershipLost
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
 OTHER = [*PROMPT[:5], *(random.Random(at).randrange(97) for at in range(50, 70))]
@@ -60,13 +60,13 @@ def dies_in_its_fences(made: Gateways, reached: tuple[int, ...]) -> list[int]:
 def goes_on(made: Gateways, gateway: Gateway, prompt: list[int]) -> list[int]:
     """The log that was found; then a turn from `prompt` is right to the last token, and nothing is left over."""
     where = made.find(gateway, SESSION)
-    assert (where.living, where.wait) == (False, 0.0)
+    assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
     log = made.fetch(gateway, where)
-    gateway.core.adopt(where, MODEL, log, made.now)
+    gateway.core.take_over(where, MODEL, log, made.now)
     made.turn(gateway, SESSION, prompt, NEW, ahead=1 << 40)
     made.run()
     assert gateway.tokens(SESSION) == expected(prompt, NEW)
-    gateway.core.close(SESSION, made.now)
+    gateway.core.close_session(SESSION, made.now)
     made.run()
     made.wait(2 * LEASE + 1)
     assert [server.core.stats.sessions for server in made.servers.values()] == [0] * len(
@@ -86,7 +86,9 @@ def test_whichever_hops_its_last_fences_reached_all_that_was_read_is_found(
 
 
 @pytest.mark.parametrize("fenced", SUBSETS)
-@pytest.mark.parametrize("kinds", [(Fence,), (Fence, StartEpoch), (Fence, Input), (Fence, StartEpoch, Input)])
+@pytest.mark.parametrize(
+    "kinds", [(Fence,), (Fence, StartEpoch), (Fence, Input), (Fence, StartEpoch, Input)]
+)
 def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right(
     kinds: tuple[type[Item], ...], fenced: tuple[int, ...]
 ) -> None:
@@ -94,12 +96,14 @@ def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right
     made = Gateways()
     first = half_way(made)
     names = list(made.servers)
-    first.core.leave(SESSION, made.now)
+    first.core.cancel_turn(SESSION, made.now)
     made.run()
     made.turn(first, SESSION, OTHER, NEW, ahead=8)
     if kinds != (Fence,):
         made.collect()
-        made.run(lambda: any(isinstance(i, StartEpoch) for lane in made.lanes.values() for i in lane))
+        made.run(
+            lambda: any(isinstance(i, StartEpoch) for lane in made.lanes.values() for i in lane)
+        )
         reached = {kind: {names[number] for number in fenced} for kind in kinds}
     else:
         reached = {Fence: {names[number] for number in fenced}}
@@ -117,7 +121,7 @@ def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
     names = list(made.servers)
     second = made.gateway(2)
     where = made.find(second, SESSION)
-    second.core.adopt(where, MODEL, made.fetch(second, where), made.now)
+    second.core.take_over(where, MODEL, made.fetch(second, where), made.now)
     made.turn(second, SESSION, told, NEW, ahead=1 << 40)
     dies_saying(made, second, {Fence: {names[number] for number in reached}})
     made.wait(LEASE + 0.2)
@@ -132,12 +136,12 @@ def test_a_log_that_missed_what_ran_later_is_never_taken() -> None:
     first = made.gateway(1)
     made.open(first, SESSION, PROMPT, NEW, ahead=8)
     made.run()
-    view = first.core.session(SESSION)
+    view = first.core.find_view(SESSION)
     assert view is not None
     old = view.route[-1].peer
     new = next(name for name in names[1:] if name != old)
     made.cut(first, old)
-    first.core.read_to(SESSION, len(PROMPT) + 12, made.now)
+    first.core.on_read(SESSION, len(PROMPT) + 12, made.now)
     made.run()
     told = [*PROMPT, *first.tokens(SESSION)]
     made.now += LEASE * 0.6
@@ -147,7 +151,7 @@ def test_a_log_that_missed_what_ran_later_is_never_taken() -> None:
     made.wait(LEASE + 0.2)
     second = made.gateway(2)
     where = made.find(second, SESSION)
-    assert {holder.peer for holder in where.holders} == {names[0]}
+    assert {holder.peer for holder in where.log_holders} == {names[0]}
     log = goes_on(made, second, told)
     assert log == told[: len(log)]
     assert len(told) - len(log) <= 1, "a head is not told the token that waits for the reader"
@@ -164,7 +168,7 @@ def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_bo
     made.wait(LEASE + 0.2)
     second = made.gateway(2)
     where = made.find(second, SESSION)
-    second.core.adopt(where, MODEL, made.fetch(second, where), made.now)
+    second.core.take_over(where, MODEL, made.fetch(second, where), made.now)
     made.turn(second, SESSION, told, NEW, ahead=1 << 40)
     steps = random.Random(seed).randrange(40)
 
@@ -176,10 +180,10 @@ def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_bo
     made.run(struck)
     made.frozen.discard(first.name)
     first.core.tick(made.now)
-    first.core.read_to(SESSION, len(WHOLE), made.now)
+    first.core.on_read(SESSION, len(WHOLE), made.now)
     made.run()
     made.wait(1.0)
-    left = [g for g in (first, second) if any(isinstance(e, Outranked) for e in g.effects)]
+    left = [g for g in (first, second) if any(isinstance(e, OwnershipLost) for e in g.effects)]
     assert len(left) == 1
     if left == [first]:
         assert second.tokens(SESSION) == expected(told, NEW)

@@ -54,18 +54,18 @@ def test_files_of_the_tokenizer_all_come_from_its_own_folder(
 
     files = ModelFiles(tmp_path / "x", words)
 
-    assert files.read("config.json") == b"{}"
-    assert files.read("generation_config.json") is None
-    assert files.read("tokenizer.json") == (words / "tokenizer.json").read_bytes()
-    assert files.read("special_tokens_map.json") == b'{"pad_token": "<pad>"}'
-    assert files.read("chat_template.jinja") is None  # the model's does not fit these words
-    assert files.read("../x/config.json") is None
+    assert files.read_file("config.json") == b"{}"
+    assert files.read_file("generation_config.json") is None
+    assert files.read_file("tokenizer.json") == (words / "tokenizer.json").read_bytes()
+    assert files.read_file("special_tokens_map.json") == b'{"pad_token": "<pad>"}'
+    assert files.read_file("chat_template.jinja") is None  # the model's does not fit these words
+    assert files.read_file("../x/config.json") is None
 
 
 def test_a_template_replaces_that_of_model_and_tokenizer(folder: Path, words: Path) -> None:
     for files in (ModelFiles(folder, None, b"t"), ModelFiles(folder, words, b"t")):
-        assert files.read("chat_template.jinja") == b"t"
-    assert ModelFiles(None, None, b"t").read("chat_template.jinja") == b"t"
+        assert files.read_file("chat_template.jinja") == b"t"
+    assert ModelFiles(None, None, b"t").read_file("chat_template.jinja") == b"t"
 
 
 def test_other_words_are_another_revision_and_the_same_ones_the_same(
@@ -118,7 +118,7 @@ def test_a_model_without_a_tokenizer_is_served_with_another(
         load(parse(flags))
     loaded = load(parse([*flags, "--tokenizer", f"file://{words}"]))
 
-    assert loaded.files.read("tokenizer.json") == (words / "tokenizer.json").read_bytes()
+    assert loaded.files.read_file("tokenizer.json") == (words / "tokenizer.json").read_bytes()
     assert loaded.revision.endswith(loaded.files.revision_suffix)
 
 

@@ -237,7 +237,10 @@ def test_plan_prints_spans_memory_and_room_and_starts_nothing(shell: Shell, tmp_
     assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ KiB +336", shown)
     assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ KiB +336", shown)
     assert "2 servers per span, 4 in all" in shown
-    assert "A session may have 100 tokens; one server of each span has room for 3 such sessions" in shown
+    assert (
+        "A session may have 100 tokens; one server of each span has room for 3 such sessions"
+        in shown
+    )
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from unit.gateway.test_pod_store import pod
 
-from modelswarm_gateway.api_server import ApiServer
+from modelswarm.kube.client import KubeClient
 from modelswarm_gateway.discovery import pod_reflector
 from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
 from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
@@ -122,7 +122,7 @@ async def watching(
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    api = ApiServer(kubeconfig(folder, runner.addresses[0][1]))
+    api = KubeClient(kubeconfig(folder, runner.addresses[0][1]), user_agent="test")
     clock = asyncio.get_running_loop().time
     watch = PodReflector(
         api, scope, book, lambda: changes.append(set(book.endpoints())), clock, lambda: 0.5
@@ -270,7 +270,7 @@ async def test_a_connection_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_reflector, "WATCH_SECONDS", 1.0)
-    monkeypatch.setattr(pod_reflector, "LATE_SECONDS", 0.2)
+    monkeypatch.setattr(pod_reflector, "WATCH_GRACE_SECONDS", 0.2)
     watches = [watched(), watched(event("ADDED", "8", pod("b")))]
     async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
         await it.until_present("a", "b")
@@ -281,7 +281,7 @@ async def test_a_connection_that_says_nothing_is_given_up(
 async def test_a_list_from_time_to_time_puts_right_what_a_watch_forgot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pod_reflector, "LIST_SECONDS", 0.5)
+    monkeypatch.setattr(pod_reflector, "RELIST_SECONDS", 0.5)
     lists = [listed("7", pod("ghost")), listed("8", pod("a"))]
     async with watching(tmp_path, lists, [watched(stays=1.1)]) as it:
         await it.until_present("a")
@@ -293,8 +293,8 @@ async def test_a_namespace_that_may_not_be_read_does_not_stop_the_others(tmp_pat
         watching(tmp_path, [refused(403, "pods is forbidden")], [watched()]) as closed,
         watching(tmp_path / "other", [listed("7")], [watched()]) as opened,
     ):
-        await closed.until(lambda: closed.watch.denied)
-        await opened.until(lambda: opened.watch.listed)
+        await closed.until(lambda: closed.watch.is_denied)
+        await opened.until(lambda: opened.watch.has_listed)
         assert unready_reason([closed.watch, opened.watch]) is None
         said = unready_reason([closed.watch])
         assert said is not None

@@ -134,7 +134,10 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
             ["--discovery-dir", "x", "--kubernetes"],
             "--discovery-dir: give either --discovery-dir FOLDER or --kub",
         ),
-        (["--kubernetes", "--namespace", "A b"], "--namespace: 'A b' is no name"),
+        (
+            ["--kubernetes", "--namespace", "A b"],
+            "--namespace: 'A b' is not a valid namespace name",
+        ),
         (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
         (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),
     ],

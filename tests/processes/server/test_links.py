@@ -24,7 +24,7 @@ from support.processes.link_peers import (
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.link import grpc_stream
-from modelswarm.protocol.link.lane import Limits
+from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Close,
@@ -135,7 +135,7 @@ async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
 
 
 async def test_a_refused_connection_is_told_at_once() -> None:
-    async with nodes("a", limits=Limits(connect_seconds=NEVER)) as (a,):
+    async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
         a.links.dial(Address("nobody", "127.0.0.1:1"))
         await a.heard.until(lambda: bool(a.heard.down))
         assert a.heard.down[0][0] == "nobody"
@@ -145,7 +145,7 @@ async def test_a_peer_that_accepts_but_never_answers_is_given_up() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        async with nodes("a", limits=Limits(connect_seconds=0.3)) as (a,):
+        async with nodes("a", limits=LinkLimits(connect_seconds=0.3)) as (a,):
             a.links.dial(Address("silent", f"127.0.0.1:{silent.getsockname()[1]}"))
             await a.heard.until(lambda: bool(a.heard.down))
             assert "did not answer" in a.heard.down[0][1]
@@ -290,7 +290,7 @@ async def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
 
 
 async def test_half_a_link_is_given_up() -> None:
-    async with nodes("a", limits=Limits(handshake_seconds=0.3)) as (a,):
+    async with nodes("a", limits=LinkLimits(handshake_seconds=0.3)) as (a,):
         async with raw_peer(a, hello("half/1/x"), [Lane.LIVE]) as half:
             with pytest.raises(ConnectionError, match="in time"):
                 async with asyncio.timeout(DEADLINE):
@@ -361,7 +361,7 @@ async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with nodes("a", limits=Limits(connect_seconds=NEVER)) as (a,):
+        async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
             for _ in range(2):
                 a.heard.down.clear()
                 a.links.dial(Address("c/1/x", f"127.0.0.1:{port}"))
@@ -375,17 +375,17 @@ async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
         await asyncio.sleep(0.2)
-        assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
+        assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
         for _ in range(50):
             a.send(Address("slow/1/x", ""), [Close(1)])
             async with asyncio.timeout(DEADLINE):
                 await slow.lanes[Lane.LIVE].read()
-        assert a.links.queued("slow/1/x", Lane.BULK) > 20 << 20
+        assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20
         assert not a.heard.down
 
 
 async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
-    async with nodes("a", limits=Limits(queued_bytes=8 << 20)) as (a,):
+    async with nodes("a", limits=LinkLimits(queued_bytes=8 << 20)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.heard.until(lambda: bool(a.heard.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(9)], Lane.BULK)
@@ -395,7 +395,7 @@ async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
 
 
 async def test_a_peer_that_takes_nothing_for_long_is_closed() -> None:
-    async with nodes("a", limits=Limits(stalled_seconds=0.4)) as (a,):
+    async with nodes("a", limits=LinkLimits(stalled_seconds=0.4)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.heard.until(lambda: bool(a.heard.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)

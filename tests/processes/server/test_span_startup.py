@@ -15,7 +15,7 @@ from support.models.chain import OPTIONS, Stream, load_chain
 from support.models.tiny_models import VOCAB, make_model, write_tokenizer
 
 from modelswarm.checkpoint.facts import read_facts
-from modelswarm.checkpoint.tensor_names import Part
+from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.local.commands import LocalSettings, server_command
 from modelswarm.local.planning import plan_document
@@ -52,7 +52,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 def trial(folder: Path) -> tuple[Any, KvCache]:
-    loaded = loading.load_modules(folder, Part(1, 3, 4), torch.float32, torch.device("cpu"))
+    loaded = loading.load_modules(folder, ModelPart(1, 3, 4), torch.float32, torch.device("cpu"))
     return loaded, KvCache(KvCacheShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
 
 

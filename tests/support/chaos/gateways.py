@@ -14,9 +14,8 @@ from pathlib import Path
 from chaos.schedule import GATEWAY
 from support.processes.swarm import READY_SECONDS
 
-from modelswarm.local.supervisor import RestartBackoff
 from modelswarm.local.commands import child_environment
-from modelswarm.local.supervisor import Job, JobChange, JobStatus, Supervisor
+from modelswarm.local.supervisor import Job, JobChange, JobStatus, RestartBackoff, Supervisor
 from modelswarm.process.run_files import GatewayFile, read_gateway_file
 
 RESTART_SECONDS = 0.1

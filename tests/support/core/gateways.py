@@ -26,7 +26,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect, Emitted
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.core.server import ServerCore
@@ -110,7 +110,7 @@ class Gateways:
         made = self.gateways[name] = Gateway(name, core)
         for server in self.servers.values():
             server.core.on_peer_connected(name, Role.GATEWAY, self.now, f"{name}:8000", lease)
-            core.connected(server.hello, self.now)
+            core.on_peer_connected(server.hello, self.now)
         self.run()
         return made
 
@@ -128,7 +128,7 @@ class Gateways:
         for key in ((gateway.name, server), (server, gateway.name)):
             self.lanes.pop(key, None)
         self.servers[server].core.on_peer_lost(gateway.name, self.now)
-        gateway.core.disconnected(server, self.now)
+        gateway.core.on_peer_lost(server, self.now)
         self.run()
 
     def lose(self, server: PeerId) -> None:
@@ -137,7 +137,7 @@ class Gateways:
         for key in [key for key in self.lanes if server in key]:
             del self.lanes[key]
         for gateway in self.gateways.values():
-            gateway.core.disconnected(server, self.now)
+            gateway.core.on_peer_lost(server, self.now)
         for other in self.servers.values():
             other.core.on_peer_lost(server, self.now)
         self.run()
@@ -181,7 +181,7 @@ class Gateways:
         for name, gateway in self.gateways.items():
             if name in self.frozen:
                 continue
-            for effect in gateway.core.drain():
+            for effect in gateway.core.take_effects():
                 if isinstance(effect, Send):
                     self.lanes.setdefault((name, effect.to.peer), deque()).append(effect.item)
                 else:
@@ -196,25 +196,25 @@ class Gateways:
         self, gateway: Gateway, session: str, prompt: Iterable[int], new: int, ahead: int
     ) -> None:
         """A turn that stops when it is `ahead` tokens beyond its reader."""
-        gateway.core.open(session, MODEL, self.now, above=0)
+        gateway.core.open_session(session, MODEL, self.now, above=0)
         self.turn(gateway, session, prompt, new, ahead)
 
     def turn(
         self, gateway: Gateway, session: str, log: Iterable[int], new: int, ahead: int
     ) -> None:
         request = TurnRequest(tuple(log), new, Sampling(), credit_ahead=ahead)
-        gateway.core.turn(session, request, self.now)
+        gateway.core.start_turn(session, request, self.now)
 
-    def find(self, gateway: Gateway, session: str, opens: bool = False) -> Whereabouts:
-        gateway.core.find(session, MODEL, self.now, opens=opens)
+    def find(self, gateway: Gateway, session: str, opens: bool = False) -> SessionLocation:
+        gateway.core.find_session(session, MODEL, self.now, claims=opens)
         self.run()
-        found = gateway.last(Whereabouts)
-        assert isinstance(found, Whereabouts)
+        found = gateway.last(SessionLocation)
+        assert isinstance(found, SessionLocation)
         return found
 
-    def fetch(self, gateway: Gateway, where: Whereabouts) -> Fetched:
-        gateway.core.fetch(where.session, where.holders[0], self.now)
+    def fetch(self, gateway: Gateway, where: SessionLocation) -> FetchedLog:
+        gateway.core.fetch_log(where.session, where.log_holders[0], self.now)
         self.run()
-        fetched = gateway.last(Fetched)
-        assert isinstance(fetched, Fetched)
+        fetched = gateway.last(FetchedLog)
+        assert isinstance(fetched, FetchedLog)
         return fetched

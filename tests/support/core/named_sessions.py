@@ -13,7 +13,7 @@ from support.core.gateways import Gateway, Gateways
 from support.core.review_swarm import MODEL
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
@@ -42,7 +42,7 @@ class Desk:
         self.questions = SessionQueries(core, self._now, self._flush, lambda _: ())
         self.book = NamedSessions(
             self._open,
-            lambda name: core.close(name, self.made.now),
+            lambda name: core.close_session(name, self.made.now),
             self._now,
             limit=10,
             idle_seconds=600.0,
@@ -53,7 +53,7 @@ class Desk:
         return self.made.now
 
     def _open(self, key: tuple[str, str], above: int) -> str:
-        self.gateway.core.open(wire_name(key), key[0], self.made.now, above)
+        self.gateway.core.open_session(wire_name(key), key[0], self.made.now, above)
         return wire_name(key)
 
     def _flush(self) -> None:
@@ -61,19 +61,19 @@ class Desk:
         new = self.gateway.effects[self.seen :]
         self.seen = len(self.gateway.effects)
         for effect in new:
-            if isinstance(effect, Whereabouts | Fetched):
+            if isinstance(effect, SessionLocation | FetchedLog):
                 self.questions.on_answer(effect)
 
-    async def find(self, session: str, model: str, opens: bool = False) -> Whereabouts:
+    async def find_session(self, session: str, model: str, opens: bool = False) -> SessionLocation:
         return await self.questions.find_session(session, model, opens)
 
-    async def adopt(
-        self, where: Whereabouts, model: str, check: Callable[[Sequence[int]], None]
+    async def take_over(
+        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
     ) -> bool:
         return await self.questions.take_over(where, model, check)
 
     def session(self, name: str) -> SessionView | None:
-        return self.gateway.core.session(name)
+        return self.gateway.core.find_view(name)
 
     def bring(self, prompt: Sequence[int]) -> int:
         """Raises Elsewhere where another gateway has it."""
@@ -95,4 +95,4 @@ class Desk:
         """A request that names the session begins its turn."""
         name = self.book.acquire(KEY, self.bring(prompt))
         request = TurnRequest(tuple(prompt), new, Sampling(), credit_ahead=ahead)
-        self.gateway.core.turn(name, request, self.made.now)
+        self.gateway.core.start_turn(name, request, self.made.now)

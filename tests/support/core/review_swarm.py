@@ -21,7 +21,7 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Broken, Effect, Emitted, Refused
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.core.server import ServerCore
@@ -126,18 +126,18 @@ class Swarm:
 
     def link(self, server: Server, **lies: object) -> None:
         server.core.on_peer_connected(GATEWAY, Role.GATEWAY, self.now)
-        self.core.connected(replace(server.hello, **lies), self.now)  # type: ignore[arg-type]
+        self.core.on_peer_connected(replace(server.hello, **lies), self.now)  # type: ignore[arg-type]
         self.run()
 
     def unlink(self, server: Server) -> None:
         server.core.on_peer_lost(GATEWAY, self.now)
-        self.core.disconnected(server.peer, self.now)
+        self.core.on_peer_lost(server.peer, self.now)
         self.run()
 
     def kill(self, server: Server) -> None:
         """The process is gone, and everybody hears it."""
         del self.servers[server.peer]
-        self.core.disconnected(server.peer, self.now)
+        self.core.on_peer_lost(server.peer, self.now)
         for other in self.servers.values():
             other.core.on_peer_lost(server.peer, self.now)
         self.run()
@@ -188,7 +188,7 @@ class Swarm:
             self.run()
 
     def _collect(self) -> None:
-        for effect in self.core.drain():
+        for effect in self.core.take_effects():
             if isinstance(effect, Send):
                 self._queue.append((GATEWAY, effect.to.peer, effect.item))
             else:
@@ -204,15 +204,15 @@ class Swarm:
         """One turn of a session that is open; `answer` has what came of it."""
         self.effects.clear()
         request = TurnRequest(tuple(prompt), new, sampling or Sampling(), credit_ahead=1 << 40)
-        self.core.turn(session, request, self.now)
+        self.core.start_turn(session, request, self.now)
         self.run()
 
     def answer(self, session: str) -> list[int]:
         mine = (e for e in self.effects if isinstance(e, Emitted) and e.session == session)
         return [e.token for e in mine]
 
-    def troubles(self, session: str) -> list[Broken | Refused]:
-        mine = (e for e in self.effects if isinstance(e, Broken | Refused))
+    def troubles(self, session: str) -> list[SessionLost | Refused]:
+        mine = (e for e in self.effects if isinstance(e, SessionLost | Refused))
         return [e for e in mine if e.session == session]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.core.scripted_servers import Script
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.effects import Moved, Rerouted
+from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 PROMPT = tuple(range(1, 21))
@@ -28,7 +28,7 @@ def two_spans(settings: GatewaySettings | None = None) -> tuple[Script, str, str
 
 
 def outcomes(script: Script) -> list[str]:
-    return [effect.outcome for effect in script.effects if isinstance(effect, Moved)]
+    return [effect.outcome for effect in script.effects if isinstance(effect, MigrationEnded)]
 
 
 def reroutes(script: Script) -> list[str]:
@@ -36,5 +36,5 @@ def reroutes(script: Script) -> list[str]:
 
 
 def leave(script: Script, peer: PeerId) -> None:
-    script.core.moves.drain(peer, "drain", script.now)
+    script.core.migrations.drain(peer, "drain", script.now)
     script.run()

@@ -62,7 +62,7 @@ class Script:
 
     def __post_init__(self) -> None:
         patient = replace(
-            self.settings, overdue_seconds=math.inf
+            self.settings, token_timeout_seconds=math.inf
         )  # tokens come when a test says so
         self.core = GatewayCore(patient, "g/1/0", 1, itertools.count(1).__next__)
         self._handles = itertools.count(1000)
@@ -72,7 +72,7 @@ class Script:
     def serve(self, name: str, first: int, last: int, hold_ms: int = 0) -> PeerId:
         peer = f"{name}/1/0"
         self.alive.add(peer)
-        self.core.connected(
+        self.core.on_peer_connected(
             Hello(
                 version=PROTOCOL_VERSION,
                 peer=peer,
@@ -96,7 +96,7 @@ class Script:
 
     def run(self) -> None:
         """Until the gateway has nothing more to say; creates and cuts are granted."""
-        while effects := self.core.drain():
+        while effects := self.core.take_effects():
             for effect in effects:
                 if not isinstance(effect, Send):
                     self.effects.append(effect)
@@ -172,9 +172,9 @@ class Script:
     def ask(
         self, session: str, prompt: Sequence[int], new: int = 1000, credit_ahead: int = 64
     ) -> None:
-        if self.core.session(session) is None:
-            self.core.open(session, MODEL, self.now)
-        self.core.turn(
+        if self.core.find_view(session) is None:
+            self.core.open_session(session, MODEL, self.now)
+        self.core.start_turn(
             session,
             TurnRequest(tuple(prompt), new, Sampling(), credit_ahead=credit_ahead),
             self.now,
@@ -182,18 +182,18 @@ class Script:
         self.run()
 
     def epoch(self, session: str) -> Epoch:
-        view = self.core.session(session)
+        view = self.core.find_view(session)
         assert view is not None
         return view.epoch
 
     def length(self, session: str) -> int:
-        view = self.core.session(session)
+        view = self.core.find_view(session)
         assert view is not None
         return view.length
 
     def view(self, session: str) -> list[tuple[PeerId, int, int]]:
         """Its route."""
-        view = self.core.session(session)
+        view = self.core.find_view(session)
         assert view is not None
         return [(hop.peer, hop.first, hop.last) for hop in view.route]
 

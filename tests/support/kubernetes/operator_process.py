@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 from support.kubernetes.api_client import USER, ApiClient
+from support.kubernetes.operator_forks import ForkedProcess, fork_server
 
 from modelswarm_operator.kube.access_review import (
     Permission,
@@ -87,19 +88,26 @@ class Operator:
     """One process after another, with the same flags and one log file."""
 
     def __init__(
-        self, kubeconfig: Path, namespace: str, folder: Path, *flags: str, elect: bool = False
+        self,
+        kubeconfig: Path,
+        namespace: str,
+        folder: Path,
+        *flags: str,
+        elect: bool = False,
+        fork: bool = True,
     ) -> None:
+        """`fork`: start it from a process that has imported everything, in a tenth of the time."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_ports(1)[0]
         self.log = folder / f"operator-{self.port}.log"
-        self._command = [
-            *(sys.executable, "-m", "modelswarm_operator"),
+        self._arguments = [
             *("--server-image", "localhost/server:1", "--kubeconfig", str(kubeconfig)),
             *("--namespace", namespace, "--health", f"127.0.0.1:{self.port}", "--resync", "5"),
             *(("--lease-namespace", namespace) if elect else ("--no-leader-election",)),
             *flags,
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._fork = fork
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._log_read = 0  # characters of the log that belong to earlier tests
 
     def __enter__(self) -> Operator:
@@ -109,9 +117,12 @@ class Operator:
         self.kill()
 
     def start(self) -> Operator:
+        if self._fork:
+            self._process = fork_server().start(self._arguments, self.log)
+            return self
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                (sys.executable, "-m", "modelswarm_operator", *self._arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -120,7 +131,7 @@ class Operator:
         return self
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None:
             raise RuntimeError("the operator was not started")
         return self._process

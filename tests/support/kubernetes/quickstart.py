@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.devcluster.__main__ import DEFAULT_STATE
+from tools.devcluster.control_plane.kubectl import CommandFailed
 from tools.devcluster.real import RealCluster
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,8 +58,19 @@ class Quickstart:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        if done.returncode != 0:
+            said = f"{done.stdout}\n{done.stderr}\n{self._explain()}"
+            raise AssertionError(f"{text}\n{said}")
         return done.stdout
+
+    def _explain(self) -> str:
+        """Return the pods and the last lines of their logs."""
+        kubectl = self.cluster.kubectl.in_namespace(NAMESPACE)
+        logs = ("logs", "--selector=app.kubernetes.io/part-of=modelswarm", "--prefix", "--tail=20")
+        try:
+            return f"{kubectl('get', 'pods', '-o', 'wide')}\n{kubectl(*logs)}"
+        except CommandFailed as error:
+            return f"there are no logs: {error}"
 
 
 def remove_installation(cluster: RealCluster) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.base import Model, SampleRequest, SampledToken, Result, BatchItem
+from modelswarm_serving.model.base import BatchItem, Model, Result, SampledToken, SampleRequest
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
 OPTIONS = SpanOptions(threads=1, pages=256, page_size=4)

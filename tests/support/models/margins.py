@@ -15,13 +15,13 @@ from torch import Tensor
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import SampleRequest
 from modelswarm_serving.model.sampling.filters import (
-    Thresholds,
     Flags,
+    Thresholds,
     find_thresholds,
     is_filtered,
 )
 from modelswarm_serving.model.sampling.noise import Floats, gumbel
-from modelswarm_serving.model.sampling.sampler import noise_keys, apply_penalty, apply_temperature
+from modelswarm_serving.model.sampling.sampler import apply_penalty, apply_temperature, noise_keys
 
 
 def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:

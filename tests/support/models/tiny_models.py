@@ -1,8 +1,8 @@
 """Small random models of every family, as complete Hugging Face folders in several shards.
 
 For tests that compare with transformers or start real servers. Weights are drawn large enough that logits differ
-clearly, so that greedy choices are not a matter of rounding. Also the toy, the model of the kill tests, and the tally of
-what was judged on it. torch takes seconds to import, so that only the functions that need it do so.
+clearly, so that greedy choices are not a matter of rounding. Also the toy, the model of the kill tests, and the tally
+of what was judged on it. torch takes seconds to import, so that only the functions that need it do so.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.link.grpc_stream import DialledStream
-from modelswarm.protocol.link.lane import Limits
+from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.link.links import Links
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Item, Lane, Role, Send
 from modelswarm.protocol.wire.frames import pack, unpack
@@ -61,7 +61,7 @@ class Recorder:
 class Node:
     """A process's links and what they said."""
 
-    def __init__(self, own: Hello, limits: Limits | None = None) -> None:
+    def __init__(self, own: Hello, limits: LinkLimits | None = None) -> None:
         self.peer = own.peer
         self.heard = Recorder()
         self.links = Links(own, self.heard, limits=limits)
@@ -85,7 +85,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def nodes(*names: str, limits: Limits | None = None) -> AsyncIterator[list[Node]]:
+async def nodes(*names: str, limits: LinkLimits | None = None) -> AsyncIterator[list[Node]]:
     """Listening ends in this process, closed at the end."""
     made = [Node(hello(f"{name}/1/x"), limits) for name in names]
     try:

@@ -32,7 +32,7 @@ from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.placement.plan import SwarmPlan
+from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.process.run_files import MemberFile
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
@@ -304,6 +304,7 @@ class HashSwarm:
         self.root = root
         self.members = root / "members"
         self.members.mkdir(parents=True)
+        self.context = changes.get("context", CONTEXT)
         self.folder = model_folder(root / "model", **changes)
         self.found_by: tuple[str, ...] = ("--discovery-dir", str(self.members))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -335,6 +336,9 @@ class HashSwarm:
         return process
 
     def server(self, name: str, blocks: str, *flags: str, model: str = MODEL) -> None:
+        """Start a server; of an endless context it has room for ten sessions, unless a flag says otherwise."""
+        if self.context == ENDLESS and "--pages" not in flags:
+            flags = (*flags, "--pages", str(10 * ENDLESS // PAGE_SIZE))
         source = ("--model", f"file://{self.folder}", "--served-name", model, "--hash-model")
         self.start(name, "modelswarm_serving", "--blocks", blocks, *source, *flags)
 

@@ -265,7 +265,7 @@ class Faults:
             for gateway in gateways
             for session in (gateway.in_turn() if gateway.wakes_at > now else ())
             for heir in gateways
-            if heir.wakes_at <= now and heir.core.session(session.session) is not None
+            if heir.wakes_at <= now and heir.core.find_view(session.session) is not None
         ]
         if not found:
             return False

@@ -107,11 +107,11 @@ def check_go(server: ServerProcess, go: StartEpoch) -> None:
 def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
     """Every session is closed and time has passed: nothing is held anywhere (I5)."""
     for gateway in gateways:
-        if gateway.core.sessions():
-            raise Violation(f"{gateway.name} still has {gateway.core.sessions()}")
+        if gateway.core.session_views():
+            raise Violation(f"{gateway.name} still has {gateway.core.session_views()}")
         recovery = gateway.core._recovery
-        if recovery.replies or recovery.hops.leaving or gateway.core._registry.hops.total():
-            raise Violation(f"{gateway.name} forgot to forget {recovery.replies}")
+        if recovery.hops_by_handle or recovery.hops.closing or gateway.core._registry.hops.total():
+            raise Violation(f"{gateway.name} forgot to forget {recovery.hops_by_handle}")
     for server in servers:
         if not server.alive:
             continue

@@ -24,12 +24,12 @@ from support.simulator.scenarios.base import draw
 from support.simulator.trace import Trace, Violation
 
 from modelswarm_gateway.core.interface.effects import (
+    CloseLink,
     Effect,
     Ejected,
-    Moved,
+    MigrationEnded,
     Refused,
     Rerouted,
-    Unlink,
 )
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, MigrationOutcome
 
@@ -214,7 +214,7 @@ class World:
         by_session: dict[str, list[Effect]] = {}
         for effect in effects:
             self._see(gateway, effect)
-            if not isinstance(effect, Ejected | Unlink):
+            if not isinstance(effect, Ejected | CloseLink):
                 by_session.setdefault(getattr(effect, "session", ""), []).append(effect)
         for session, each in by_session.items():
             client = self.clients[session]
@@ -240,10 +240,10 @@ class World:
                 self._check_ejection(gateway, effect)
             case Refused():
                 self.outcome.refused += 1
-            case Moved():
+            case MigrationEnded():
                 self.outcome.moves[effect.outcome] += 1
                 balanced = (
-                    effect.why == REBALANCE_CAUSE
+                    effect.cause == REBALANCE_CAUSE
                     and effect.outcome == MigrationOutcome.MIGRATED.value
                 )
                 self.outcome.balanced += balanced

@@ -9,7 +9,7 @@ import pytest
 from support.models.tokenizers import BYTES_FROM, byte_level, encode_bytes, sentencepiece_like
 from tokenizers import Tokenizer
 
-from modelswarm_gateway.models.detokenizer import LONGEST_WAIT, Detokenizer
+from modelswarm_gateway.models.detokenizer import MAX_WITHHELD_TOKENS, Detokenizer
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
@@ -64,7 +64,7 @@ def test_bytes_that_are_no_character_do_not_hold_up_what_follows() -> None:
 
 def test_endless_bad_bytes_stay_cheap_and_come_out() -> None:
     tokenizer = sentencepiece_like()
-    bad = ids_of(tokenizer, "<0xFF>") * (4 * LONGEST_WAIT)
+    bad = ids_of(tokenizer, "<0xFF>") * (4 * MAX_WITHHELD_TOKENS)
     got = pieces(tokenizer, bad)
     assert "".join(got) == "\ufffd" * len(bad)
 

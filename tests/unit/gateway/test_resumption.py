@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelswarm.protocol.messages import Finish, Sampling, Turn
-from modelswarm_gateway.core.interface.turn import KeptTurn
+from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import wire_name
 from modelswarm_gateway.generation.resumption import (
@@ -20,8 +20,8 @@ MARK = "0123cdef"
 TURN = Turn(reserved_positions=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
 
 
-def kept(*generated: int) -> KeptTurn:
-    return KeptTurn((*PROMPT, *generated), TURN)
+def kept(*generated: int) -> ParkedTurn:
+    return ParkedTurn((*PROMPT, *generated), TURN)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,10 @@ def test_a_turn_that_had_ended_ends_again_in_the_same_way() -> None:
     assert full.token_events(3)[-1].finish is Finish.LENGTH
 
 
-@pytest.mark.parametrize("log", [None, KeptTurn((5, 6), TURN), KeptTurn(PROMPT, TURN)])
-def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(log: KeptTurn | None) -> None:
+@pytest.mark.parametrize("log", [None, ParkedTurn((5, 6), TURN), ParkedTurn(PROMPT, TURN)])
+def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(
+    log: ParkedTurn | None,
+) -> None:
     assert resume_turn(PROMPT, log, after=2) is None
 
 
@@ -79,10 +81,10 @@ def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(log: KeptT
         (None, 3, Code.SESSION_LOST),
         (kept(8), 4, Code.SESSION_LOST),
         (kept(8), 1, Code.INVALID_REQUEST),
-        (KeptTurn((5, 6, 8, 9), TURN), 3, Code.INVALID_REQUEST),
+        (ParkedTurn((5, 6, 8, 9), TURN), 3, Code.INVALID_REQUEST),
     ],
 )
-def test_what_is_not_there_is_not_made_up(log: KeptTurn | None, after: int, code: Code) -> None:
+def test_what_is_not_there_is_not_made_up(log: ParkedTurn | None, after: int, code: Code) -> None:
     with pytest.raises(ApiError) as refused:
         resume_turn(PROMPT, log, after)
     assert refused.value.code is code
@@ -101,7 +103,7 @@ def test_a_stream_goes_on_only_with_the_log_that_was_sent() -> None:
     found = resume_turn(PROMPT, kept(8, 9), 3, sent)
     assert found is not None
     assert found.generated == (8, 9)
-    for log in (kept(9, 9), kept(), None, KeptTurn((5, 6, 8, 9), TURN)):
+    for log in (kept(9, 9), kept(), None, ParkedTurn((5, 6, 8, 9), TURN)):
         with pytest.raises(ApiError) as refused:
             resume_turn(PROMPT, log, 3, sent)
         assert refused.value.code is Code.SESSION_LOST, "an older log, or that of another turn"

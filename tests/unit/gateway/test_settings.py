@@ -122,12 +122,12 @@ def test_a_lease_that_no_beat_could_keep_is_refused() -> None:
 
 
 def test_no_link_is_closed_before_its_server_could_be_suspected() -> None:
-    assert dead_seconds(0.3) == GatewaySettings().dead_seconds
+    assert dead_seconds(0.3) == GatewaySettings().disconnect_after_seconds
     assert dead_seconds(20.0) == 40.0
 
 
 def test_the_defaults_are_those_of_the_core() -> None:
     settings, core = parse_settings(MEMBERS), GatewaySettings()
     assert (settings.suspect_after_seconds, settings.fence_timeout_seconds, settings.hold_limit_seconds) == (
-        core.silent_seconds, core.fenced_seconds, core.hold_seconds
+        core.suspect_after_seconds, core.fence_timeout_seconds, core.hold_limit_seconds
     )  # fmt: skip

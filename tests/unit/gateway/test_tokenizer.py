@@ -107,6 +107,7 @@ async def test_a_model_without_template_cannot_chat_but_complete() -> None:
         await text.encode_chat(HI)
 
 
+@pytest.mark.full
 async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
     """Measured in this process's own time, as a share of what the text takes: a busy machine stops any loop."""
     text, longest = ModelTokenizer(model_files()), 0.0

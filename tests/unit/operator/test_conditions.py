@@ -314,6 +314,7 @@ def test_everything_that_is_written_is_in_the_schema_of_the_status() -> None:
     assert set(world.status) <= {field.alias for field in Status.model_fields.values()}
 
 
+@pytest.mark.full
 def test_the_status_of_a_thousand_servers_fits_and_a_quiet_turn_is_quick() -> None:
     nodes = {f"n{index}": Node(f"n{index}", room=300) for index in range(8)}
     world = World(spec=document(8, 125), nodes=nodes)

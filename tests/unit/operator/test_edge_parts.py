@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from modelswarm_operator.controller.executor import _steps
-from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view
-from modelswarm_operator.kube.errors import (
+from modelswarm.kube.errors import (
     ConflictError,
+    KubeUnavailableError,
     NotFoundError,
     RejectedError,
     ThrottledError,
     UnauthorizedError,
-    UnavailableError,
     error_of,
 )
+from modelswarm_operator.controller.executor import _steps
+from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view
 from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, EventLimiter
 from modelswarm_operator.kube.leader_election import LeaseExpiry
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
@@ -84,11 +84,11 @@ def test_a_released_lease_and_our_own_are_taken_at_once(holder: str | None) -> N
         (403, RejectedError),
         (404, NotFoundError),
         (409, ConflictError),
-        (410, UnavailableError),
+        (410, KubeUnavailableError),
         (422, RejectedError),
         (429, ThrottledError),
-        (500, UnavailableError),
-        (504, UnavailableError),
+        (500, KubeUnavailableError),
+        (504, KubeUnavailableError),
     ],
 )
 def test_an_answer_is_what_is_done_about_it(code: int, kind: type[Exception]) -> None:
@@ -100,10 +100,10 @@ def test_an_answer_is_what_is_done_about_it(code: int, kind: type[Exception]) ->
 def test_already_exists_is_told_from_a_conflict() -> None:
     taken = error_of(409, {"reason": "AlreadyExists"}, None)
     assert isinstance(taken, ConflictError)
-    assert taken.exists
+    assert taken.already_exists
     late = error_of(409, {"reason": "Conflict"}, None)
     assert isinstance(late, ConflictError)
-    assert not late.exists
+    assert not late.already_exists
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from support.operator.model_cluster import World, demo_facts, document
 
 from modelswarm.errors import UserError
+from modelswarm.kube.errors import RejectedError
 from modelswarm.resources.spec import Model
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import Workers, WorkItem
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import pod_view
 from modelswarm_operator.informer.resync import Resync
-from modelswarm_operator.kube.errors import RejectedError
 from modelswarm_operator.kube.events import EventRecorder
 from modelswarm_operator.kube.resources import SWARM
 from modelswarm_operator.observability.metrics import Metrics

@@ -17,20 +17,20 @@ from modelswarm.resources.status import (
     SlotStatus,
     SpanStatus,
     Status,
-    parse_timestamp,
     format_timestamp,
+    parse_timestamp,
 )
-from tools.crd.definition import definition
-from tools.crd.reference import BEGIN, END, with_reference
-from tools.crd.schema import SchemaError, structural, undescribed
-from tools.make_crd import CHART_FILE, DOCS, FILE, crd_text
+from tools.crd.definition import build_definition
+from tools.crd.reference import BEGIN, END, replace_reference
+from tools.crd.schema import SchemaError, fields_without_description, structural_schema
+from tools.make_crd import CHART_FILE, CRD_FILE, REFERENCE_PAGE, render_crd
 
 ROOT = Path(__file__).parents[3]
-COPIES = [path for path in (FILE, CHART_FILE) if path.parent.exists()]
+COPIES = [path for path in (CRD_FILE, CHART_FILE) if path.parent.exists()]
 
 
 def schemas() -> dict[str, Any]:
-    version = definition()["spec"]["versions"][0]
+    version = build_definition()["spec"]["versions"][0]
     properties: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]
     return properties
 
@@ -48,20 +48,20 @@ def walk(schema: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("path", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_committed_is_what_the_types_say(path: Path) -> None:
     """After a change of the types: `make crd`."""
-    assert path.read_text(encoding="utf-8") == crd_text()
-    assert yaml.safe_load(crd_text()) == definition()
+    assert path.read_text(encoding="utf-8") == render_crd()
+    assert yaml.safe_load(render_crd()) == build_definition()
 
 
 def test_the_reference_in_the_docs_is_what_the_types_say() -> None:
-    page = DOCS.read_text(encoding="utf-8")
+    page = REFERENCE_PAGE.read_text(encoding="utf-8")
 
-    assert with_reference(page, definition()) == page
+    assert replace_reference(page, build_definition()) == page
     assert page.index(BEGIN) < page.index(END)
 
 
 def test_every_field_has_a_description_and_every_rule_a_sentence() -> None:
     for name in ("spec", "status"):
-        assert undescribed(schemas()[name]) == []
+        assert fields_without_description(schemas()[name]) == []
         for part in walk(schemas()[name]):
             for rule in part.get("x-kubernetes-validations", ()):
                 assert len(rule["message"]) > 15, rule
@@ -115,14 +115,14 @@ def test_what_a_schema_cannot_say_is_an_error_and_not_dropped() -> None:
 
     for model, words in ((Union, "a union is not structural"), (Unsaid, "multipleOf")):
         with pytest.raises(SchemaError, match=words):
-            structural(model)
+            structural_schema(model)
 
 
 def test_exclusive_limits_and_constants_are_said_in_other_words() -> None:
     class Odd(Part):
         above: Annotated[int, Field(gt=3, lt=9)] = Field(description="Between two numbers.")
 
-    assert structural(Odd)["properties"]["above"] == {
+    assert structural_schema(Odd)["properties"]["above"] == {
         "description": "Between two numbers.",
         "type": "integer",
         "minimum": 4,
@@ -132,7 +132,7 @@ def test_exclusive_limits_and_constants_are_said_in_other_words() -> None:
 
 def test_a_reference_page_without_its_marks_is_refused() -> None:
     with pytest.raises(SystemExit, match="the page lacks"):
-        with_reference("# Nothing here\n", definition())
+        replace_reference("# Nothing here\n", build_definition())
 
 
 # Status

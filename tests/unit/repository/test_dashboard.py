@@ -14,14 +14,14 @@ from prometheus_client.core import Metric
 from support.kubernetes.prometheus import binary, fill_variables
 
 from tools.dashboard.metric_registries import (
-    families,
     gateway_registry,
     label_names,
+    metric_families,
     operator_registry,
     server_registry,
 )
 from tools.dashboard.rows import ROWS
-from tools.make_dashboard import TARGET, text
+from tools.make_dashboard import TARGET, render_dashboard
 
 DASHBOARD: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -43,13 +43,15 @@ async def shown() -> dict[str, Metric]:
     return {
         family.name + part: family
         for registry in registries
-        for family in families(registry)
+        for family in metric_families(registry)
         for part in PARTS[family.type]
     }
 
 
 def test_the_delivered_file_is_the_generated_one() -> None:
-    assert TARGET.read_text(encoding="utf-8") == text(), "run python tools/make_dashboard.py"
+    assert TARGET.read_text(encoding="utf-8") == render_dashboard(), (
+        "run python tools/make_dashboard.py"
+    )
 
 
 def test_every_panel_says_what_it_is() -> None:

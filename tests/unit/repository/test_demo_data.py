@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tools.demo_model.lessons import count, random_addition, random_count
-from tools.demo_model.packing import IGNORED, Chat, long_row, short_row
+from tools.demo_model.packing import IGNORED, Chat, make_long_row, make_short_row
 from tools.demo_model.text import (
     ASSISTANT,
     BEGIN,
@@ -50,7 +50,7 @@ def test_random_sums_are_right() -> None:
 def test_a_chat_teaches_the_answers_and_not_the_questions() -> None:
     chat = Chat()
     chat.write([BEGIN], learned=False)
-    chat.turn(count(1, 3))
+    chat.write_turn(count(1, 3))
     question = [BEGIN, USER, *encode("Count from 1 to 3."), END, ASSISTANT]
     answer = [*encode("1 2 3"), END]
     assert chat.ids == question + answer
@@ -61,8 +61,8 @@ def test_a_chat_teaches_the_answers_and_not_the_questions() -> None:
 def test_a_cut_count_keeps_the_positions_of_the_whole_one() -> None:
     for seed in range(50):
         cut, whole = Chat(), Chat()
-        cut.cut_count(count(5, 200), Random(seed))
-        whole.turn(count(5, 200))
+        cut.write_shortened_count(count(5, 200), Random(seed))
+        whole.write_turn(count(5, 200))
         there = dict(zip(whole.positions, whole.ids, strict=True))
         pairs = list(zip(cut.positions, cut.ids, strict=True))
         assert pairs[:20] == list(there.items())[:20]
@@ -72,7 +72,7 @@ def test_a_cut_count_keeps_the_positions_of_the_whole_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "length"), [(short_row, 128), (short_row, 256), (long_row, 1280)]
+    ("write", "length"), [(make_short_row, 128), (make_short_row, 256), (make_long_row, 1280)]
 )
 def test_rows_are_full_and_stay_inside_the_context(write: object, length: int) -> None:
     assert callable(write)
@@ -86,8 +86,8 @@ def test_rows_are_full_and_stay_inside_the_context(write: object, length: int) -
 
 
 def test_the_same_seed_gives_the_same_rows() -> None:
-    assert short_row(Random(4), 256).ids == short_row(Random(4), 256).ids
-    assert short_row(Random(4), 256).ids != short_row(Random(5), 256).ids
+    assert make_short_row(Random(4), 256).ids == make_short_row(Random(4), 256).ids
+    assert make_short_row(Random(4), 256).ids != make_short_row(Random(5), 256).ids
 
 
 def test_the_tokenizer_gives_back_any_text() -> None:
@@ -112,8 +112,8 @@ def test_the_chat_template_writes_what_the_model_was_taught(tmp_path: Path) -> N
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     lesson, chat = count(1, 3), Chat()
     chat.write([BEGIN], learned=False)
-    chat.turn(lesson)
-    chat.ask("Hi")
+    chat.write_turn(lesson)
+    chat.write_question("Hi")
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": lesson.question},

@@ -8,19 +8,19 @@ from support.kubernetes.prometheus import lint
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.errors import Code
-from modelswarm_gateway.metrics.counters import CAUSES, Metrics, TurnOutcome
+from modelswarm_gateway.metrics.counters import REROUTE_CAUSES, Metrics, TurnOutcome
 from tools.dashboard.metric_registries import (
     BLOCKS,
     MODEL,
-    families,
+    exposed_name,
     gateway_registry,
-    hello,
-    new_node,
+    make_hello,
+    make_node,
+    metric_families,
     operator_registry,
     server_registry,
-    shown_name,
 )
-from tools.make_metrics_page import PAGE, page
+from tools.make_metrics_page import PAGE, replace_tables
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_info")
 
@@ -39,7 +39,7 @@ async def registries() -> dict[str, CollectorRegistry]:
 
 def test_the_page_lists_what_the_processes_show() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert text == page(text), "run python tools/make_metrics_page.py"
+    assert text == replace_tables(text), "run python tools/make_metrics_page.py"
 
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
@@ -49,7 +49,7 @@ async def test_promtool_finds_nothing_wrong(process: str) -> None:
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
 async def test_names_begin_with_the_process_and_no_time_of_creation_is_shown(process: str) -> None:
-    shown = families((await registries())[process])
+    shown = metric_families((await registries())[process])
     own = [f for f in shown if not f.name.startswith(("process_", "python_"))]
     assert len(own) > 10
     assert all(f.name.startswith(f"modelswarm_{process}_") for f in own)
@@ -62,18 +62,18 @@ async def test_a_model_begins_with_zeros_for_all_that_can_happen_to_it() -> None
     for outcome in TurnOutcome:
         name = "modelswarm_gateway_streams_total"
         assert value(registry, name, model=MODEL, outcome=outcome.value) == 0
-    for cause in CAUSES:
+    for cause in REROUTE_CAUSES:
         assert value(registry, "modelswarm_gateway_reroutes_total", model=MODEL, cause=cause) == 0
     assert value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
 
 
 async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
-    node = new_node()
+    node = make_node()
     registry = Metrics(node).registry
     spans = {"s0": (0, 4), "s1": (0, 4), "s2": (4, 8), "s3": (0, 3)}
     for name, (first, last) in spans.items():
         model = "other-model" if name == "s3" else MODEL
-        node.linked(f"{name}/1/x", hello(name, first, last, model))
+        node.linked(f"{name}/1/x", make_hello(name, first, last, model))
     node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
     node.received("s1/1/x", [Heartbeat(free_pages=0, total_pages=10, draining=True)])
     node.received("s2/1/x", [Heartbeat(free_pages=3, total_pages=10)])
@@ -95,9 +95,9 @@ async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
 
 
 async def test_clients_cannot_add_series() -> None:
-    node = new_node()
+    node = make_node()
     metrics = Metrics(node)
-    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
     metrics.count_request("not-here-0", Code.MODEL_NOT_FOUND)
     before = len(generate_latest(metrics.registry).splitlines())
     for number in range(100):
@@ -108,10 +108,10 @@ async def test_clients_cannot_add_series() -> None:
 
 
 async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> None:
-    assert not [f for f in families(await gateway_registry()) if f.name.startswith("vllm:")]
-    node = new_node()
+    assert not [f for f in metric_families(await gateway_registry()) if f.name.startswith("vllm:")]
+    node = make_node()
     metrics = Metrics(node, vllm_names=True)
-    node.linked("s0/1/x", hello("s0", 0, BLOCKS))
+    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
     node.received("s0/1/x", [Heartbeat(free_pages=2, total_pages=10)])
     turn = metrics.meter_turn(MODEL, 5, 0.0)
     turn.on_started(0.5)
@@ -141,8 +141,8 @@ async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> No
 
 async def test_units_are_base_units_and_only_counters_are_totals() -> None:
     for registry in (await registries()).values():
-        for family in families(registry):
-            name = shown_name(family)
+        for family in metric_families(registry):
+            name = exposed_name(family)
             assert name.endswith("_total") == (family.type == "counter"), name
             assert "milli" not in name and "_ms" not in name and "percent" not in name
             if family.type == "histogram":

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from tools.make_requirements import FOLDER, constraints, pinned, wanted
+from tools.make_requirements import FOLDER, read_constraints, read_pins, required_pins
 
-NAMES = sorted(wanted())
+NAMES = sorted(required_pins())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_image_installs_what_its_part_needs_in_the_locked_versions(name: str) -> None:
     """After a change of a dependency: `make lock`."""
-    assert pinned(name) == wanted()[name]
-    locked = constraints()
-    for package, version in pinned(name).items():
+    assert read_pins(name) == required_pins()[name]
+    locked = read_constraints()
+    for package, version in read_pins(name).items():
         assert locked.get(package, version) == version  # pip freeze leaves out setuptools
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_package_is_pinned_by_hash(name: str) -> None:
     blocks = (FOLDER / f"{name}.txt").read_text().split("==")[1:]
-    assert len(blocks) == len(pinned(name))
+    assert len(blocks) == len(read_pins(name))
     for block in blocks:
         assert "--hash=sha256:" in block
 
 
 def test_operator_and_gateway_get_no_torch() -> None:
     for name in ("operator", "gateway"):
-        assert not {"torch", "transformers", "triton"} & pinned(name).keys()
+        assert not {"torch", "transformers", "triton"} & read_pins(name).keys()
 
 
 def test_the_server_without_torch_gets_nothing_of_cuda() -> None:
     assert not [
-        p for p in pinned("server") if p.startswith(("nvidia-", "cuda-", "torch", "triton"))
+        p for p in read_pins("server") if p.startswith(("nvidia-", "cuda-", "torch", "triton"))
     ]
-    assert not pinned("server").keys() & pinned("torch").keys()
+    assert not read_pins("server").keys() & read_pins("torch").keys()

@@ -31,7 +31,7 @@ def filled(limit: int = 1 << 20) -> ReplayLog:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 15), (0, 10), (3, 7), (9, 12), (14, 15), (5, 5)])
 def test_kept_rows_come_back_as_they_were_given(start: int, end: int) -> None:
-    taken = filled().read(1, start, end)
+    taken = filled().read_rows(1, start, end)
     assert taken is not None and bytes(taken) == rows(start, end)
 
 
@@ -39,15 +39,15 @@ def test_what_is_not_kept_is_not_there() -> None:
     log = filled()
     assert log.retained_range(1) == (0, 15)
     assert log.retained_range(2) == (0, 0)
-    assert log.read(1, 0, 16) is None
-    assert log.read(2, 0, 1) is None
+    assert log.read_rows(1, 0, 16) is None
+    assert log.read_rows(2, 0, 1) is None
 
 
 def test_a_group_is_kept_as_it_was_given_and_not_copied() -> None:
     log = ReplayLog(SIZE, 1 << 20)
     given = rows(0, 10)
     log.append(1, 0, given)
-    assert log.read(1, 0, 10) is given
+    assert log.read_rows(1, 0, 10) is given
 
 
 def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
@@ -57,8 +57,8 @@ def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
     assert log.retained_range(1) == (0, 12) and log.bytes == cost(10, 1, 1)
     log.truncate(1, 4)  # the buffer of ten rows is still alive
     assert log.retained_range(1) == (0, 4) and log.bytes == cost(10)
-    taken = log.read(1, 0, 4)
-    assert taken is not None and bytes(taken) == rows(0, 4) and log.read(1, 0, 5) is None
+    taken = log.read_rows(1, 0, 4)
+    assert taken is not None and bytes(taken) == rows(0, 4) and log.read_rows(1, 0, 5) is None
     log.truncate(1, 0)
     assert log.retained_range(1) == (0, 0) and log.bytes == 0
 
@@ -74,7 +74,7 @@ def test_rows_that_come_again_replace_what_was_there() -> None:
     log = filled()
     log.append(1, 8, rows(8, 11, mark=7))
     assert log.retained_range(1) == (0, 11)
-    taken = log.read(1, 6, 11)
+    taken = log.read_rows(1, 6, 11)
     assert taken is not None and bytes(taken) == rows(6, 8) + rows(8, 11, mark=7)
 
 
@@ -88,7 +88,7 @@ def test_the_hop_that_was_used_longest_ago_goes_first_and_as_a_whole() -> None:
     log = ReplayLog(SIZE, cost(10, 10, 10))
     for hop in (1, 2, 3):
         log.append(hop, 0, rows(0, 10))
-    log.read(1, 0, 1)
+    log.read_rows(1, 0, 1)
     log.append(3, 10, rows(10, 11))
     assert [log.retained_range(hop) for hop in (1, 2, 3)] == [(0, 10), (0, 0), (0, 11)]
     assert log.evictions == 1 and log.bytes <= log.limit
@@ -139,7 +139,7 @@ def test_whatever_is_done_the_bytes_add_up_and_the_rows_are_right(seed: int) -> 
         assert 0 <= log.bytes <= log.limit
         start, end = log.retained_range(hop)
         assert end <= ends[hop]
-        taken = log.read(hop, start, end)
+        taken = log.read_rows(hop, start, end)
         wanted = b"".join(rows(at, at + 1, marks[hop, at]) for at in range(start, end))
         assert taken is not None or start == end
         assert taken is None or bytes(taken) == wanted

@@ -13,7 +13,7 @@ import pytest
 from support.models.tiny_models import FAMILIES, VOCAB, load_whole, make_model, write_tokenizer
 from transformers import AutoConfig
 
-from modelswarm.checkpoint.facts import read_facts, read_outline
+from modelswarm.checkpoint.facts import read_config, read_facts
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSourceError, UserError
 
@@ -39,17 +39,17 @@ def test_facts_equal_what_transformers_builds(family: str, tmp_path: Path) -> No
     make_model(tmp_path, family)
     facts = read_facts(tmp_path)
     config: Any = AutoConfig.from_pretrained(tmp_path)
-    assert facts.outline.family == family
-    assert (facts.outline.n_blocks, facts.outline.hidden, facts.outline.vocab) == (4, 64, VOCAB)
-    assert facts.outline.context == config.max_position_embeddings
-    assert facts.outline.tied == config.tie_word_embeddings
+    assert facts.config.family == family
+    assert (facts.config.n_blocks, facts.config.hidden, facts.config.vocab) == (4, 64, VOCAB)
+    assert facts.config.context == config.max_position_embeddings
+    assert facts.config.tied == config.tie_word_embeddings
     head_dim = getattr(config, "head_dim", None) or 16
     assert facts.kv_bytes("float32") == 2 * config.num_key_value_heads * head_dim * 4
     weights = sum(p.numel() for p in load_whole(tmp_path).parameters())
-    norm = facts.outline.hidden
+    norm = facts.config.hidden
     assert facts.weight_bytes(0, 4, "bfloat16") == (weights - norm) * 2
     halves = facts.weight_bytes(0, 2, "float32") + facts.weight_bytes(2, 4, "float32")
-    extra = facts.embedding_elements * 4 if facts.outline.tied else 0
+    extra = facts.embedding_elements * 4 if facts.config.tied else 0
     assert halves == facts.weight_bytes(0, 4, "float32") + extra
 
 
@@ -58,7 +58,7 @@ def test_a_gemma_3_folder_with_a_vision_tower_is_read_through_its_text_part(tmp_
     text = json.loads((tmp_path / "config.json").read_text())
     whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    assert read_outline(tmp_path).n_blocks == 4
+    assert read_config(tmp_path).n_blocks == 4
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_missing_shard_is_named_but_only_to_spans_that_need_it(copy: Path) -> 
     (copy / shard).unlink()
     with pytest.raises(ModelSourceError, match=f"has no {shard}"):
         read_facts(copy)
-    assert read_facts(copy, (0, 1)).outline.n_blocks == 4
+    assert read_facts(copy, (0, 1)).config.n_blocks == 4
 
 
 @pytest.mark.parametrize("kept", [4, 200, -100])

@@ -14,7 +14,7 @@ from support.models.hub_server import COMMIT, Hub, serve
 from support.models.tiny_models import make_model
 
 from modelswarm.checkpoint.facts import read_facts
-from modelswarm.checkpoint.sources import MODEL_FILES, Places, resolve
+from modelswarm.checkpoint.sources import MODEL_FILES, SourceLocations, resolve
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError, UserError
 
@@ -31,8 +31,8 @@ def hub(folder: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def places(hub: Hub, tmp_path: Path) -> Places:
-    return Places(pvc_root=tmp_path, hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+def places(hub: Hub, tmp_path: Path) -> SourceLocations:
+    return SourceLocations(pvc_root=tmp_path, hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
 
 def shards_of(folder: Path, *needles: str) -> set[str]:
@@ -45,7 +45,7 @@ def fetched_shards(hub: Hub) -> set[str]:
 
 
 def test_only_the_shards_of_the_wanted_blocks_are_downloaded(
-    hub: Hub, places: Places, folder: Path
+    hub: Hub, places: SourceLocations, folder: Path
 ) -> None:
     found = resolve("hf://acme/tiny", (1, 2), places)
     assert found.revision == COMMIT
@@ -57,7 +57,7 @@ def test_only_the_shards_of_the_wanted_blocks_are_downloaded(
 
 
 def test_head_and_tail_get_the_embedding_and_the_head_too(
-    hub: Hub, places: Places, folder: Path
+    hub: Hub, places: SourceLocations, folder: Path
 ) -> None:
     resolve("hf://acme/tiny", (0, 1), places)
     assert fetched_shards(hub) == shards_of(folder, "layers.0.", "embed_tokens")
@@ -67,7 +67,7 @@ def test_head_and_tail_get_the_embedding_and_the_head_too(
     assert fetched_shards(hub) == wanted - shards_of(folder, "layers.0.", "embed_tokens")
 
 
-def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: Places) -> None:
+def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: SourceLocations) -> None:
     first = resolve("hf://acme/tiny", None, places)
     hub.fetched.clear()
     assert resolve("hf://acme/tiny", None, places) == first
@@ -85,16 +85,16 @@ def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: Places) -> N
     ],
 )
 def test_a_hub_address_that_leads_nowhere_is_named(
-    places: Places, source: str, sentence: str
+    places: SourceLocations, source: str, sentence: str
 ) -> None:
     with pytest.raises(ModelSourceError, match=sentence):
         resolve(source, None, places)
 
 
 def test_an_endpoint_that_is_down_is_an_error_not_a_traceback(tmp_path: Path) -> None:
-    places = Places(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
+    places = SourceLocations(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
     with pytest.raises(ModelSourceError, match="hf://acme/tiny cannot be downloaded"):
-        resolve("hf://acme/tiny", places=places)
+        resolve("hf://acme/tiny", locations=places)
 
 
 def test_the_endpoint_of_the_environment_is_used(hub: Hub, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_endpoint_of_the_environment_is_used(hub: Hub, tmp_path: Path) -> No
 
 
 def test_blocks_out_of_range_are_refused_before_any_shard_is_fetched(
-    hub: Hub, places: Places
+    hub: Hub, places: SourceLocations
 ) -> None:
     with pytest.raises(UserError, match="blocks: 2:9 is out of range: the model has blocks 0:4"):
         resolve("hf://acme/tiny", (2, 9), places)
@@ -118,7 +118,7 @@ def test_local_addresses_name_folders(folder: Path, tmp_path: Path) -> None:
     same = {
         resolve(str(folder)).revision,
         resolve(f"file://{folder}").revision,
-        resolve("pvc://claim/tiny", places=Places(pvc_root=tmp_path)).revision,
+        resolve("pvc://claim/tiny", locations=SourceLocations(pvc_root=tmp_path)).revision,
     }
     assert len(same) == 1
     if counting_folder().is_dir():

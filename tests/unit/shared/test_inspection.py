@@ -18,12 +18,12 @@ from support.models.tiny_models import make_model
 
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.inspection import (
-    MOST_BYTES,
+    MAX_OUTPUT_BYTES,
     facts_document,
     facts_from_document,
     inspect_model,
 )
-from modelswarm.checkpoint.sources import Places
+from modelswarm.checkpoint.sources import SourceLocations
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
 
@@ -51,7 +51,9 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def refused(source: str, tokenizer: str | None = None, places: Places | None = None) -> str:
+def refused(
+    source: str, tokenizer: str | None = None, places: SourceLocations | None = None
+) -> str:
     with pytest.raises(ModelSourceError) as caught:
         inspect_model(source, tokenizer, places)
     return caught.value.message
@@ -77,9 +79,9 @@ def test_the_pod_writes_one_object_that_the_operator_reads_back(tmp_path: Path) 
 def test_no_weights_are_fetched_from_a_hub_only_the_headers_of_block_0(
     hub: Hub, copy: Path, tmp_path: Path
 ) -> None:
-    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
-    found = inspect_model("hf://acme/tiny", places=places)
+    found = inspect_model("hf://acme/tiny", locations=places)
 
     assert found.revision == COMMIT
     assert found.facts == read_facts(copy)
@@ -91,10 +93,10 @@ def test_no_weights_are_fetched_from_a_hub_only_the_headers_of_block_0(
 
 def test_a_model_in_one_file_is_inspected_by_its_header(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "one", "qwen3", shard_size="1GB")
-    places = Places(hub_cache=tmp_path / "cache")
+    places = SourceLocations(hub_cache=tmp_path / "cache")
     with serve("acme/one", folder) as hub:
-        places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
-        found = inspect_model("hf://acme/one@main", places=places)
+        places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+        found = inspect_model("hf://acme/one@main", locations=places)
 
         assert (found.facts, hub.ranged) == (read_facts(folder), ["model.safetensors"])
         assert "model.safetensors" not in hub.fetched
@@ -129,13 +131,13 @@ def test_an_index_that_lacks_a_part_of_the_model_is_told_of(
         name: file for name, file in content["weight_map"].items() if missing not in name
     }
     index.write_text(json.dumps(content))
-    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
     assert refused("hf://acme/tiny", places=places) == sentence
 
 
 def test_weights_that_are_not_safetensors_are_told_of(hub: Hub, copy: Path, tmp_path: Path) -> None:
-    places = Places(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
     first = sorted(copy.glob("*.safetensors"))[0]
     first.write_bytes(b"\xff" * 5000)
 
@@ -150,7 +152,7 @@ def test_a_volume_is_inspected_where_its_claim_is_mounted(folder: Path, tmp_path
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "tiny").symlink_to(folder)
 
-    found = inspect_model("pvc://weights/tiny", places=Places(pvc_root=tmp_path))
+    found = inspect_model("pvc://weights/tiny", locations=SourceLocations(pvc_root=tmp_path))
 
     assert found.facts == read_facts(folder)
 
@@ -218,7 +220,7 @@ def test_what_is_told_fits_into_a_termination_message(tmp_path: Path) -> None:
     done = run("--model", f"file://{folder}")
 
     assert done.returncode == 2
-    assert len(done.stdout.strip().encode()) <= MOST_BYTES < 4096
+    assert len(done.stdout.strip().encode()) <= MAX_OUTPUT_BYTES < 4096
     assert len(done.stdout.splitlines()) == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modelswarm.checkpoint.facts import ModelFacts, Outline
+from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.plan import PAGE_SIZE, plan_swarm
 from modelswarm.placement.quantity import bytes_of, human_bytes
@@ -16,7 +16,7 @@ from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_
 from modelswarm.resources.spec import ModelSwarm
 
 FACTS = ModelFacts(
-    outline=Outline("llama", n_blocks=8, hidden=64, vocab=320, context=512, tied=False),
+    config=ModelConfig("llama", n_blocks=8, hidden=64, vocab=320, context=512, tied=False),
     dtype="float32",
     block_elements=10_000,
     embedding_elements=64 * 320,

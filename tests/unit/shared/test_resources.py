@@ -115,7 +115,7 @@ def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
         ),
         (
             {"spans": {"ranges": [{"first": 0, "last": 4}, {"first": 3, "last": 8}]}},
-            "spec.spans.ranges: item 1 (first: 3, last: 8) overlaps what comes before; allowed here: first: 4",
+            "spec.spans.ranges: item 1 (first: 3, last: 8) overlaps the range before it; allowed here: first: 4",
         ),
         (
             {"spans": {"ranges": [{"first": 1, "last": 4}]}},
@@ -206,7 +206,7 @@ def test_all_violations_are_listed_at_once() -> None:
         ("", "holds 0 documents; allowed: exactly one ModelSwarm"),
         ("---\n# nothing\n", "holds 0 documents; allowed: exactly one ModelSwarm"),
         ("a: 1\n---\nb: 2\n", "holds 2 documents; allowed: exactly one ModelSwarm"),
-        ("- 1\n", "not a mapping; a ModelSwarm begins with `apiVersion:`"),
+        ("- 1\n", "not a mapping; a ModelSwarm has fields such as `apiVersion:`"),
         ("spec:\n  a: 1\n  a: 2\n", "line 3, column 3: not YAML: the key 'a' appears twice"),
         ("spec: [1\n", "line 2, column 1: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: &x 1\nb: *x\n", "line 2, column 4: not YAML: aliases are not allowed"),

@@ -1,6 +1,6 @@
-"""One call of `Swarm.Drain`: begins a drain, or takes it back, and tells how it goes until the server is empty.
+"""One call of `Swarm.Drain`: begins or undoes a drain, and reports its progress until the server is empty.
 
-Used by the gRPC door. The drain goes on when its caller goes away.
+Used by the gRPC API. The drain continues when its caller disconnects. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ EMPTY_POLLS = 3  # that find it empty too: what others sent before they heard of
 async def run_drain(
     drains: Drains, request: api_pb2.DrainRequest, accepting: Callable[[], bool]
 ) -> AsyncIterator[api_pb2.DrainState]:
-    """Raises ApiError: no such server, blocks that nobody else holds and nobody took over in time, or taken back."""
+    """Yield the drain's state at each change, up to the last one.
+
+    Raise ApiError: no such server, blocks that no other server holds in time, or the drain was undone.
+    """
     peer = drains.find_server(request.server)
     if request.undo:
         drains.undrain_server(peer)
@@ -49,7 +52,7 @@ async def run_drain(
 async def _await_coverage(
     drains: Drains, peer: PeerId, seconds: float
 ) -> AsyncIterator[api_pb2.DrainState]:
-    """Until other servers hold all its blocks, or it has no link."""
+    """Yield states until other servers hold all blocks of `peer`, or it has no link. Raise ApiError after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
     last: api_pb2.DrainState | None = None
     while (view := drains.view_server(peer)) is not None and view.sole_blocks:

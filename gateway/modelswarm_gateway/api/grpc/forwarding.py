@@ -1,6 +1,6 @@
-"""Passes a gRPC call on to the gateway that holds its session, and its parts back as they come (R20).
+"""Forwards a gRPC call to the gateway that owns its session, and returns the parts as they arrive (R20, takeover).
 
-Used by the gRPC door. What `passing.py` is for HTTP; knows nothing of sessions either.
+Used by the Inference service; `api/forwarding.py` does the same for HTTP. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modelswarm_gateway.generation.service import GenerationService
 async def forward_stream(
     target: str, request: api_pb2.GenerateRequest, lives: AliveCheck
 ) -> AsyncIterator[api_pb2.GenerateResponse]:
-    """What the gateway says that has the session. Raises Gone when it is so no more, or ApiError."""
+    """Yield the parts of the owning gateway's answer. Raise PeerGone when it stops answering, or its ApiError."""
     said = finished = False
     async with aio.insecure_channel(target) as channel:
         call = api_pb2_grpc.InferenceStub(channel).GenerateStream(
@@ -51,7 +51,7 @@ async def forward_stream(
 async def _translate_error(
     error: aio.AioRpcError | PeerGone, said: bool, lives: AliveCheck
 ) -> Exception:
-    """Its own words are an ApiError; what its library or the network says is not."""
+    """Return the other gateway's error as ApiError; errors of its gRPC library or of the network mean PeerGone."""
     if isinstance(error, PeerGone):
         return error
     trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
@@ -70,7 +70,7 @@ async def _translate_error(
 
 
 async def is_alive_at(service: GenerationService, asked: GenerationRequest, target: str) -> bool:
-    """Whether servers hear the gateway there as the session's, or, where they know none, it answers us."""
+    """Return whether servers know the gateway at `target` as the owner; if they know none, whether it responds."""
     lives = await service.is_owned_by(asked, target)
     if lives is not None:
         return lives

@@ -1,4 +1,7 @@
-"""GenerateRequest of api.proto as an Ask, with the ranges of the HTTP door. Used by the gRPC door."""
+"""Parses GenerateRequest of api.proto to a GenerationRequest, with the ranges of the HTTP API.
+
+Used by the Inference service. Knows no models.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
 def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
-    """Raises ApiError. The ranges are those of the HTTP door."""
+    """Return the request. Raise ApiError for a missing field or a value out of range."""
     if not request.model:
         raise invalid_request("model", "model: this field is required")
     field, prompt = _prompt(request)

@@ -1,15 +1,15 @@
-"""What routes cost and why they were chosen, in the words of api.proto. Used by the gRPC door."""
+"""Costs of servers and reasons of routes as messages of api.proto. Used by the Swarm service."""
 
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.backend.protocol import SessionBackend
-from modelswarm_gateway.core.explain import HopReason, RouteReason, ServerCost
+from modelswarm_gateway.core.explain import HopExplanation, ServerCost, SessionExplanation
 from modelswarm_gateway.errors import ApiError, Code
 
 
 def explain_routes(engine: SessionBackend, model: str) -> api_pb2.RoutesReply:
-    """About `model`; empty: about all. Raises ApiError for one that is not known here."""
+    """Return the costs and routes of `model`; of all models if it is empty. Raise ApiError for an unknown model."""
     known = sorted(
         {card.name for card in engine.model_cards()} | {v.model for v in engine.servers()}
     )
@@ -42,7 +42,7 @@ def _server(cost: ServerCost) -> api_pb2.ServerCost:
     )
 
 
-def _session(reason: RouteReason) -> api_pb2.RouteReason:
+def _session(reason: SessionExplanation) -> api_pb2.RouteReason:
     return api_pb2.RouteReason(
         id=reason.session,
         model=reason.model,
@@ -54,9 +54,9 @@ def _session(reason: RouteReason) -> api_pb2.RouteReason:
     )
 
 
-def _hop(hop: HopReason) -> api_pb2.HopReason:
+def _hop(hop: HopExplanation) -> api_pb2.HopReason:
     made = api_pb2.HopReason(peer=hop.peer, first=hop.first, last=hop.last)
-    if hop.chosen is not None:
-        made.chosen_ms, made.best_ms = hop.chosen.cost_to_go_ms, hop.chosen.best_ms
-        made.best, made.options = hop.chosen.best_peer, hop.chosen.options
+    if hop.route_hop is not None:
+        made.chosen_ms, made.best_ms = hop.route_hop.cost_to_go_ms, hop.route_hop.best_ms
+        made.best, made.options = hop.route_hop.best_peer, hop.route_hop.options
     return made

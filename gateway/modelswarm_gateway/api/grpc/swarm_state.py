@@ -1,4 +1,4 @@
-"""The swarm as this gateway sees it at one moment, in the words of api.proto. Used by the gRPC door."""
+"""Snapshot of the swarm as this gateway sees it, as messages of api.proto. Used by the Swarm service."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
 
 def build_snapshot(engine: SessionBackend, model: str = "") -> api_pb2.Snapshot:
-    """Everything about `model`; empty: about all."""
+    """Return models, servers and sessions of `model`; of all models if it is empty."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
@@ -46,8 +46,8 @@ def _server(view: ServerView) -> api_pb2.Server:
         score=view.score,
         own_sessions=view.own_sessions,
     )
-    if view.beat is not None:
-        beat = view.beat
+    if view.heartbeat is not None:
+        beat = view.heartbeat
         made.free_pages, made.total_pages = beat.free_pages, beat.total_pages
         made.sessions, made.step_ms = beat.sessions, beat.step_ms
         made.steps, made.rows = beat.steps, beat.rows
@@ -55,11 +55,11 @@ def _server(view: ServerView) -> api_pb2.Server:
 
 
 def _health(view: ServerView) -> str:
-    if view.leaving and view.leaving != SLOW_CAUSE:
+    if view.drain_cause and view.drain_cause != SLOW_CAUSE:
         return "draining"
     if view.suspected:
         return "suspected"
-    return "ejected" if view.ejected or view.leaving else "linked"
+    return "ejected" if view.ejected or view.drain_cause else "linked"
 
 
 def _session(view: SessionView) -> api_pb2.Session:

@@ -1,7 +1,7 @@
-"""The HTTP door: OpenAI's routes, health and readiness.
+"""The HTTP API: OpenAI's routes, health and readiness.
 
-`main.py` serves the app that this makes. Every failure has OpenAI's error envelope, every answer an `x-request-id`.
-Knows the service; neither sessions nor servers.
+`app.py` of the gateway serves the app that this builds. Every failure has OpenAI's error envelope, every response an
+`x-request-id`. Knows the service; neither sessions nor servers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from modelswarm.placement.spans import format_blocks
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
 from modelswarm_gateway.api.http.generation_response import (
-    ForwardContext,
     GenerationResponse,
     ResponseFormat,
     error_response,
@@ -37,12 +36,13 @@ from modelswarm_gateway.api.http.openai_responses import (
     CompletionResponseBuilder,
     ResponseBuilder,
 )
+from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.metrics.counters import OTHER
+from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 def build_http_app(
     service: GenerationService, unready: Callable[[], str | None] | None = None
 ) -> ASGIApp:
-    """`unready` says why clients should not come yet; without it, they may once a model can answer."""
+    """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     _generation_routes(app, service)
     _model_routes(app, service)
@@ -87,7 +87,7 @@ async def _respond(
         asked = parse(body)
         ask = _apply_headers(request, asked.to_generation_request(), bool(asked.stream))
     except ApiError as error:
-        service.metrics.count_request(OTHER, error.code)
+        service.metrics.count_request(OTHER_MODEL, error.code)
         raise
     return GenerationResponse(
         service,
@@ -101,7 +101,7 @@ async def _respond(
 
 
 def _apply_headers(request: Request, ask: GenerationRequest, stream: bool) -> GenerationRequest:
-    """With what its headers say: where a stream goes on, and that another gateway has passed it on."""
+    """Return the request with its headers applied: the event to resume after, and the mark of a forwarded request."""
     said = request.headers.get(LAST_EVENT_ID)
     if said is not None:
         if ask.session_id is None or not stream:
@@ -169,7 +169,7 @@ def _model_readiness(card: ModelCard) -> dict[str, Any]:
 
 
 def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
-    """Why no model can answer; None when one can."""
+    """Return why no model is ready; None when one is."""
     said: list[str] = []
     for card in cards:
         if card.ready:
@@ -177,7 +177,7 @@ def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
         if card.missing_blocks:
             said.append(f"{card.name}: no server for blocks {format_blocks(card.missing_blocks)}")
         if card.tokenizer is None:
-            said.append(f"{card.name}: its tokenizer has not come yet")
+            said.append(f"{card.name}: its tokenizer is not loaded yet")
     return "; ".join(said) or "no server is linked"
 
 
@@ -187,7 +187,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: an unknown path, a wrong method."""
+    """Return the error response for a request that the framework refuses: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed here"
@@ -203,10 +203,10 @@ async def _internal_error(request: Request, error: Exception) -> Response:
 
 
 class RequestIdMiddleware:
-    """Puts an `x-request-id` on every answer; OpenAI's clients show it in their errors.
+    """Adds an `x-request-id` to every response; OpenAI's clients show it in their errors.
 
-    When the gateway leaves, every answer is the last one on its connection: clients that keep connections open come
-    back on a new one, elsewhere.
+    While the gateway shuts down, every response closes its connection, so that clients with keep-alive connect to
+    another gateway.
     """
 
     def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:

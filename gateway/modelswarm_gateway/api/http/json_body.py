@@ -1,4 +1,4 @@
-"""The body of an HTTP request as a JSON value, or an error that says what is wrong with it."""
+"""Reads the body of an HTTP request as a JSON value, or raises an error that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BODY_SECONDS = 60.0
 
 
 async def read_json(request: Request) -> object:
-    """Raises ApiError."""
+    """Read and parse the body. Raise ApiError."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _read(request)
     except TimeoutError as error:
         raise invalid_request(
-            None, f"the body did not come within {BODY_SECONDS:.0f} seconds"
+            None, f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
         ) from error
     except ClientDisconnect as error:
         raise ApiError(Code.CANCELLED, "the client left") from error
@@ -44,10 +44,10 @@ def _too_large() -> ApiError:
 
 
 def parse_json(raw: bytes) -> object:
-    """Raises ApiError."""
+    """Parse a body in UTF-8. Raise ApiError."""
     try:
         value: object = json.loads(raw.decode())
-        if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but no text
+        if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise invalid_request(

@@ -1,8 +1,8 @@
-"""OpenAI's requests: what is accepted, what is refused and in which words.
+"""OpenAI's requests: their fields, and the errors for fields that are not supported.
 
-Used by the HTTP door. Four kinds of fields: those below are obeyed; those of `REFUSED` (they would change the answer
-and are not built) give 400 unless they ask for nothing; every other one (`user`, `metadata`, `store` ...) is ignored;
-and null means unset for all of them. Knows neither HTTP nor sessions.
+Used by the HTTP API. Three kinds of fields: those of the models below are obeyed; those of `UNSUPPORTED_FIELDS` (they
+would change the answer and are not built) give 400 unless their value has no effect; every other one (`user`,
+`metadata`, `store` ...) is ignored. Null means unset for all of them. Knows neither HTTP nor sessions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _plain_text(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("type") == "text"
 
 
-# field -> (what it may be because it asks for nothing, and that in words)
+# Field -> (test for values that have no effect, such a value for the error message).
 UNSUPPORTED_FIELDS: dict[str, tuple[IsNoOp, str]] = {
     "n": (_only(1), "1"),
     "best_of": (_only(1), "1"),
@@ -93,7 +93,7 @@ class TextPart(_Strict):
 
 
 Item = TypeVar("Item")
-# Of a million wrong entries the first is told; findings about all of them would fill the memory.
+# Only the first wrong entry is reported; findings about a million of them would fill the memory.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Content: TypeAlias = str | ListOf[TextPart]
 
@@ -140,7 +140,7 @@ class _Request(_Strict):
         return self.max_tokens
 
     def given_prompt(self) -> tuple[str, Prompt]:
-        """The field that carries the prompt, and the prompt."""
+        """Return the name of the field that carries the prompt, and the prompt."""
         raise NotImplementedError
 
     def to_generation_request(self) -> GenerationRequest:
@@ -206,7 +206,7 @@ class CompletionRequest(_Request):
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """As templates know it: one text, and `system` for what OpenAI now calls developer."""
+    """Return the message as templates expect it: one text, and the role `system` for OpenAI's `developer`."""
     content = message.content
     if isinstance(content, list):
         content = "\n".join(part.text for part in content)
@@ -222,7 +222,7 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def parse_chat(body: object) -> ChatRequest:
-    """Raises ApiError."""
+    """Validate the body of a chat completion. Raise ApiError."""
     try:
         return ChatRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
@@ -230,7 +230,7 @@ def parse_chat(body: object) -> ChatRequest:
 
 
 def parse_completion(body: object) -> CompletionRequest:
-    """Raises ApiError."""
+    """Validate the body of a text completion. Raise ApiError."""
     try:
         return CompletionRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
@@ -238,7 +238,7 @@ def parse_completion(body: object) -> CompletionRequest:
 
 
 def _reject_unsupported(body: object) -> dict[str, Any]:
-    """The fields that are set, once none of them asks for what is not built."""
+    """Return the fields that are set. Raise ApiError for one that is not supported."""
     if not isinstance(body, dict):
         raise invalid_request(None, "the body must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
@@ -250,7 +250,7 @@ def _reject_unsupported(body: object) -> dict[str, Any]:
     return fields
 
 
-# Fields of several types: pydantic's finding would name only one of them.
+# Messages for fields of several types: pydantic's finding would name only one type.
 _TYPE_MESSAGES = {
     "content": "must be a string or a list of text parts",
     "stop": f"must be a string or a list of up to {MAX_STOPS} strings, none of them empty",
@@ -259,10 +259,10 @@ _TYPE_MESSAGES = {
 
 
 def _first_problem(error: ValidationError) -> ApiError:
-    """What is wrong, with the path to it as the client would write it."""
+    """Return the first problem, with its path as the client would write it."""
     found = error.errors(include_url=False, include_context=False)
     place = found[0]["loc"][0]
-    # Of a field of several types the finding that got deepest is about the one that was meant.
+    # In a field of several types, the deepest finding is about the type that was meant.
     problem = max((p for p in found if p["loc"][0] == place), key=lambda p: len(p["loc"]))
     path, shape = "", ""
     for part in problem["loc"]:

@@ -1,7 +1,7 @@
-"""OpenAI's answers: the bodies and the stream events of chat and of text completions.
+"""OpenAI's responses: the bodies and the stream events of chat and text completions.
 
-Used by the HTTP door. Events are put together from strings prepared once per request, because one is written for
-every token.
+Used by the HTTP API. Events are built from strings prepared once per request, because one is written for every token.
+Knows neither HTTP nor sessions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
-    """What all events and the body of one answer share."""
+    """Fields that all events and the body of one response share."""
 
     model: str
     created: int  # unix seconds
     prompt: Tokens
     usage_in_stream: bool = False
-    token_ids: bool = False  # the client wants them
+    token_ids: bool = False  # requested by the client
 
     def usage(self, completion: int) -> dict[str, int]:
         prompt = len(self.prompt)
@@ -36,29 +36,29 @@ class ResponseHead:
 
 
 class ResponseBuilder(Protocol):
-    """One kind of answer."""
+    """Builds events and body of one kind of response."""
 
     def __init__(self, head: ResponseHead) -> None: ...
 
     def opening(self) -> bytes:
-        """Goes before the first text."""
+        """Return the event before the first text; may be empty."""
         ...
 
     def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        """`event_id` names the last position of the log that the text covers (R17)."""
+        """Return the event of some text. `event_id`: the last log position that it covers (R17, resumption)."""
         ...
 
     def closing(self, finish: str, completion: int) -> bytes:
-        """The finish reason, the usage if it was asked for, and the end mark."""
+        """Return the last events: the finish reason, the usage if it was requested, and the end mark."""
         ...
 
     def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
-        """The whole answer at once."""
+        """Return the whole response of a request that does not stream."""
         ...
 
 
 def keepalive_comment(reason: str) -> bytes:
-    """A comment that clients skip; people and proxies see that the answer is not lost. `reason` may be empty."""
+    """Return a comment that clients skip; it shows people and proxies that the stream is alive. `reason` may be ""."""
     said = f" for a route: {' '.join(reason.split())}" if reason else ""
     return f": waiting{said}\n".encode()  # no blank line: for some clients that ends an event
 
@@ -68,7 +68,7 @@ def error_event(envelope: object) -> bytes:
 
 
 class _EventWriter:
-    """`data: {` + what every event has + one choice + `}`."""
+    """Writes `data: {` + the common fields + one choice + `}`."""
 
     def __init__(self, head: ResponseHead, prefix: str, kind: str) -> None:
         self.head = head
@@ -82,13 +82,13 @@ class _EventWriter:
         self._end = f"}}]{usage}}}\n\n"
 
     def choice(self, fields: str, tokens: Tokens = (), event_id: str = "") -> bytes:
-        """`fields`: the inside of the choice's JSON object, without its index."""
+        """Return an event. `fields`: the inside of the choice's JSON object, without its index."""
         mark = f"id: {event_id}\n" if event_id else ""
         ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
         return f"{mark}{self._start}{fields}{ids}{self._end}".encode()
 
     def usage(self, completion: int) -> bytes:
-        """The event after the last choice, if the client wants it, and the end mark."""
+        """Return the usage event, if the client requested it, and the end mark."""
         if not self.head.usage_in_stream:
             return DONE
         usage = json.dumps(self.head.usage(completion))

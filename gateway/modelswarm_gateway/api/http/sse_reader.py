@@ -1,6 +1,7 @@
-"""Server-sent events of another gateway, cut where a reader can go on behind them (R17).
+"""Reads server-sent events of another gateway and cuts them where a stream can be resumed (R17, resumption).
 
-Used where an HTTP answer is passed on. Never gives out half an event: who takes over writes the next one whole.
+Used by the relay. Never returns half an event: the gateway that continues the stream writes the next event whole. Knows
+no sessions.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from modelswarm_gateway.errors import ApiError, Code, parse_code
 
 
 class SseReader:
-    """`last` is the id of the last event that was given out."""
+    """`last_event_id` is the id of the last event that was returned."""
 
     def __init__(self) -> None:
         self.last_event_id: str | None = None
-        self.is_done = False  # its end mark was given out
-        self.error: ApiError | None = None  # it ended with this one, which is not given out
+        self.is_done = False  # the end mark was returned
+        self.error: ApiError | None = (
+            None  # the stream ended with this error, which is not returned
+        )
         self._buffer = b""
 
     def add_bytes(self, part: bytes) -> bytes:
-        """What may be passed on now: comments, and all up to an event with an id or to the end mark. What has no id of
-        its own (the opening, the finish reason) stays with what does, so that nothing comes twice.
+        """Return the bytes that may be forwarded now: comments, and all up to an event with an id or the end mark.
+
+        Events without an id (the opening, the finish reason) stay with the next one that has an id, so that no event
+        is sent twice.
         """
         self._buffer += part
         at = end = 0
@@ -46,14 +51,16 @@ class SseReader:
 
 
 def parse_event_id_line(event: bytes) -> str:
-    """Of one that begins with it."""
+    """Return the id of an event that begins with its id line."""
     return event[len(b"id: ") : event.index(b"\n")].decode()
 
 
 def parse_error_body(body: bytes) -> ApiError:
-    """What an error envelope says."""
+    """Return the error of an error envelope."""
     try:
         error: dict[str, Any] = json.loads(body)["error"]
         return ApiError(parse_code(error["code"]), str(error["message"]), param=error.get("param"))
     except (ValueError, LookupError, TypeError, AttributeError):
-        return ApiError(Code.INTERNAL, "the gateway that holds this session refused without words")
+        return ApiError(
+            Code.INTERNAL, "the gateway that holds this session refused without a reason"
+        )

@@ -35,10 +35,14 @@ MAX_HEARTBEAT_INTERVAL = 5.0
 MIN_TIMEOUT_HEARTBEATS = 3.0
 
 
-def min_timeout(silent_seconds: float, heartbeat_seconds: float) -> float:
+def min_timeout(suspect_after_seconds: float, heartbeat_seconds: float) -> float:
     """Return the least timeout of a server that has declared its heartbeat interval (0: it has not)."""
     interval = min(heartbeat_seconds, MAX_HEARTBEAT_INTERVAL)
-    return silent_seconds if 2 * interval <= silent_seconds else MIN_TIMEOUT_HEARTBEATS * interval
+    return (
+        suspect_after_seconds
+        if 2 * interval <= suspect_after_seconds
+        else MIN_TIMEOUT_HEARTBEATS * interval
+    )
 
 
 class HeartbeatIntervals:
@@ -74,9 +78,9 @@ class _PeerState:
 
 
 class FailureDetector:
-    def __init__(self, silent_seconds: float) -> None:
-        """`silent_seconds`: the least timeout."""
-        self._min_timeout = silent_seconds
+    def __init__(self, suspect_after_seconds: float) -> None:
+        """`suspect_after_seconds`: the least timeout."""
+        self._min_timeout = suspect_after_seconds
         self._peers: dict[PeerId, _PeerState] = {}
         self._monitored: set[PeerId] = set()
         self.suspected: frozenset[PeerId] = frozenset()

@@ -23,11 +23,11 @@ from modelswarm_gateway.core.detection.token_deadlines import (
 )
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migrations import Migrations
-from modelswarm_gateway.core.recovery.hold_limit import Holds
+from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE, ServerRegistry
-from modelswarm_gateway.core.sessions.session import Hop, Session, State
-from modelswarm_gateway.core.takeover.ownership_check import Absence
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
+from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 
 # Time in seconds between two runs of the outlier detector.
 COMPARE_INTERVAL = 1.0
@@ -41,21 +41,21 @@ class HealthMonitor:
         settings: GatewaySettings,
         peer: PeerId,
         registry: ServerRegistry,
-        holds: Holds,
+        hold_limits: HoldLimits,
         recovery: Recovery,
         migrations: Migrations,
-        absence: Absence,
+        ownership_check: OwnershipCheck,
     ) -> None:
         """`peer` is this gateway."""
         self._settings = settings
         self._peer = peer
         self._registry = registry
-        self._holds = holds
+        self._hold_limits = hold_limits
         self._recovery = recovery
         self._migrations = migrations
-        self._absence = absence
+        self._ownership_check = ownership_check
         self._clock = StallClock()
-        self._failure_detector = FailureDetector(settings.silent_seconds)
+        self._failure_detector = FailureDetector(settings.suspect_after_seconds)
         self._progress: dict[str, Progress] = {}
         self._outlier_detector = OutlierDetector(registry)
         self._probes = Probes(registry, migrations)
@@ -86,14 +86,16 @@ class HealthMonitor:
             session.fenced_at = min(now, session.fenced_at + stalled)
             if session.held_at is not None:
                 session.held_at = min(now, session.held_at + stalled)
-        self.serving = {hop.peer for s in sessions if s.state is State.RUNNING for hop in s.hops}
+        self.serving = {
+            hop.peer for s in sessions if s.state is SessionState.RUNNING for hop in s.hops
+        }
         self._registry.set_idle_hops(self._idle_canary_hops(sessions))
         time = self._clock.elapsed(now)
         self._failure_detector.set_monitored(self.serving, time)
         for peer in self._failure_detector.detect(time):
             self._suspect(peer, sessions, now)
         for session in sessions:
-            if session.state is State.FENCING:
+            if session.state is SessionState.FENCING:
                 self._check_fence_acks(session, now)
         self._check_tokens([s for s in sessions if is_token_due(s)], now)
         self._outlier_detector.read_backlog(now)
@@ -108,7 +110,7 @@ class HealthMonitor:
         return Counter(
             hop.peer
             for session in (sessions if on_canary else ())
-            if session.state is not State.FENCING and not is_token_due(session)
+            if session.state is not SessionState.FENCING and not is_token_due(session)
             for hop in session.hops
             if hop.peer in on_canary
         )
@@ -122,19 +124,21 @@ class HealthMonitor:
             return
         stalled = self._clock.advance(now)
         for session in sessions:
-            self._absence.over(session)
+            self._ownership_check.after_stall(session)
             if session.held_at is not None:
                 session.held_at += stalled  # servers may reconnect in a moment
-            if session.state is not State.HELD:
-                self._recovery.fault(session, "late", self._peer, now)
+            if session.state is not SessionState.HELD:
+                self._recovery.on_fault(session, "late", self._peer, now)
 
     def _suspect(self, peer: PeerId, sessions: Collection[Session], now: float) -> None:
         """Eject a silent server and start recovery of every session on it, also of those that wait for its ack."""
         self._registry.set_suspected(self._failure_detector.suspected)
         self._registry.eject(peer, "silent", now)
         for session in sessions:
-            if session.state is not State.HELD and any(hop.peer == peer for hop in session.hops):
-                self._recovery.fault(session, "silent", peer, now)
+            if session.state is not SessionState.HELD and any(
+                hop.peer == peer for hop in session.hops
+            ):
+                self._recovery.on_fault(session, "silent", peer, now)
 
     def _detect_outliers(self, sessions: Collection[Session], now: float) -> None:
         """Eject outliers and drain them until the ejection ends; start probe migrations of undecided servers."""
@@ -151,7 +155,7 @@ class HealthMonitor:
     def _disconnect_silent(self, time: float) -> None:
         """Close links without messages: coverage counts connected servers, so a dead link would feign coverage."""
         for peer, silence in self._failure_detector.silences(time):
-            if silence >= self._settings.dead_seconds:
+            if silence >= self._settings.disconnect_after_seconds:
                 self._registry.disconnect(peer, f"it has said nothing for {silence:.0f} s")
 
     def _undrain(self, peers: Collection[PeerId], now: float) -> None:
@@ -163,20 +167,22 @@ class HealthMonitor:
 
     def _check_fence_acks(self, session: Session, now: float) -> None:
         waited = now - session.fenced_at
-        if waited >= self._holds.fence_seconds(session.model):
-            self._recovery.silent(session, now)
+        if waited >= self._hold_limits.fence_timeout_seconds(session.model):
+            self._recovery.on_fence_timeout(session, now)
             return
         missing = {
-            h.peer for h in session.hops if not h.answered and self._is_ack_overdue(h, session, now)
+            h.peer
+            for h in session.hops
+            if not h.is_fenced and self._is_ack_overdue(h, session, now)
         }
-        if missing and self._recovery.go_around(session, missing, now):
+        if missing and self._recovery.replan_without(session, missing, now):
             for peer in missing:
                 self._registry.eject(peer, "silent", now)
 
     def _is_ack_overdue(self, hop: Hop, session: Session, now: float) -> bool:
         """True if a hop's ack is overdue. A server that sends other messages may have to finish a step first."""
         steps = self._registry.health.step_times(hop.peer)
-        timeout = self._settings.answer_seconds + steps.longest_step
+        timeout = self._settings.fence_ack_seconds + steps.longest_step
         fenced_at = self._clock.elapsed(now) - (now - session.fenced_at)
         if self._failure_detector.has_message_since(hop.peer, fenced_at) and not steps.is_hung:
             timeout = max(timeout, ALIVE_ACK_SECONDS)
@@ -193,17 +199,19 @@ class HealthMonitor:
             progress = before.get(session.name) or Progress(session.epoch, session.length, time)
             progress.observe(session, time)
             self._progress[session.name] = progress
-            if session.reading:
-                pending_rows.update({hop.peer: session.reading for hop in session.hops})
+            if session.pending_prefill_rows:
+                pending_rows.update(
+                    {hop.peer: session.pending_prefill_rows for hop in session.hops}
+                )
         for session in sessions:
             waited = time - self._progress[session.name].progress_at
-            if waited < self._settings.overdue_seconds:
+            if waited < self._settings.token_timeout_seconds:
                 continue
             expected = self._expected_seconds(session, pending_rows, now)
-            if waited >= token_timeout(expected, session.overdues):
-                session.overdue = session.epoch
-                session.overdues += 1
-                self._recovery.fault(session, "overdue", session.hops[-1].peer, now)
+            if waited >= token_timeout(expected, session.overdue_attempts):
+                session.overdue_epoch = session.epoch
+                session.overdue_attempts += 1
+                self._recovery.on_fault(session, "overdue", session.hops[-1].peer, now)
 
     def _expected_seconds(
         self, session: Session, pending_rows: Counter[PeerId], now: float
@@ -211,4 +219,4 @@ class HealthMonitor:
         gap = self._progress[session.name].seconds_per_token
         rows = max(pending_rows[hop.peer] for hop in session.hops)
         steps = [self._registry.health.step_times(hop.peer) for hop in session.hops]
-        return expected_seconds(self._settings.overdue_seconds, gap, steps, rows, now)
+        return expected_seconds(self._settings.token_timeout_seconds, gap, steps, rows, now)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm_gateway.core.servers.step_times import StepTimes
-from modelswarm_gateway.core.sessions.session import Session, State
+from modelswarm_gateway.core.sessions.session import Session, SessionState
 
 # Multiple of the expected time that is waited for.
 SLACK_FACTOR = 4.0
@@ -43,7 +43,7 @@ class Progress:
 
 def is_token_due(session: Session) -> bool:
     """True if the swarm may produce a token now: the client has read enough (R7, flow control)."""
-    return session.state is State.RUNNING and session.length <= session.credit
+    return session.state is SessionState.RUNNING and session.length <= session.credit
 
 
 def token_timeout(expected: float, overdues: int) -> float:

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Finish, Send
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
-from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.interface.turn import RefusalReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Refused:
     """The turn did not start; the session is parked and still open."""
 
     session: str
-    why: Why
+    reason: RefusalReason
     detail: str
     retry_after: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class SessionLost:
     """The session could not be saved (I8); it is closed."""
 
     session: str
@@ -44,7 +44,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Outranked:
+class OwnershipLost:
     """Another gateway has the session (R20): it is closed here, and nothing more is said about it."""
 
     session: str
@@ -68,18 +68,18 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MigrationEnded:
     """A planned move of a session away from `peer` ended (R13); for logs and metrics."""
 
     session: str
     peer: PeerId
-    why: str
+    cause: str
     outcome: str  # of `move.Ended`
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Unlink:
+class CloseLink:
     """A server has been silent for so long that its link is to be closed, and dialled anew."""
 
     peer: PeerId
@@ -95,39 +95,17 @@ class Ejected:
     cause: str  # silent, overdue, failed, slow
 
 
-
-
-
-
-
-
-
-
 Effect: TypeAlias = (
     Send
     | Emitted
     | Refused
-    | Broken
-    | Outranked
+    | SessionLost
+    | OwnershipLost
     | Rerouted
     | Resumed
-    | Moved
+    | MigrationEnded
     | Ejected
-    | Unlink
-    | Whereabouts
-    | Fetched
+    | CloseLink
+    | SessionLocation
+    | FetchedLog
 )
-
-
-
-
-
-
-
-
-
-
-
-
-
-

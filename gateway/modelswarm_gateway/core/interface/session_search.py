@@ -12,7 +12,7 @@ from modelswarm.protocol.messages import HopInfo, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LogHolder:
     """A server that has a log copy of a session, as it was in that epoch."""
 
     peer: PeerId
@@ -20,24 +20,24 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class SessionLocation:
     """What the servers say of a session that is not here."""
 
     session: str
     epoch: Epoch  # highest that was found
     owner: PeerId = ""  # "": nobody knows the session
-    target: str = ""  # of the owner's door
-    living: bool = False
-    wait: float = 0.0  # seconds until it may be adopted
-    ran: Epoch = NO_EPOCH  # the newest that may have generated
+    owner_target: str = ""  # of the owner's door
+    is_owner_alive: bool = False
+    takeover_wait: float = 0.0  # seconds until it may be adopted
+    last_started: Epoch = NO_EPOCH  # the newest that may have generated
     hops: tuple[tuple[PeerId, HopInfo], ...] = ()  # of that epoch and of newer ones
-    holders: tuple[Holder, ...] = ()  # of logs of those, the longest first
-    unheard: tuple[PeerId, ...] = ()  # servers that may know better, and did not answer
-    opener: PeerId = ""  # another gateway is about to open it, and was first somewhere
+    log_holders: tuple[LogHolder, ...] = ()  # of logs of those, the longest first
+    unanswered: tuple[PeerId, ...] = ()  # servers that may know better, and did not answer
+    claimant: PeerId = ""  # another gateway is about to open it, and was first somewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedLog:
     """A log copy has come whole; without a turn: it will not."""
 
     session: str

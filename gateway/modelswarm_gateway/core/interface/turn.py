@@ -19,10 +19,12 @@ class TurnRequest:
     max_tokens: int | None  # None: up to the context's end; 0: only read
     sampling: Sampling
     credit_ahead: int = 64  # tokens the swarm may be ahead of the reader (R7)
-    begun: bool = False  # its client has a part of the answer: it waits and is not refused (I8)
+    is_resumed: bool = (
+        False  # its client has a part of the answer: it waits and is not refused (I8)
+    )
 
 
-class Why(enum.Enum):
+class RefusalReason(enum.Enum):
     """Why a turn was refused before its first token, or waits."""
 
     NO_ROOM = "no_room"  # no free KV: try later
@@ -32,7 +34,7 @@ class Why(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTurn:
+class ParkedTurn:
     """The log of a session that is parked here, and the turn that it ran last."""
 
     tokens: tuple[int, ...]

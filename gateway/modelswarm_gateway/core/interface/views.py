@@ -21,8 +21,8 @@ class ServerView:
     last: int
     n_blocks: int
     own_sessions: int  # hops this gateway has there
-    leaving: str  # why its sessions are moved elsewhere; empty: they are not
-    beat: Heartbeat | None
+    drain_cause: str  # why its sessions are moved elsewhere; empty: they are not
+    heartbeat: Heartbeat | None
     suspected: bool = False  # silent
     ejected: bool = False  # gets no new sessions for now, but for one when it is on trial
     score: float = 1.0  # how well it does, in (0, 1]
@@ -45,5 +45,5 @@ class SessionView:
     route: tuple[HopView, ...]
     reused: int  # entries that this turn found in the head's KV
     replayed: int  # entries that this turn ran again after faults
-    waits: str = ""  # for what it is held
-    seen: bool = True  # a server that is linked knows it
+    hold_reason: str = ""  # for what it is held
+    is_reachable: bool = True  # a server that is linked knows it

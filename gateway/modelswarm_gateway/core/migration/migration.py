@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import Epoch, PeerId
-from modelswarm_gateway.core.sessions.session import Hop, Session, State
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
 # Cause of a migration away from a server that is not drained: a replica has less load.
 REBALANCE_CAUSE = "rebalance"
@@ -56,7 +56,7 @@ class MigrationBackoff:
     failures: int = 0
     not_before: float = 0.0
     refused_by: set[PeerId] = field(default_factory=set)  # servers that refused a new hop
-    copy_targets: set[PeerId] = field(default_factory=set)  # servers that a copy in `epoch` went to
+    copy_servers: set[PeerId] = field(default_factory=set)  # servers that a copy in `epoch` went to
 
     def postpone(self, now: float, pause: float, *, failed: bool) -> None:
         """Wait before the next migration. A superseded migration counts as no failure of its copy."""
@@ -72,7 +72,7 @@ class MigrationBackoffs(dict[str, MigrationBackoff]):
         backoff = self.setdefault(session.name, MigrationBackoff(session.epoch))
         if backoff.epoch != session.epoch:
             backoff.epoch = session.epoch
-            backoff.copy_targets.clear()
+            backoff.copy_servers.clear()
         return backoff
 
     def keep_only(self, sessions: Collection[str]) -> None:
@@ -99,7 +99,7 @@ def lag(migration: Migration) -> int:
 
 def recovery_in_progress(sessions: Iterable[Session]) -> bool:
     """True if a recovery is in progress: recoveries come before migrations."""
-    states = (State.FENCING, State.RUNNING)
+    states = (SessionState.FENCING, SessionState.RUNNING)
     return any(s.fault_at is not None and s.state in states for s in sessions)
 
 

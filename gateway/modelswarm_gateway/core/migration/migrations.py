@@ -6,7 +6,7 @@ boundary: with nothing in flight no work is lost, and the epoch change to the ne
 The sessions of one server cut over together (`cutover.py`). Servers are drained by their heartbeats, by
 `modelswarm drain` and by callers of `drain`. Ticked by `gateway.py`, which also passes the servers' messages.
 
-A copy stands beside the session (`Session.spare`) and never touches it: a fault of the copy ends the copy, and a
+A copy stands beside the session (`Session.copy_targets`) and never touches it: a fault of the copy ends the copy, and a
 recovery that the session enters for another reason wins. Does not know how recovery works (`recovery.py`).
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, FaultReport, FenceAck, Window
-from modelswarm_gateway.core.interface.effects import Effect, Moved
+from modelswarm_gateway.core.interface.effects import Effect, MigrationEnded
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration import cutover
 from modelswarm_gateway.core.migration.migration import (
@@ -31,11 +31,11 @@ from modelswarm_gateway.core.migration.migration import (
     recovery_in_progress,
 )
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.recovery.route_planner import places
+from modelswarm_gateway.core.recovery.route_planner import find_migration_targets
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
-from modelswarm_gateway.core.sessions.session import Hop, Session, State, ring_neighbours
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState, ring_neighbours
 
 # Number of sessions per tick that new hops are searched for.
 STARTS_PER_TICK = 8
@@ -123,7 +123,7 @@ class Migrations:
             elif not leaves and session.name in self._capped:
                 session.credit_cap = None
                 self._capped.discard(session.name)
-                self._recovery.orders.credit(session)
+                self._recovery.hop_messages.grant_credit(session)
         self._capped &= self._sessions.keys()
 
     def _check(self, migration: Migration, now: float) -> None:
@@ -131,7 +131,7 @@ class Migrations:
             self._stop(migration, MigrationOutcome.SUPERSEDED, now)
         elif migration.is_copying and cutover.is_caught_up(migration):
             self._try_cutover(migration, now)
-        elif now - migration.progress_at >= self._settings.copy_seconds:
+        elif now - migration.progress_at >= self._settings.copy_stall_seconds:
             self._abort(migration, now)
         elif cutover.quiesce_expired(migration, now):
             self._resume(migration)
@@ -142,7 +142,7 @@ class Migrations:
         return (
             self._sessions.get(session.name) is session
             and session.epoch == migration.epoch
-            and session.state is State.RUNNING
+            and session.state is SessionState.RUNNING
             and (
                 migration.cause == REBALANCE_CAUSE
                 or migration.old_hop.peer in self._registry.drains.peers
@@ -180,7 +180,7 @@ class Migrations:
             return False
         if self._no_target_until.get(hop.peer, 0.0) > now:
             return False
-        if session.state is State.PARKED:
+        if session.state is SessionState.PARKED:
             return True
         if not self._can_migrate(session):
             return False
@@ -190,15 +190,15 @@ class Migrations:
 
     def _can_migrate(self, session: Session) -> bool:
         """True if the session runs, and neither recovers nor migrates."""
-        running = session.state is State.RUNNING and not session.mending
+        running = session.state is SessionState.RUNNING and not session.is_recovering
         return running and session.name not in self._migrations
 
     # ---- starting
 
     def _start(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
         backoff = self._backoffs.for_session(session)
-        targets = places(self._registry, session, old, backoff.refused_by, now)
-        parked = session.state is State.PARKED
+        targets = find_migration_targets(self._registry, session, old, backoff.refused_by, now)
+        parked = session.state is SessionState.PARKED
         if targets is None and not (
             parked and session.variant != self._registry.active_variant(session.model)
         ):
@@ -207,9 +207,9 @@ class Migrations:
         if parked or targets is None:
             # No copy: its next turn uses other servers (R8, parked sessions).
             session.hops.remove(old)
-            self._recovery.hops.leave(old)
+            self._recovery.hops.detach(old)
             return
-        with_copy = backoff.failures < self._settings.copy_tries
+        with_copy = backoff.failures < self._settings.copy_attempts
         migration = Migration(
             session,
             session.epoch,
@@ -224,18 +224,18 @@ class Migrations:
     def _open_hops(
         self, migration: Migration, targets: Sequence[RouteHop], busy: Counter[PeerId]
     ) -> None:
-        session, find = migration.session, self._recovery.hops.find
+        session, find = migration.session, self._recovery.hops.find_or_create
         migration.new_hops = [find(session, each.peer, each.first, each.last) for each in targets]
         involved = involved_servers(migration)
         if any(busy[peer] >= self._settings.copies_per_server for peer in involved):
             return
         busy.update(involved)
         self._migrations[session.name] = migration
-        self._backoffs.for_session(session).copy_targets.update(
+        self._backoffs.for_session(session).copy_servers.update(
             hop.peer for hop in migration.new_hops
         )
         for hop in migration.new_hops:
-            self._recovery.open_beside(session, hop)
+            self._recovery.open_copy_target(session, hop)
 
     # ---- migrations without a drain
 
@@ -269,9 +269,9 @@ class Migrations:
         if answer.unknown or answer.refusal is not None:
             self._backoffs.for_session(migration.session).refused_by.add(peer)
             self._abort(migration, now)
-        elif all(hop.answered for hop in migration.new_hops):
+        elif all(hop.is_fenced for hop in migration.new_hops):
             for hop in migration.new_hops:
-                hop.turn = migration.session.turn_number
+                hop.accepted_turn = migration.session.turn_number
             migration.is_copying, migration.progress_at = True, now
             if migration.with_copy:
                 self._start_copy(migration)
@@ -282,9 +282,9 @@ class Migrations:
         """Start the new hops as standbys, and make the old hop send them its KV."""
         session, old = migration.session, migration.old_hop
         for hop in migration.new_hops:
-            self._recovery.orders.copy(session, old, hop)
-            migration.kv_positions[hop.reply] = hop.kv
-            migration.log_sent[hop.reply] = hop.log
+            self._recovery.hop_messages.start_copy(session, old, hop)
+            migration.kv_positions[hop.gateway_handle] = hop.kv
+            migration.log_sent[hop.gateway_handle] = hop.log
         self._send_log(migration)
 
     def _send_log(self, migration: Migration) -> None:
@@ -293,10 +293,10 @@ class Migrations:
         assert variant is not None, "a session that runs has a variant"
         for hop in migration.new_hops:
             if hop.first == 0 or hop.last == variant.n_blocks:
-                self._recovery.orders.log(
-                    migration.session, hop, migration.log_sent[hop.reply], warm=True
+                self._recovery.hop_messages.send_log(
+                    migration.session, hop, migration.log_sent[hop.gateway_handle], standby=True
                 )
-                migration.log_sent[hop.reply] = migration.session.length
+                migration.log_sent[hop.gateway_handle] = migration.session.length
 
     def on_token(self, session: Session, now: float) -> None:
         """Take a new token of a session: it may be the one at which the session is quiescent."""
@@ -310,7 +310,8 @@ class Migrations:
         migration = self._migration_of(window.handle)
         if migration is None or not migration.is_copying or window.epoch != migration.epoch:
             return
-        if peer != self._recovery.replies[window.handle][1].peer or not self._is_current(migration):
+        _, hop = self._recovery.hops_by_handle[window.handle]
+        if peer != hop.peer or not self._is_current(migration):
             return
         migration.kv_positions[window.handle] = max(
             migration.kv_positions[window.handle], window.received
@@ -337,7 +338,7 @@ class Migrations:
         become quiescent after the same one.
         """
         for batch in cutover.ready_batches(list(self._migrations.values()), now):
-            self._recovery.orders.quiesce([migration.session for migration in batch])
+            self._recovery.hop_messages.quiesce([migration.session for migration in batch])
             for migration in batch:
                 migration.quiescing_since = now
                 self._try_cutover(migration, now)
@@ -351,7 +352,7 @@ class Migrations:
         """Grant a little credit; `_cap_credit` removes the cap at the next tick unless the session must migrate."""
         session.credit_cap = CREDIT_CAP
         self._capped.add(session.name)
-        self._recovery.orders.credit(session)
+        self._recovery.hop_messages.grant_credit(session)
 
     def _cut_over(self, migration: Migration, now: float) -> None:
         del self._migrations[migration.session.name]
@@ -359,13 +360,13 @@ class Migrations:
         copied = migration.with_copy
         outcome = MigrationOutcome.MIGRATED if copied else MigrationOutcome.RECOMPUTED
         self._emit_outcome(migration, outcome, now)
-        self._recovery.move(migration.session, migration.old_hop, migration.new_hops, now)
+        self._recovery.cut_over(migration.session, migration.old_hop, migration.new_hops, now)
 
     # ---- faults
 
     def handle_report(self, peer: PeerId, report: FaultReport, now: float) -> bool:
         """Take a fault report. True if it concerns only a copy, or announces a drain: neither harms a session."""
-        found = self._recovery.replies.get(report.handle)
+        found = self._recovery.hops_by_handle.get(report.handle)
         if found is None or found[1].peer != peer:
             return False
         session, hop = found
@@ -373,7 +374,7 @@ class Migrations:
             self._registry.drain(peer, SHUTDOWN_CAUSE)
             return True
         migration = self._migrations.get(session.name)
-        if hop in session.spare:
+        if hop in session.copy_targets:
             if migration is not None and report.epoch == migration.epoch:
                 self._abort(migration, now)
             return True
@@ -388,7 +389,7 @@ class Migrations:
 
         If it leads to both, a failed read is attributed to the copy.
         """
-        targets = self._backoffs.for_session(session).copy_targets
+        targets = self._backoffs.for_session(session).copy_servers
         if report.peer not in targets or hop not in session.hops:
             return False
         migration = self._migrations.get(session.name)
@@ -406,7 +407,7 @@ class Migrations:
         self._discard(migration, outcome, now)
         failed = outcome is MigrationOutcome.ABORTED
         backoff = self._backoffs.for_session(migration.session)
-        backoff.postpone(now, self._settings.move_seconds, failed=failed)
+        backoff.postpone(now, self._settings.migration_retry_seconds, failed=failed)
 
     def _discard(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
         """Close the new hops and report the outcome."""
@@ -415,18 +416,18 @@ class Migrations:
         if self._sessions.get(session.name) is session:
             self._grant_capped_credit(session)
         if migration.with_copy and migration.is_copying and session.epoch == migration.epoch:
-            self._recovery.orders.end_copies(session, migration.old_hop)
+            self._recovery.hop_messages.stop_copies(session, migration.old_hop)
         for hop in migration.new_hops:
-            if hop in session.spare:
-                session.spare.remove(hop)
-                self._recovery.hops.leave(hop)
+            if hop in session.copy_targets:
+                session.copy_targets.remove(hop)
+                self._recovery.hops.detach(hop)
         self._emit_outcome(migration, outcome, now)
 
     # ---- helpers
 
     def _migration_of(self, handle: int) -> Migration | None:
         """Return the migration with a new hop of this gateway handle."""
-        found = self._recovery.replies.get(handle)
+        found = self._recovery.hops_by_handle.get(handle)
         migration = None if found is None else self._migrations.get(found[0].name)
         if migration is None or found is None or found[1] not in migration.new_hops:
             return None
@@ -435,7 +436,7 @@ class Migrations:
     def _emit_outcome(self, migration: Migration, outcome: MigrationOutcome, now: float) -> None:
         seconds = now - migration.started_at
         self._emit(
-            Moved(
+            MigrationEnded(
                 migration.session.name,
                 migration.old_hop.peer,
                 migration.cause,

@@ -11,11 +11,11 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, ImbalanceDetector, Load, Shift
 from modelswarm_gateway.core.migration.migrations import Migrations
-from modelswarm_gateway.core.recovery.route_planner import bad_neighbours
+from modelswarm_gateway.core.recovery.route_planner import unreliable_neighbours
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.servers.variant import variant_of
-from modelswarm_gateway.core.sessions.session import Hop, Session, State, ring_neighbours
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState, ring_neighbours
 
 # Time in seconds between two checks for an imbalance.
 CHECK_INTERVAL = 1.0
@@ -48,7 +48,7 @@ class Rebalancer:
 
     def _groups(self, now: float) -> dict[Hashable, list[Load]]:
         """Return the loads of groups of replicas in which one server has many sessions of this gateway."""
-        running = (s for s in self._sessions.values() if s.state is State.RUNNING)
+        running = (s for s in self._sessions.values() if s.state is SessionState.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
         busy = [
             self._registry.find_server(peer) for peer, count in own.items() if count >= MIN_LEAD
@@ -90,7 +90,7 @@ def sessions_to_shift(
     return [
         (session, hop)
         for session, hop in sorted(there, key=lambda found: found[0].length)
-        if shift.target not in bad_neighbours(ring_neighbours(session, hop), unreliable)
+        if shift.target not in unreliable_neighbours(ring_neighbours(session, hop), unreliable)
     ]
 
 

@@ -15,73 +15,83 @@ from modelswarm.protocol.messages import Counters
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
-APART = 0.5  # seconds: what several sessions find within them is one failure of a link
+SAME_FAILURE_SECONDS = (
+    0.5  # seconds: what several sessions find within them is one failure of a link
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class HopEvidence:
     """A hop's answer: what it had seen of the epoch that came to nothing."""
 
     peer: PeerId
     counters: Counters | None
-    still: bool  # its server has made no step for long
+    is_idle: bool  # its server has made no step for long
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class Culprit:
     """Two servers: the link between them. One: itself."""
 
     peers: tuple[PeerId, ...]
 
 
-def blame(hops: Sequence[Witness], epoch: Epoch, owed: int) -> Blame | None:
+def attribute(hops: Sequence[HopEvidence], epoch: Epoch, due_position: int) -> Culprit | None:
     """Hops in route order; `owed` is the position of the token that did not come. None: nothing can be read off them,
     as when they merely were slow."""
     seen = [hop.counters for hop in hops]
     if any(counters is None or counters.epoch != epoch for counters in seen):
         return None
     tuples = [counters for counters in seen if counters is not None]
-    return _link(hops, tuples) or _ring(hops, tuples) or _idle(hops, tuples, owed)
+    return (
+        _faulty_link(hops, tuples)
+        or _faulty_ring_link(hops, tuples)
+        or _idle_server(hops, tuples, due_position)
+    )
 
 
-def _link(hops: Sequence[Witness], seen: Sequence[Counters]) -> Blame | None:
+def _faulty_link(hops: Sequence[HopEvidence], seen: Sequence[Counters]) -> Culprit | None:
     for index, (here, there) in enumerate(pairwise(seen)):
         lost_rows = here.sent > there.received
         lost_window = there.granted > here.window and here.sent >= here.window
         if (lost_rows or lost_window) and hops[index].peer != hops[index + 1].peer:
-            return Blame((hops[index].peer, hops[index + 1].peer))
+            return Culprit((hops[index].peer, hops[index + 1].peer))
     return None
 
 
-def _ring(hops: Sequence[Witness], seen: Sequence[Counters]) -> Blame | None:
+def _faulty_ring_link(hops: Sequence[HopEvidence], seen: Sequence[Counters]) -> Culprit | None:
     head, tail = hops[0].peer, hops[-1].peer
     if head != tail and seen[-1].tokens_sent > seen[0].tokens_received:
-        return Blame((tail, head))
+        return Culprit((tail, head))
     return None
 
 
-def _idle(hops: Sequence[Witness], seen: Sequence[Counters], owed: int) -> Blame | None:
+def _idle_server(
+    hops: Sequence[HopEvidence], seen: Sequence[Counters], due_position: int
+) -> Culprit | None:
     """The first hop that has rows and does nothing with them, although it may."""
     for hop, counters in zip(hops, seen, strict=True):
         last = hop is hops[-1]
-        waits = owed <= counters.received if last else counters.sent < _may_send(counters)
-        if waits and hop.still:
-            return Blame((hop.peer,))
+        waits = (
+            due_position <= counters.received if last else counters.sent < _max_sendable(counters)
+        )
+        if waits and hop.is_idle:
+            return Culprit((hop.peer,))
     return None
 
 
-def _may_send(counters: Counters) -> int:
+def _max_sendable(counters: Counters) -> int:
     return min(counters.received, counters.window)
 
 
 def attribute_overdue(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]:
     """The servers that the session is to do without, if it can."""
-    epoch, session.overdue = session.overdue, None
+    epoch, session.overdue_epoch = session.overdue_epoch, None
     if epoch is None:
         return set()
-    found = blame(
+    found = attribute(
         [
-            Witness(
+            HopEvidence(
                 hop.peer, hop.counters, not registry.health.step_times(hop.peer).is_progressing(now)
             )
             for hop in session.hops
@@ -94,7 +104,7 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
     if len(found.peers) == 2:
         # failures count as seen from one end: first a lost token, then a lost window is the same link seen by us
         one, other = sorted(found.peers)
-        registry.on_link_failed(one, other, -1 - int(now / APART), now)
+        registry.on_link_failed(one, other, -1 - int(now / SAME_FAILURE_SECONDS), now)
         return set()
     registry.eject(found.peers[0], "overdue", now)
     return set(found.peers)

@@ -9,26 +9,28 @@ from __future__ import annotations
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
-LONGEST_HOLD = 24 * 3600.0  # seconds; whatever a server says
+MAX_HOLD_SECONDS = 24 * 3600.0  # seconds; whatever a server says
 
 
-class Holds:
+class HoldLimits:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
-        self._said: dict[str, float] = {}  # model -> seconds; kept while no server of it is there
+        self._announced: dict[
+            str, float
+        ] = {}  # model -> seconds; kept while no server of it is there
 
-    def learn(self, hello: Hello) -> None:
+    def record_hello(self, hello: Hello) -> None:
         if hello.hold_ms:
-            self._said[hello.model] = min(hello.hold_ms / 1000, LONGEST_HOLD)
+            self._announced[hello.model] = min(hello.hold_ms / 1000, MAX_HOLD_SECONDS)
 
-    def seconds(self, model: str) -> float:
+    def limit_seconds(self, model: str) -> float:
         """0: its sessions are not held at all."""
-        return self._said.get(model, self._settings.hold_seconds)
+        return self._announced.get(model, self._settings.hold_limit_seconds)
 
-    def fence_seconds(self, model: str) -> float:
+    def fence_timeout_seconds(self, model: str) -> float:
         """For how long an answer to a Fence is waited for if there is no way around it: no longer than a session is
         held, but long enough for its server to be suspected before."""
-        settings, hold = self._settings, self.seconds(model)
+        settings, hold = self._settings, self.limit_seconds(model)
         if not hold:
-            return settings.fenced_seconds
-        return min(settings.fenced_seconds, max(hold, 2 * settings.silent_seconds))
+            return settings.fence_timeout_seconds
+        return min(settings.fence_timeout_seconds, max(hold, 2 * settings.suspect_after_seconds))

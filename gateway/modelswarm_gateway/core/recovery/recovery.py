@@ -10,20 +10,26 @@ from collections.abc import Callable, Sequence
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
-from modelswarm_gateway.core.interface.effects import Broken, Effect, Outranked, Refused, Rerouted
+from modelswarm_gateway.core.interface.effects import (
+    Effect,
+    OwnershipLost,
+    Refused,
+    Rerouted,
+    SessionLost,
+)
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.recovery.fault_attribution import attribute_overdue
-from modelswarm_gateway.core.recovery.hold_limit import Holds
-from modelswarm_gateway.core.recovery.refusals import detail, meaning
-from modelswarm_gateway.core.recovery.route_planner import Plan, Planner
+from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
+from modelswarm_gateway.core.recovery.refusals import explain_refusal, reason_for
+from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
-from modelswarm_gateway.core.sessions.hop_messages import Orders
-from modelswarm_gateway.core.sessions.hop_table import Hops
+from modelswarm_gateway.core.sessions.hop_messages import HopMessages
+from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
-from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Hop, Session, State
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Hop, Session, SessionState
 
 
 class Recovery:
@@ -33,301 +39,306 @@ class Recovery:
         self,
         settings: GatewaySettings,
         registry: ServerRegistry,
-        holds: Holds,
+        hold_limits: HoldLimits,
         draw: Callable[[], int],
         emit: Callable[[Effect], None],
         forget: Callable[[Session], None],
     ) -> None:
         self._settings = settings
         self._registry = registry
-        self._holds = holds
+        self._hold_limits = hold_limits
         self._emit = emit
         self._forget = forget  # drops a broken session from the core's table
-        self._planner = Planner(settings, registry)
-        self.hops = Hops(registry, draw, emit)
-        self.orders = Orders(settings, emit)
-        self.replies = self.hops.replies
+        self._planner = RoutePlanner(settings, registry)
+        self.hops = HopTable(registry, draw, emit)
+        self.hop_messages = HopMessages(settings, emit)
+        self.hops_by_handle = self.hops.by_handle
 
     # ---- entering the loop
 
-    def fault(self, session: Session, cause: str, peer: PeerId, now: float) -> None:
+    def on_fault(self, session: Session, cause: str, peer: PeerId, now: float) -> None:
         """A fault of a turn that runs: note it, then the loop. Parked sessions are repaired when used next (R8)."""
-        if not session.in_turn:
+        if not session.is_in_turn:
             return
-        session.trouble = f"{cause} at {peer}"
+        session.last_fault = f"{cause} at {peer}"
         if session.fault_at is None:
             session.fault_at = now
-        if session.state is not State.HELD:
+        if session.state is not SessionState.HELD:
             self._emit(Rerouted(session.name, cause, peer))
-        self.enter(session, now)
+        self.enter_loop(session, now)
 
-    def enter(self, session: Session, now: float) -> None:
+    def enter_loop(self, session: Session, now: float) -> None:
         """Freeze the log's length, raise the epoch (R4), and fence every hop of a complete route."""
-        session.next_epoch()
+        session.raise_epoch()
         session.credit_cap = None
-        session.loops += 1
-        session.cut_hops(session.length)
-        for hop in [*session.hops, *session.spare]:
-            hop.answered, hop.timed = False, True
-        if session.loops % self._settings.loops_without_token == 0:
-            session.refusal = Why.FAULTS
+        session.attempts += 1
+        session.truncate_hops(session.length)
+        for hop in [*session.hops, *session.copy_targets]:
+            hop.is_fenced, hop.is_round_trip_timed = False, True
+        if session.attempts % self._settings.attempts_without_token == 0:
+            session.refusal = RefusalReason.FAULTS
             self.hold(session, now)
             return
-        if self._complete(session, now):
-            session.state = State.FENCING
+        if self._complete_route(session, now):
+            session.state = SessionState.FENCING
             session.fenced_at = now
             for hop in session.hops:
-                self.orders.fence(session, hop)
+                self.hop_messages.send_fence(session, hop)
 
-    def move(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
+    def cut_over(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
         """A planned move (R13): the loop with new hops, open beside the route, in the place of one."""
         at = session.hops.index(old)
         session.hops[at : at + 1] = new
-        session.spare = [hop for hop in session.spare if hop not in new]
-        session.moved = True
-        self.hops.leave(old)
-        self.enter(session, now)
+        session.copy_targets = [hop for hop in session.copy_targets if hop not in new]
+        session.has_migrated = True
+        self.hops.detach(old)
+        self.enter_loop(session, now)
 
-    def open_beside(self, session: Session, hop: Hop) -> None:
+    def open_copy_target(self, session: Session, hop: Hop) -> None:
         """Open a hop that is not on the route, in the session's present epoch, from the room for repairs."""
-        self.hops.take(session, hop)
-        session.spare.append(hop)
-        hop.answered = False
-        self.orders.fence(session, hop, repair=True)
+        self.hops.attach(session, hop)
+        session.copy_targets.append(hop)
+        hop.is_fenced = False
+        self.hop_messages.send_fence(session, hop, for_recovery=True)
 
     def park(self, session: Session) -> None:
         """Fence without Go (R8): what the log holds now is all that hops may keep."""
-        session.next_epoch()
+        session.raise_epoch()
         session.credit_cap = None
-        session.state = State.PARKED
-        session.cut_hops(session.length)
+        session.state = SessionState.PARKED
+        session.truncate_hops(session.length)
         for hop in session.hops:
-            hop.answered = False
-            if self._registry.is_connected(hop.peer) and hop.own != NO_HANDLE:
-                self.orders.fence(session, hop, turn=False)
+            hop.is_fenced = False
+            if self._registry.is_connected(hop.peer) and hop.server_handle != NO_HANDLE:
+                self.hop_messages.send_fence(session, hop, with_turn=False)
 
     # ---- the route
 
-    def _complete(self, session: Session, now: float) -> bool:
+    def _complete_route(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
-        plan = self._plan(session, self._registry.suspected, now)
+        plan = self._plan_route(session, self._registry.suspected, now)
         if plan is None and self._registry.suspected:  # the last resort: they may yet speak
-            plan = self._plan(session, frozenset(), now)
+            plan = self._plan_route(session, frozenset(), now)
         if plan is None:
-            self._no_way(session, now)
+            self._no_route(session, now)
             return False
-        self._replace(session, [self._hop(session, each) for each in plan])
+        self._set_route(session, [self._hop_for(session, each) for each in plan])
         return True
 
-    def _plan(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
-        kind = session.variant
-        return None if kind is None else self._planner.plan(session, kind, without, now)
+    def _plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
+        variant = session.variant
+        return None if variant is None else self._planner.plan_route(session, variant, without, now)
 
-    def _hop(self, session: Session, planned: Hop | RouteHop) -> Hop:
+    def _hop_for(self, session: Session, planned: Hop | RouteHop) -> Hop:
         if isinstance(planned, Hop):
             return planned
-        hop = self.hops.find(session, planned.peer, planned.first, planned.last)
-        hop.chosen = planned
+        hop = self.hops.find_or_create(session, planned.peer, planned.first, planned.last)
+        hop.route_hop = planned
         return hop
 
-    def _replace(self, session: Session, route: list[Hop]) -> None:
+    def _set_route(self, session: Session, route: list[Hop]) -> None:
         """What the new route does not use, copies included, is left."""
-        kept = {hop.reply for hop in route}
-        for hop in [*session.hops, *session.spare]:
-            if hop.reply not in kept:
-                self.hops.leave(hop)
+        kept = {hop.gateway_handle for hop in route}
+        for hop in [*session.hops, *session.copy_targets]:
+            if hop.gateway_handle not in kept:
+                self.hops.detach(hop)
         for hop in route:
-            self.hops.take(session, hop)
-        session.hops, session.spare = route, []
+            self.hops.attach(session, hop)
+        session.hops, session.copy_targets = route, []
 
-    def release(self, session: Session) -> None:
+    def close_hops(self, session: Session) -> None:
         """Close every hop: pages go back to all servers that can be told."""
-        for hop in [*session.hops, *session.spare]:
-            self.hops.leave(hop)
-        session.hops, session.spare = [], []
+        for hop in [*session.hops, *session.copy_targets]:
+            self.hops.detach(hop)
+        session.hops, session.copy_targets = [], []
 
     # ---- fences and answers
 
-    def fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        found = self.replies.get(answer.handle)
+    def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+        found = self.hops_by_handle.get(answer.handle)
         if found is None or found[1].peer != peer:
             return
         session, hop = found
-        left = hop.reply in self.hops.leaving
-        if not self.hops.answered(hop, answer):
+        left = hop.gateway_handle in self.hops.closing
+        if not self.hops.record_fence_ack(hop, answer):
             if left and session.hops and answer.refusal is Refusal.STALE_EPOCH:
-                self.let_go(session)  # it had gone on elsewhere, and its owner lives
+                self.relinquish(session)  # it had gone on elsewhere, and its owner lives
             return
-        if answer.epoch != session.epoch or hop.answered:
+        if answer.epoch != session.epoch or hop.is_fenced:
             return
         if answer.unknown:
-            self._unknown(session, hop, now)
+            self._on_unknown_hop(session, hop, now)
         elif answer.refusal is Refusal.STALE_EPOCH:
-            self._outranked(session, hop, answer, now)
+            self._on_stale_epoch(session, hop, answer, now)
         elif answer.refusal is not None:
-            self._refused(session, hop, answer.refusal, now)
+            self._on_refusal(session, hop, answer.refusal, now)
         else:
-            hop.answered = True
-            hop.kv, hop.log, hop.kept = answer.kv, answer.log, answer.retained
+            hop.is_fenced = True
+            hop.kv, hop.log, hop.retained = answer.kv, answer.log, answer.retained
             hop.counters = answer.counters
             hop.kv_limit = hop.log_limit = NO_TRUNCATION
-            if session.state is State.FENCING:
-                if hop.timed:
+            if session.state is SessionState.FENCING:
+                if hop.is_round_trip_timed:
                     self._registry.record_round_trip(peer, now - session.fenced_at)
-                hop.turn = session.turn_number
-                if session.overdue is not None and all(h.answered for h in session.hops):
-                    self._blame(session, now)
+                hop.accepted_turn = session.turn_number
+                if session.overdue_epoch is not None and all(h.is_fenced for h in session.hops):
+                    self._attribute_overdue(session, now)
                 else:
-                    self._maybe_go(session)
+                    self._start_if_fenced(session)
 
-    def _unknown(self, session: Session, hop: Hop, now: float) -> None:
+    def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
-        if session.state is State.FENCING:
-            self.orders.fence(session, hop)
+        if session.state is SessionState.FENCING:
+            self.hop_messages.send_fence(session, hop)
 
-    def _refused(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
+    def _on_refusal(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
         if refusal is Refusal.DRAINING:
             self._registry.drain(hop.peer, SHUTDOWN_CAUSE)
-        if session.state is not State.FENCING:
+        if session.state is not SessionState.FENCING:
             return
-        session.shunned.add(hop.peer)
-        session.refusal = meaning(refusal)
-        if hop.own == NO_HANDLE:
+        session.excluded.add(hop.peer)
+        session.refusal = reason_for(refusal)
+        if hop.server_handle == NO_HANDLE:
             session.hops.remove(hop)
-            self.hops.never_was(hop)
+            self.hops.discard(hop)
         self._replan(session, now)
 
-    def _outranked(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
+    def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
         """Two gateways want it, and each may have some of its hops. If both let go, nothing is left of it: so only the
         one with the lower epoch does, or with no hop at all. The other one asks again for a while."""
         hop.forget(session.epoch)
-        if session.contended is None:
-            session.contended = now
+        if session.contested_since is None:
+            session.contested_since = now
         lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
-        alone = all(each.own == NO_HANDLE for each in session.hops)
-        if lower or alone or now - session.contended >= self._settings.contend_seconds:
-            self.let_go(session)
-        elif session.state is State.FENCING:
-            session.refusal = Why.NO_SERVERS
+        alone = all(each.server_handle == NO_HANDLE for each in session.hops)
+        if lower or alone or now - session.contested_since >= self._settings.contest_seconds:
+            self.relinquish(session)
+        elif session.state is SessionState.FENCING:
+            session.refusal = RefusalReason.NO_SERVERS
             self.hold(session, now)
 
-    def _blame(self, session: Session, now: float) -> None:
+    def _attribute_overdue(self, session: Session, now: float) -> None:
         """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""
         idle = attribute_overdue(session, self._registry, now)
-        if not (idle and self.go_around(session, idle, now)):
+        if not (idle and self.replan_without(session, idle, now)):
             self._replan(session, now)
 
-    def go_around(self, session: Session, silent: set[PeerId], now: float) -> bool:
+    def replan_without(self, session: Session, silent: set[PeerId], now: float) -> bool:
         """Plan without hops that do not answer, in the same epoch (R5); False if there is no way without them."""
         without = self._registry.suspected | silent
-        if self._plan(session, without, now) is None:
+        if self._plan_route(session, without, now) is None:
             return False
-        session.shunned |= silent
-        if session.fault_at is None and session.admitted:
+        session.excluded |= silent
+        if session.fault_at is None and session.has_run:
             session.fault_at = now
         self._replan(session, now)
         return True
 
     def _replan(self, session: Session, now: float) -> None:
-        before = {h.reply for h in session.hops}
-        if not self._complete(session, now):
+        before = {h.gateway_handle for h in session.hops}
+        if not self._complete_route(session, now):
             return
         session.fenced_at = now
         for new in session.hops:
-            new.timed = new.reply not in before
-            if new.timed:
-                new.answered = False
-                self.orders.fence(session, new)
-        self._maybe_go(session)
+            new.is_round_trip_timed = new.gateway_handle not in before
+            if new.is_round_trip_timed:
+                new.is_fenced = False
+                self.hop_messages.send_fence(session, new)
+        self._start_if_fenced(session)
 
     # ---- Go
 
-    def _maybe_go(self, session: Session) -> None:
-        if not all(hop.answered for hop in session.hops):
+    def _start_if_fenced(self, session: Session) -> None:
+        if not all(hop.is_fenced for hop in session.hops):
             return
-        points = restart_points([HopState(h.kv, h.last, h.kept) for h in session.hops])
-        session.credit = session.wanted_credit()
-        session.goes_from(points[0].start, min(point.start for point in points))
-        session.reading = session.length - min(point.start for point in points)
+        points = restart_points([HopState(h.kv, h.last, h.retained) for h in session.hops])
+        session.credit = session.target_credit()
+        session.record_start(points[0].start, min(point.start for point in points))
+        session.pending_prefill_rows = session.length - min(point.start for point in points)
         for index, point in enumerate(points):
-            self.orders.go(session, index, point)
+            self.hop_messages.start_hop(session, index, point)
         head, tail = session.hops[0], session.hops[-1]
-        self.orders.log(session, head, min(points[0].start, head.log))
+        self.hop_messages.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
-            self.orders.log(session, tail, tail.log)
-        session.state, session.ran = State.RUNNING, session.epoch
-        session.admitted = True
-        session.shunned.clear()
-        session.refusal = Why.FAULTS
+            self.hop_messages.send_log(session, tail, tail.log)
+        session.state, session.last_started = SessionState.RUNNING, session.epoch
+        session.has_run = True
+        session.excluded.clear()
+        session.refusal = RefusalReason.FAULTS
 
     # ---- no server, no room, no time
 
-    def _no_way(self, session: Session, now: float) -> None:
+    def _no_route(self, session: Session, now: float) -> None:
         """A turn that has not begun is refused; a session that has, waits."""
-        why = session.refusal if session.shunned else Why.NO_SERVERS
-        if not session.mending and session.held_at is None and not session.tries:
-            self._refuse(session, why)
+        reason = session.refusal if session.excluded else RefusalReason.NO_SERVERS
+        if not session.is_recovering and session.held_at is None and not session.hold_tries:
+            self._refuse_turn(session, reason)
         else:
-            session.refusal = why
+            session.refusal = reason
             self.hold(session, now)
 
-    def _refuse(self, session: Session, why: Why) -> None:
+    def _refuse_turn(self, session: Session, reason: RefusalReason) -> None:
         """All-or-nothing (R12): grants of a first turn are given back, those of later turns keep their KV."""
-        session.shunned.clear()
-        if session.admitted:
+        session.excluded.clear()
+        if session.has_run:
             self.park(session)
         else:
-            session.state = State.PARKED
-            self.release(session)
+            session.state = SessionState.PARKED
+            self.close_hops(session)
         self._emit(
-            Refused(session.name, why, detail(self._registry, session, why), retry_after=1.0)
+            Refused(
+                session.name,
+                reason,
+                explain_refusal(self._registry, session, reason),
+                retry_after=1.0,
+            )
         )
 
     def hold(self, session: Session, now: float) -> None:
         """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""
-        session.state = State.HELD
-        session.shunned.clear()
+        session.state = SessionState.HELD
+        session.excluded.clear()
         if session.held_at is None:
             session.held_at = now
-        ends = session.held_at + self._holds.seconds(session.model)
+        ends = session.held_at + self._hold_limits.limit_seconds(session.model)
         if now >= ends:
-            self.give_up(session, detail(self._registry, session, session.refusal))
+            self.fail(session, explain_refusal(self._registry, session, session.refusal))
             return
-        pause = self._settings.retry_seconds * 2 ** min(session.tries, 16)
+        pause = self._settings.retry_seconds * 2 ** min(session.hold_tries, 16)
         session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)
-        session.tries += 1
-        kv_is_no_help = session.refusal in (Why.NO_ROOM, Why.FAULTS)
-        if kv_is_no_help and session.tries >= self._settings.give_up_kv_after:
-            self.release(session)
+        session.hold_tries += 1
+        kv_is_no_help = session.refusal in (RefusalReason.NO_ROOM, RefusalReason.FAULTS)
+        if kv_is_no_help and session.hold_tries >= self._settings.release_kv_after:
+            self.close_hops(session)
 
-    def give_up(self, session: Session, detail: str) -> None:
-        self.release(session)
-        session.state = State.PARKED
+    def fail(self, session: Session, detail: str) -> None:
+        self.close_hops(session)
+        session.state = SessionState.PARKED
         self._forget(session)
-        self._emit(Broken(session.name, detail))
+        self._emit(SessionLost(session.name, detail))
 
-    def let_go(self, session: Session) -> None:
+    def relinquish(self, session: Session) -> None:
         """Another gateway has it (R20). A Close reaches only the hops that are still this one's."""
-        self.release(session)
-        session.state = State.PARKED
+        self.close_hops(session)
+        session.state = SessionState.PARKED
         self._forget(session)
-        self._emit(Outranked(session.name))
+        self._emit(OwnershipLost(session.name))
 
-    def adopt(self, session: Session, hops: Sequence[Hop]) -> None:
+    def adopt_hops(self, session: Session, hops: Sequence[Hop]) -> None:
         """Take over what another gateway left, up to the log as it was found: fenced, without Go (R8)."""
-        self._replace(session, list(hops))
-        session.next_epoch()
-        session.cut_hops(session.length)
+        self._set_route(session, list(hops))
+        session.raise_epoch()
+        session.truncate_hops(session.length)
         for hop in hops:
-            self.orders.fence(session, hop)
+            self.hop_messages.send_fence(session, hop)
 
-    def silent(self, session: Session, now: float) -> None:
+    def on_fence_timeout(self, session: Session, now: float) -> None:
         """Some hops have not answered their Fence in time: plan without them."""
         for hop in session.hops:
-            if not hop.answered:
-                session.shunned.add(hop.peer)
-        session.refusal = Why.NO_SERVERS
-        if session.fault_at is None and session.admitted:
+            if not hop.is_fenced:
+                session.excluded.add(hop.peer)
+        session.refusal = RefusalReason.NO_SERVERS
+        if session.fault_at is None and session.has_run:
             session.fault_at = now
-        self.enter(session, now)
+        self.enter_loop(session, now)

@@ -7,38 +7,38 @@ from __future__ import annotations
 
 from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.messages import Refusal
-from modelswarm_gateway.core.interface.turn import Why
+from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.session import Session
 
-_MEANING = {
-    Refusal.NO_PAGES: Why.NO_ROOM,
-    Refusal.TOO_LONG: Why.TOO_LONG,
-    Refusal.DRAINING: Why.NO_SERVERS,  # room would not help: its KV elsewhere is worth keeping
-    Refusal.WRONG_BLOCKS: Why.NO_SERVERS,
+_REASONS = {
+    Refusal.NO_PAGES: RefusalReason.NO_ROOM,
+    Refusal.TOO_LONG: RefusalReason.TOO_LONG,
+    Refusal.DRAINING: RefusalReason.NO_SERVERS,  # room would not help: its KV elsewhere is worth keeping
+    Refusal.WRONG_BLOCKS: RefusalReason.NO_SERVERS,
 }
 
 
-def meaning(refusal: Refusal) -> Why:
-    return _MEANING[refusal]
+def reason_for(refusal: Refusal) -> RefusalReason:
+    return _REASONS[refusal]
 
 
-def detail(registry: ServerRegistry, session: Session, why: Why) -> str:
+def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalReason) -> str:
     model = session.model
-    if why is Why.TOO_LONG:
+    if reason is RefusalReason.TOO_LONG:
         return f"{session.turn.reserved_positions} positions are more than a server of {model} can ever hold"
-    if why is Why.NO_ROOM:
+    if reason is RefusalReason.NO_ROOM:
         return (
             f"no free KV for {session.turn.reserved_positions} positions on the servers of {model}"
         )
-    if why is Why.FAULTS:
-        last = f": the last route ended with {session.trouble}" if session.trouble else ""
-        return f"no token in {session.loops} attempts{last}"
+    if reason is RefusalReason.FAULTS:
+        last = f": the last route ended with {session.last_fault}" if session.last_fault else ""
+        return f"no token in {session.attempts} attempts{last}"
     if missing := registry.uncovered_blocks(model):
         return f"no server holds block{'s' if len(missing) != 1 else ''} {format_blocks(missing)} of {model}"
-    if leaving := registry.uncovered_blocks(
+    if stopping := registry.uncovered_blocks(
         model, without=registry.drains.peers_with(SHUTDOWN_CAUSE)
     ):
-        return f"the servers of {model} for blocks {format_blocks(leaving)} are about to stop"
+        return f"the servers of {model} for blocks {format_blocks(stopping)} are about to stop"
     return f"the servers of {model} do not answer"

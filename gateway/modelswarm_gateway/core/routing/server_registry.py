@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat, Hello
-from modelswarm_gateway.core.interface.effects import Effect, Ejected, Unlink
+from modelswarm_gateway.core.interface.effects import CloseLink, Effect, Ejected
 from modelswarm_gateway.core.routing.cost_model import CostModel
 from modelswarm_gateway.core.servers.block_index import BlockIndex
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE, DrainCauses
@@ -267,4 +267,4 @@ class ServerRegistry:
 
     def disconnect(self, peer: PeerId, reason: str) -> None:
         """Close the link; a server that still runs is discovered again."""
-        self._emit(Unlink(peer, reason))
+        self._emit(CloseLink(peer, reason))

@@ -15,7 +15,7 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Hop, Session
 
 
-class Hops:
+class HopTable:
     """Owns the table of reply handles, and counts the hops of each server in the registry."""
 
     def __init__(
@@ -24,80 +24,82 @@ class Hops:
         self._registry = registry
         self._draw = draw
         self._emit = emit
-        self.replies: dict[Handle, tuple[Session, Hop]] = {}
-        self.leaving: dict[Handle, Hop] = {}  # left before the server told its handle
+        self.by_handle: dict[Handle, tuple[Session, Hop]] = {}
+        self.closing: dict[Handle, Hop] = {}  # left before the server told its handle
 
-    def find(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
+    def find_or_create(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
         """The hop for these blocks there: one that the session has or is leaving, else a new one."""
-        mine = [*session.hops, *session.spare]
-        mine += [hop for r, hop in self.leaving.items() if self.replies[r][0] is session]
+        mine = [*session.hops, *session.copy_targets]
+        mine += [hop for r, hop in self.closing.items() if self.by_handle[r][0] is session]
         for hop in mine:
             if hop.peer == peer and hop.blocks == (first, last):
                 return hop
-        return self.make(peer, first, last)
+        return self.create_hop(peer, first, last)
 
-    def make(self, peer: PeerId, first: int, last: int) -> Hop:
+    def create_hop(self, peer: PeerId, first: int, last: int) -> Hop:
         server = self._registry.find_server(peer)
         assert server is not None, "a route leads over linked servers only"
         reply = NO_HANDLE
-        while reply == NO_HANDLE or reply in self.replies:
+        while reply == NO_HANDLE or reply in self.by_handle:
             reply = self._draw()
         return Hop(server.address, first, last, reply, zone=server.hello.zone)
 
-    def take(self, session: Session, hop: Hop) -> None:
+    def attach(self, session: Session, hop: Hop) -> None:
         """The session has it from now on, as part of its route or beside it."""
-        if hop not in session.hops and hop not in session.spare:
+        if hop not in session.hops and hop not in session.copy_targets:
             self._registry.add_hop(hop.peer, session.turn.reserved_positions, session.length)
-        self.leaving.pop(hop.reply, None)
-        self.replies[hop.reply] = (session, hop)
+        self.closing.pop(hop.gateway_handle, None)
+        self.by_handle[hop.gateway_handle] = (session, hop)
 
-    def leave(self, hop: Hop) -> None:
+    def detach(self, hop: Hop) -> None:
         self._registry.remove_hop(hop.peer)
         if not self._registry.is_connected(hop.peer):
-            self.replies.pop(hop.reply, None)  # Live frees it there when the link returns
-        elif hop.own != NO_HANDLE:
-            self._close(hop)
-            self.replies.pop(hop.reply, None)
-        elif hop.asked is None:
-            self.replies.pop(hop.reply, None)  # refused, or given up by the server
+            self.by_handle.pop(
+                hop.gateway_handle, None
+            )  # Live frees it there when the link returns
+        elif hop.server_handle != NO_HANDLE:
+            self._send_close(hop)
+            self.by_handle.pop(hop.gateway_handle, None)
+        elif hop.create_epoch is None:
+            self.by_handle.pop(hop.gateway_handle, None)  # refused, or given up by the server
         else:
             hop.kv_limit = hop.log_limit = (
                 0  # cuts do not reach it any more: found again, it begins anew
             )
-            self.leaving[hop.reply] = hop
+            self.closing[hop.gateway_handle] = hop
 
-    def never_was(self, hop: Hop) -> None:
+    def discard(self, hop: Hop) -> None:
         """The server did not open it: nothing is there to close."""
         self._registry.remove_hop(hop.peer)
-        self.replies.pop(hop.reply, None)
+        self.by_handle.pop(hop.gateway_handle, None)
 
-    def answered(self, hop: Hop, answer: FenceAck) -> bool:
+    def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
         """False: the answer is of an earlier life of the hop, or of one that was left and is closed now."""
-        if answer.epoch < hop.named:
+        if answer.epoch < hop.handle_epoch:
             return False
         if answer.server_handle != NO_HANDLE:
-            hop.own, hop.named = answer.server_handle, answer.epoch
-        if answer.epoch == hop.asked:
-            hop.asked = None
-        if hop.reply not in self.leaving:
+            hop.server_handle, hop.handle_epoch = answer.server_handle, answer.epoch
+        if answer.epoch == hop.create_epoch:
+            hop.create_epoch = None
+        if hop.gateway_handle not in self.closing:
             return True
         if answer.server_handle != NO_HANDLE:
-            self._close(hop)
-        elif hop.asked is not None:
+            self._send_close(hop)
+        elif hop.create_epoch is not None:
             return False  # an earlier create was refused, the last one may yet be granted
-        del self.leaving[hop.reply]
-        self.replies.pop(hop.reply, None)
+        del self.closing[hop.gateway_handle]
+        self.by_handle.pop(hop.gateway_handle, None)
         return False
 
-    def lost_link(self, peer: PeerId) -> None:
+    def forget_peer(self, peer: PeerId) -> None:
         """Nothing more will be answered over a lost link."""
-        for _, hop in self.replies.values():
+        for _, hop in self.by_handle.values():
             if hop.peer == peer:
-                hop.asked = None
-        for reply, hop in list(self.leaving.items()):
+                hop.create_epoch = None
+        for reply, hop in list(self.closing.items()):
             if hop.peer == peer:
-                del self.leaving[reply]
-                self.replies.pop(reply, None)
+                del self.closing[reply]
+                self.by_handle.pop(reply, None)
 
-    def _close(self, hop: Hop) -> None:
-        self._emit(Send(hop.server, Lane.LIVE, Close(hop.own)))
+    def _send_close(self, hop: Hop) -> None:
+        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle)))

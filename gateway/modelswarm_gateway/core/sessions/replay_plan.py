@@ -17,37 +17,37 @@ class HopState:
 
     kv: int
     boundary: int
-    kept: tuple[RetainedRows, ...] = ()
+    retained: tuple[RetainedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestartPoint:
     start: int  # the hop is cut to this and runs from it
     send_from: int  # first row its successor lacks
 
 
-def restart_points(hops: Sequence[HopState]) -> list[Restart]:
+def restart_points(hops: Sequence[HopState]) -> list[RestartPoint]:
     """One pass from tail to head; hops in route order.
 
     A hop that is not ahead of its successor just goes on from its own KV. One that is ahead sends kept rows, and goes
     back to where they end: at worst to where its successor starts.
     """
-    points: list[Restart] = []
+    points: list[RestartPoint] = []
     needed = 0
     for index in range(len(hops) - 1, -1, -1):
         hop = hops[index]
         tail = index == len(hops) - 1
-        start = hop.kv if tail else min(hop.kv, kept_until(hop, needed))
-        points.append(Restart(start, needed))
+        start = hop.kv if tail else min(hop.kv, retained_until(hop, needed))
+        points.append(RestartPoint(start, needed))
         needed = start
     points.reverse()
     return points
 
 
-def kept_until(hop: HopState, start: int) -> int:
+def retained_until(hop: HopState, start: int) -> int:
     """End of the contiguous kept rows from `start`; `start` itself if there are none."""
     end = start
-    for run in sorted(hop.kept, key=lambda run: run.start):
+    for run in sorted(hop.retained, key=lambda run: run.start):
         if run.boundary == hop.boundary and run.start <= end < run.end:
             end = run.end
     return end

@@ -16,65 +16,65 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
 
-class Absence:
+class OwnershipCheck:
     def __init__(
         self, peer: PeerId, registry: ServerRegistry, emit: Callable[[Effect], None]
     ) -> None:
         """`peer` is this gateway."""
         self._peer, self._registry, self._emit = peer, registry, emit
 
-    def over(self, session: Session) -> None:
+    def after_stall(self, session: Session) -> None:
         """We slept. A session at rest is asked for when it is used next: there may be thousands. If a turn is in doubt
         since an earlier sleep, that one counts: not all servers may have been reached since."""
-        if session.named:
-            if session.awake is None:
-                session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
-            session.asked = False
-            if session.in_turn:
-                self._ask(session)
+        if session.is_named:
+            if session.epoch_after_stall is None:
+                session.epoch_after_stall = Epoch(session.epoch.counter + 1, session.epoch.gateway)
+            session.ownership_checked = False
+            if session.is_in_turn:
+                self._ask_servers(session)
 
-    def cut_off(self, session: Session) -> None:
+    def after_disconnect(self, session: Session) -> None:
         """A server of its route may hear nothing of us for a lease, and give it to another one. Asked for at the next
         turn; one that runs has its Fences."""
-        if session.named and not session.in_turn and session.awake is None:
-            session.awake = Epoch(session.epoch.counter + 1, session.epoch.gateway)
-            session.asked = False
+        if session.is_named and not session.is_in_turn and session.epoch_after_stall is None:
+            session.epoch_after_stall = Epoch(session.epoch.counter + 1, session.epoch.gateway)
+            session.ownership_checked = False
 
-    def next_turn(self, session: Session) -> None:
+    def before_turn(self, session: Session) -> None:
         """Once is enough: what is found later may be what a loser left on a server that nobody reached."""
-        if session.asked:
-            session.awake = None
-        elif session.awake is not None:
-            self._ask(session)
+        if session.ownership_checked:
+            session.epoch_after_stall = None
+        elif session.epoch_after_stall is not None:
+            self._ask_servers(session)
 
-    def unknown(self, session: Session) -> None:
+    def on_unknown_hop(self, session: Session) -> None:
         """A server has forgotten a hop. If whoever took the session over closed it, hops elsewhere may have been on
         their way when we asked."""
-        if self._doubts(session):
-            self._ask(session)
+        if self._is_in_doubt(session):
+            self._ask_servers(session)
 
-    def linked(self, session: Session, server: PeerId) -> None:
+    def on_server_connected(self, session: Session, server: PeerId) -> None:
         """It may have been out of reach when we asked."""
-        if self._doubts(session):
-            self._ask_one(session, server)
+        if self._is_in_doubt(session):
+            self._ask_server(session, server)
 
-    def _doubts(self, session: Session) -> bool:
+    def _is_in_doubt(self, session: Session) -> bool:
         """It was asked for, and what comes to light later counts too."""
-        return session.awake is not None and session.asked
+        return session.epoch_after_stall is not None and session.ownership_checked
 
-    def _ask(self, session: Session) -> None:
+    def _ask_servers(self, session: Session) -> None:
         """Before its Fences, so that most answers come before those to them."""
-        session.asked = True
+        session.ownership_checked = True
         for server in self._registry:
             if server.hello.model == session.model:
-                self._ask_one(session, server.hello.peer)
+                self._ask_server(session, server.hello.peer)
 
-    def _ask_one(self, session: Session, server: PeerId) -> None:
+    def _ask_server(self, session: Session, server: PeerId) -> None:
         self._emit(Send(reply_address(server), Lane.LIVE, FindSession(session.name)))
 
-    def ended(self, session: Session, found: SessionInfo) -> bool:
+    def is_lost(self, session: Session, found: SessionInfo) -> bool:
         """Whether another gateway has it now. Compared with the epoch that we woke with: those that we have come to
         since say nothing about who was first."""
-        if session.awake is None or found.owner == self._peer:
+        if session.epoch_after_stall is None or found.owner == self._peer:
             return False
-        return bool(found.hops) and found.epoch > session.awake
+        return bool(found.hops) and found.epoch > session.epoch_after_stall

@@ -22,29 +22,29 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.interface.session_search import Fetched, Holder, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
 @dataclass(slots=True)
 class _Search:
     until: float
-    silent: set[PeerId]  # asked, and not heard yet
-    cut_off: set[PeerId]  # known, and without a link: nobody waits for them here
-    number: int  # answers to an earlier one tell what was true then
-    found: dict[PeerId, SessionInfo] = field(default_factory=dict)
+    unanswered: set[PeerId]  # asked, and not heard yet
+    disconnected: set[PeerId]  # known, and without a link: nobody waits for them here
+    search_id: int  # answers to an earlier one tell what was true then
+    answers: dict[PeerId, SessionInfo] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Fetch:
-    holder: Holder
+    holder: LogHolder
     until: float
     total: int = 0
     turn: Turn | None = None
     tokens: list[int] = field(default_factory=list)
 
 
-class Searches:
+class SessionSearch:
     """The questions about sessions that are under way."""
 
     def __init__(
@@ -55,40 +55,46 @@ class Searches:
         self._emit = emit
         self._searches: dict[str, _Search] = {}
         self._fetches: dict[str, _Fetch] = {}
-        self._number = 0
+        self._last_search_id = 0
 
-    def find(
+    def start_search(
         self,
         session: str,
         servers: Iterable[PeerId],
-        cut_off: Iterable[PeerId],
-        opens: bool,
+        disconnected: Iterable[PeerId],
+        claims: bool,
         now: float,
     ) -> None:
         """Whereabouts follow, also if nobody answers. `cut_off`: servers that cannot be asked now."""
-        self._number += 1
-        asked, until = set(servers), now + self._settings.find_seconds
-        self._searches[session] = _Search(until, set(asked), set(cut_off), self._number)
+        self._last_search_id += 1
+        asked, until = set(servers), now + self._settings.search_seconds
+        self._searches[session] = _Search(
+            until, set(asked), set(disconnected), self._last_search_id
+        )
         for peer in sorted(asked):
             self._emit(
-                Send(reply_address(peer), Lane.LIVE, FindSession(session, opens, self._number))
+                Send(
+                    reply_address(peer),
+                    Lane.LIVE,
+                    FindSession(session, claims, self._last_search_id),
+                )
             )
-        self._look(session, now)
+        self._finish_if_complete(session, now)
 
-    def fetch(self, session: str, holder: Holder, now: float) -> None:
+    def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:
         """Fetched follows."""
-        self._fetches[session] = _Fetch(holder, now + self._settings.fetch_seconds)
+        self._fetches[session] = _Fetch(holder, now + self._settings.log_fetch_seconds)
         request = LogRequest(session, holder.epoch)
         self._emit(Send(reply_address(holder.peer), Lane.LIVE, request))
 
-    def found(self, peer: PeerId, found: SessionInfo, now: float) -> None:
+    def on_session_info(self, peer: PeerId, found: SessionInfo, now: float) -> None:
         search = self._searches.get(found.session)
-        if search is not None and peer in search.silent and found.search_id == search.number:
-            search.silent.discard(peer)
-            search.found[peer] = found
-            self._look(found.session, now)
+        if search is not None and peer in search.unanswered and found.search_id == search.search_id:
+            search.unanswered.discard(peer)
+            search.answers[peer] = found
+            self._finish_if_complete(found.session, now)
 
-    def chunk(self, peer: PeerId, chunk: LogChunk) -> None:
+    def on_log_chunk(self, peer: PeerId, chunk: LogChunk) -> None:
         fetch = self._fetches.get(chunk.session)
         if fetch is None or fetch.holder.peer != peer:
             return
@@ -96,45 +102,45 @@ class Searches:
             fetch.total, fetch.turn = chunk.total, chunk.turn
         other = chunk.epoch != fetch.holder.epoch  # a third gateway was faster
         if other or chunk.start != len(fetch.tokens) or fetch.turn is None:
-            self._fail(chunk.session)
+            self._fail_fetch(chunk.session)
             return
         fetch.tokens += chunk.tokens
         if len(fetch.tokens) >= fetch.total:
             del self._fetches[chunk.session]
             tokens = tuple(fetch.tokens[: fetch.total])
-            self._emit(Fetched(chunk.session, chunk.epoch, tokens, fetch.turn))
+            self._emit(FetchedLog(chunk.session, chunk.epoch, tokens, fetch.turn))
 
-    def lost_link(self, peer: PeerId, now: float) -> None:
+    def forget_peer(self, peer: PeerId, now: float) -> None:
         for session, search in list(self._searches.items()):
-            if peer in search.silent or search.found.pop(peer, None) is not None:
-                search.silent.discard(peer)
-                search.cut_off.add(peer)
-            self._look(session, now)
+            if peer in search.unanswered or search.answers.pop(peer, None) is not None:
+                search.unanswered.discard(peer)
+                search.disconnected.add(peer)
+            self._finish_if_complete(session, now)
         for session in [name for name, fetch in self._fetches.items() if fetch.holder.peer == peer]:
-            self._fail(session)
+            self._fail_fetch(session)
 
-    def tick(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         for session in list(self._searches):
-            self._look(session, now)
+            self._finish_if_complete(session, now)
         for session in [name for name, fetch in self._fetches.items() if now >= fetch.until]:
-            self._fail(session)
+            self._fail_fetch(session)
 
-    def _look(self, session: str, now: float) -> None:
+    def _finish_if_complete(self, session: str, now: float) -> None:
         search = self._searches[session]
-        if search.silent and now < search.until:
+        if search.unanswered and now < search.until:
             return
         del self._searches[session]
-        unheard = tuple(sorted(search.silent | search.cut_off))
-        openers = [found.claimant for found in search.found.values()]
-        where = judge(session, self._peer, search.found)
-        self._emit(replace(where, unheard=unheard, opener=max(openers, default="")))
+        unanswered = tuple(sorted(search.unanswered | search.disconnected))
+        claimants = [found.claimant for found in search.answers.values()]
+        where = locate_session(session, self._peer, search.answers)
+        self._emit(replace(where, unanswered=unanswered, claimant=max(claimants, default="")))
 
-    def _fail(self, session: str) -> None:
+    def _fail_fetch(self, session: str) -> None:
         del self._fetches[session]
-        self._emit(Fetched(session, NO_EPOCH, (), None))
+        self._emit(FetchedLog(session, NO_EPOCH, (), None))
 
 
-def judge(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> Whereabouts:
+def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> SessionLocation:
     """A living owner has it, wherever it was found; else what is left of the epoch that ran last, and of those that
     were fenced since: they may have cut its log, and generated nothing that a client could have read.
 
@@ -143,30 +149,30 @@ def judge(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> Where
     held = {peer: found for peer, found in answers.items() if found.hops and found.owner != me}
     highest = max((found.epoch for found in answers.values()), default=NO_EPOCH)
     if not held:
-        return Whereabouts(session, highest)
+        return SessionLocation(session, highest)
     alive = [found for found in held.values() if found.owner_linked]
     if alive:
         owner = max(alive, key=lambda found: found.epoch)
-        return Whereabouts(session, highest, owner.owner, owner.target, living=True)
+        return SessionLocation(session, highest, owner.owner, owner.target, is_owner_alive=True)
     newest = [found for found in held.values() if found.epoch == highest]
     if not newest:  # its newest hops are left over from a life that ended here
-        return Whereabouts(session, highest)
+        return SessionLocation(session, highest)
     ran = max(found.last_started or found.epoch for found in answers.values() if found.hops)
     wait = max(found.lease_ms - found.owner_silent_ms for found in held.values()) / 1000
-    parts = [part for peer, found in held.items() for part in _parts(peer, found, ran)]
+    parts = [part for peer, found in held.items() for part in _recent_hops(peer, found, ran)]
     logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
     logs.sort(key=lambda log: log[:2], reverse=True)
-    return Whereabouts(
+    return SessionLocation(
         session,
         highest,
         owner=newest[0].owner,
-        wait=max(0.0, wait),
-        ran=ran,
+        takeover_wait=max(0.0, wait),
+        last_started=ran,
         hops=tuple(parts),
-        holders=tuple(dict.fromkeys(Holder(peer, epoch) for _, epoch, peer in logs)),
+        log_holders=tuple(dict.fromkeys(LogHolder(peer, epoch) for _, epoch, peer in logs)),
     )
 
 
-def _parts(peer: PeerId, found: SessionInfo, ran: Epoch) -> list[tuple[PeerId, HopInfo]]:
+def _recent_hops(peer: PeerId, found: SessionInfo, ran: Epoch) -> list[tuple[PeerId, HopInfo]]:
     """The hops of one server that are not older than what ran last."""
     return [(peer, hop) for hop in (*found.hops, *found.older_hops) if hop.epoch >= ran]

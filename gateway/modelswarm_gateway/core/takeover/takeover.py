@@ -12,13 +12,13 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
     HopInfo,
 )
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session
 
 
-def chain(parts: Sequence[tuple[PeerId, HopInfo]]) -> list[tuple[PeerId, HopInfo]]:
+def longest_chain(parts: Sequence[tuple[PeerId, HopInfo]]) -> list[tuple[PeerId, HopInfo]]:
     """Those that can stand in one route, by their blocks; of two for the same blocks the one that holds more."""
     made: list[tuple[PeerId, HopInfo]] = []
     for peer, hop in sorted(parts, key=lambda part: (part[1].first, -part[1].kv)):
@@ -28,7 +28,11 @@ def chain(parts: Sequence[tuple[PeerId, HopInfo]]) -> list[tuple[PeerId, HopInfo
 
 
 def take_over(
-    session: Session, where: Whereabouts, log: Fetched, registry: ServerRegistry, recovery: Recovery
+    session: Session,
+    where: SessionLocation,
+    log: FetchedLog,
+    registry: ServerRegistry,
+    recovery: Recovery,
 ) -> None:
     """Fill a new session with what another gateway left of it, and fence its hops.
 
@@ -38,13 +42,13 @@ def take_over(
     assert log.turn is not None
     session.variant = registry.active_variant(session.model)
     session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
-    session.admitted, session.ran = True, where.ran
+    session.has_run, session.last_started = True, where.last_started
     alike = {server.hello.peer for server in registry.servers_of(session.model, session.variant)}
     hops = [
-        recovery.hops.make(peer, hop.first, hop.last)
-        for peer, hop in chain([part for part in where.hops if part[1].epoch == log.epoch])
+        recovery.hops.create_hop(peer, hop.first, hop.last)
+        for peer, hop in longest_chain([part for part in where.hops if part[1].epoch == log.epoch])
         if peer in alike
     ]
     for hop in hops:
         hop.kv_limit = hop.log_limit = NO_TRUNCATION  # all of it is right
-    recovery.adopt(session, hops)
+    recovery.adopt_hops(session, hops)

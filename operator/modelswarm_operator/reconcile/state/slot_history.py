@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from modelswarm.resources.status import (
     SlotStatus,
     Status,
-    parse_timestamp,
     format_timestamp,
+    parse_timestamp,
 )
 from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.policy import Policy
@@ -61,7 +61,9 @@ def read_status(stored: Json) -> Status:
         return Status.from_stored(stored)
     except ValidationError as error:
         broken = {str(fault["loc"][0]) for fault in error.errors() if fault["loc"]}
-        return Status.from_stored({key: value for key, value in stored.items() if key not in broken})
+        return Status.from_stored(
+            {key: value for key, value in stored.items() if key not in broken}
+        )
 
 
 def slot_histories(status: Status) -> dict[str, SlotHistory]:

@@ -42,7 +42,9 @@ def _condition(
         status=status,  # type: ignore[arg-type]  # two of its three words
         reason=update.reason,
         message=update.message[:_MAX_MESSAGE],
-        last_transition_time=before.last_transition_time if same and before else format_timestamp(now),
+        last_transition_time=before.last_transition_time
+        if same and before
+        else format_timestamp(now),
         observed_generation=generation,
     )
 

@@ -28,7 +28,7 @@ def receive_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
     if end > hop.granted:
         return Fault(FaultKind.FAILED, f"rows up to {end} came, {hop.granted} were granted")
     have = hop.received - rows.first
-    hop.row_buffer.put(rows.payload[have * row_bytes :] if have else rows.payload)
+    hop.row_buffer.append_rows(rows.payload[have * row_bytes :] if have else rows.payload)
     hop.received = end
     return None
 

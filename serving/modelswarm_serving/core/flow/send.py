@@ -42,7 +42,7 @@ def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Faul
     end = min(started.start, hop.window)
     while hop.sent < end:
         count = min(step, end - hop.sent)
-        rows = log.read(hop.handle, hop.sent, hop.sent + count)
+        rows = log.read_rows(hop.handle, hop.sent, hop.sent + count)
         if rows is None:
             return Fault(
                 FaultKind.GAP, f"rows {hop.sent} to {started.start} are no longer retained here"

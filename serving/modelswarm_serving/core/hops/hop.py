@@ -60,7 +60,7 @@ class ReceivedKv:
     first: int
     count: int
     kv: bytes | memoryview
-    rows: bytes  # output rows that the sender retained; empty if it had none
+    output_rows: bytes  # output rows that the sender retained; empty if it had none
 
 
 def sampling_fault(wanted: Sampling) -> str | None:

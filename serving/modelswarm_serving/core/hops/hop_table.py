@@ -43,7 +43,7 @@ class HopTable:
     def get_by_key(self, session: str, first: int, last: int) -> Hop | None:
         return self._by_key.get((session, first, last))
 
-    def freed_hop(self, handle: Handle) -> FormerOwner | None:
+    def former_owner_of_freed(self, handle: Handle) -> FormerOwner | None:
         return self._freed.get(handle)
 
     def new_handle(self) -> Handle:
@@ -72,7 +72,7 @@ class HopTable:
             del self._taken[next(iter(self._taken))]
         hop.gateway, hop.gateway_handle, hop.started_by_owner = gateway, gateway_handle, False
 
-    def taken_hop(self, handle: Handle) -> FormerOwner | None:
+    def former_owner_of_taken(self, handle: Handle) -> FormerOwner | None:
         return self._taken.get(handle)
 
     def owned_by(self, gateways: Iterable[PeerId]) -> list[Hop]:

@@ -46,7 +46,7 @@ class Peers:
         """Return the time of a clock that does not advance while this process is stalled."""
         return now - self._stalled
 
-    def on_peer_connected(
+    def add_link(
         self, peer: PeerId, role: Role, target: str, lease_seconds: float, now: float
     ) -> None:
         self._linked[peer] = role
@@ -55,7 +55,7 @@ class Peers:
             self._leases[peer] = lease_seconds
         self._gone_since.pop(peer, None)
 
-    def on_peer_lost(self, peer: PeerId, now: float) -> None:
+    def remove_link(self, peer: PeerId, now: float) -> None:
         self._linked.pop(peer, None)
         self._targets.pop(peer, None)
         self._last_heard.pop(peer, None)

@@ -84,7 +84,7 @@ class ReplayLog:
         run = self._touch(hop)
         return (0, 0) if run is None else (run.firsts[0], run.end)
 
-    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
+    def read_rows(self, hop: Handle, start: int, end: int) -> Rows | None:
         """Return rows [start, end) in one buffer; None if some are not retained. Counts as a use."""
         run = self._touch(hop)
         if run is None or start < run.firsts[0] or end > run.end:

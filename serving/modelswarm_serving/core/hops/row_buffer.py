@@ -1,6 +1,6 @@
 """Received rows of one hop that wait for a step: contiguous, taken in order, not copied when a group fits.
 
-Used by `hop.py`. Knows neither positions nor epochs: R1 (epochs) was applied before `put`.
+Used by `hop.py`. Knows neither positions nor epochs: R1 (epochs) was applied before `append_rows`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class RowBuffer:
         self._row_bytes = row_bytes
         self._groups: deque[bytes | memoryview] = deque()
 
-    def put(self, rows: bytes | memoryview) -> None:
+    def append_rows(self, rows: bytes | memoryview) -> None:
         self._groups.append(rows)
 
     def put_back(self, rows: bytes | memoryview) -> None:

@@ -56,11 +56,11 @@ class Admission:
     def has_wrong_blocks(self, create: Create) -> bool:
         return not self._shape.first <= create.first < create.last <= self._shape.last
 
-    def missing_pages(self, turn: Turn, held: int, for_recovery: bool) -> int:
+    def missing_pages(self, turn: Turn, held_pages: int, for_recovery: bool) -> int:
         """Count the pages that must become free before `turn` fits; <= 0 when it fits."""
-        kept = 0 if for_recovery else self._recovery_pages
-        wanted = self._pages_of_turn(turn) - held
-        return wanted + kept - self.pages.free if wanted > 0 else 0
+        reserved = 0 if for_recovery else self._recovery_pages
+        wanted = self._pages_of_turn(turn) - held_pages
+        return wanted + reserved - self.pages.free if wanted > 0 else 0
 
     def reserve_for_recovery(self, key: HopKey, turn: Turn, held: int, now: float) -> None:
         """Reserve pages for a recovery that found no room, so that small new sessions do not take what becomes free."""

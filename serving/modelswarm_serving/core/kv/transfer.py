@@ -50,17 +50,19 @@ class KvTransfers:
 
     # ---- the sending hop
 
-    def on_copy_request(self, hop: Hop, copy: CopyKv) -> None:
+    def on_copy_kv(self, hop: Hop, request: CopyKv) -> None:
         """Start a transfer; a request without a target ends all transfers of the hop."""
-        if hop.phase is not Phase.RUNNING or copy.epoch != hop.epoch or hop.is_standby:
+        if hop.phase is not Phase.RUNNING or request.epoch != hop.epoch or hop.is_standby:
             return
-        if copy.to is None:
+        if request.to is None:
             hop.transfers.clear()
             hop.transfer_windows.clear()
-        elif hop.first <= copy.first < copy.last <= hop.last:
-            self._discard_stale_window(hop, copy.to.address.peer, copy.start)
-            cursor = TransferCursor(copy.to, copy.start, (copy.first, copy.last), hop.kv)
-            hop.transfers[copy.to.handle] = cursor
+        elif hop.first <= request.first < request.last <= hop.last:
+            self._discard_stale_window(hop, request.to.address.peer, request.start)
+            cursor = TransferCursor(
+                request.to, request.start, (request.first, request.last), hop.kv
+            )
+            hop.transfers[request.to.handle] = cursor
             self.schedule_reads(hop)
 
     def on_window(self, hop: Hop, peer: PeerId, window: Window) -> None:
@@ -112,8 +114,8 @@ class KvTransfers:
         """Accept KV for a standby hop; it waits for a step to be written."""
         end, size = rows.first + rows.count, len(rows.payload)
         each = size // max(1, rows.count)
-        kept = each - self._kv_bytes(hop.first, hop.last)
-        if kept not in (0, self._shape.row_bytes) or size != rows.count * each:
+        row_part = each - self._kv_bytes(hop.first, hop.last)
+        if row_part not in (0, self._shape.row_bytes) or size != rows.count * each:
             return Fault(
                 FaultKind.FAILED, f"{rows.count} positions of a KV transfer in {size} bytes"
             )
@@ -124,11 +126,11 @@ class KvTransfers:
         if end > hop.turn.reserved_positions:
             return Fault(
                 FaultKind.FAILED,
-                f"a copy of {end} positions, {hop.turn.reserved_positions} reserved",
+                f"a KV transfer of {end} positions, {hop.turn.reserved_positions} reserved",
             )
         skip = hop.received - rows.first
-        kv, kept_rows = self._split_rows(hop, memoryview(rows.payload)[skip * each :], each)
-        hop.received_kv.append(ReceivedKv(hop.received, rows.count - skip, kv, kept_rows))
+        kv, output_rows = self._split_rows(hop, memoryview(rows.payload)[skip * each :], each)
+        hop.received_kv.append(ReceivedKv(hop.received, rows.count - skip, kv, output_rows))
         hop.received = end
         self._received_bytes += (rows.count - skip) * self._position_bytes(hop.first, hop.last)
         self.schedule_writes(hop)
@@ -150,8 +152,8 @@ class KvTransfers:
             return
         hop.granted = limit
         to = started.predecessor
-        told = Window(to.handle, started.epoch, hop.received, limit, kv_copy=True)
-        self._outbox.send(to.address, Lane.LIVE, told)
+        window_message = Window(to.handle, started.epoch, hop.received, limit, kv_copy=True)
+        self._outbox.send(to.address, Lane.LIVE, window_message)
 
     def _report_progress(self, hop: Hop, now: float) -> None:
         """Tell the gateway how many positions have been written."""
@@ -290,8 +292,8 @@ class KvTransfers:
         # Also after the end of the epoch: the KV is right, and a pending Fence truncates it if need be.
         hop.kv = copied.first + copied.count
         hop.last_used = now
-        if copied.rows:
-            self._replay_log.append(hop.handle, copied.first, copied.rows)
+        if copied.output_rows:
+            self._replay_log.append(hop.handle, copied.first, copied.output_rows)
         if hop.phase is Phase.RUNNING:
             self.grant_window(hop)
             self._report_progress(hop, now)
@@ -310,7 +312,7 @@ class KvTransfers:
         """Add the retained output rows to the KV; a part that ends inside the span has none."""
         if read.blocks[1] != hop.last:
             return kv
-        rows = self._replay_log.read(hop.handle, read.first, read.first + read.count)
+        rows = self._replay_log.read_rows(hop.handle, read.first, read.first + read.count)
         if rows is None:
             return kv
         kv_bytes, row_bytes = self._kv_bytes(*read.blocks), self._shape.row_bytes

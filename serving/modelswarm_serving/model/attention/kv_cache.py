@@ -35,7 +35,7 @@ class KvCache:
         # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 
-    def read(self, pages: Sequence[int], first: int, count: int, blocks: slice) -> bytes:
+    def read_kv(self, pages: Sequence[int], first: int, count: int, blocks: slice) -> bytes:
         """Return the KV of positions [first, first + count) as [count, blocks, 2, kv_heads, head_dim].
 
         `blocks` counts from the span's first block.
@@ -45,10 +45,10 @@ class KvCache:
         whole = torch.stack(stores, dim=1)
         return whole.view(torch.uint8).cpu().numpy().tobytes()
 
-    def write(
+    def write_kv(
         self, pages: Sequence[int], first: int, count: int, blocks: slice, kv: bytes | memoryview
     ) -> None:
-        """Write the output of `read`, of this or of another server, into these pages."""
+        """Write the output of `read_kv`, of this or of another server, into these pages."""
         slots = self._slots(pages, first, count)
         stores = self.blocks[blocks]
         flat = torch.frombuffer(bytearray(kv), dtype=self.dtype).to(self.device)

@@ -60,11 +60,13 @@ def find_thresholds(best: Floats, log_total: Floats, samplings: Sequence[Samplin
     return Thresholds(kth, before, np.where(p < 1.0, smallest, -np.inf), relative)
 
 
-def is_decided(cut: Thresholds, best: Floats, samplings: Sequence[Sampling], vocab: int) -> Flags:
+def is_decided(
+    thresholds: Thresholds, best: Floats, samplings: Sequence[Sampling], vocab: int
+) -> Flags:
     """Return for each row whether its K best scores decide it: no other score can reach the threshold."""
     width = best.shape[1]
     if width == vocab:
         return np.ones(len(samplings), dtype=np.bool_)
     wide_enough = np.array([s.top_k < width for s in samplings])
-    flags: Flags = wide_enough & (cut.min_score > best[:, -1])
+    flags: Flags = wide_enough & (thresholds.min_score > best[:, -1])
     return flags

@@ -106,10 +106,10 @@ def _draw_filtered(
     best, ids = torch.topk(values, width, dim=-1)
     top = best.cpu().numpy()
     totals = torch.logsumexp(values, dim=-1).cpu().numpy()
-    cut = find_thresholds(top, totals, samplings)
-    kept = np.where(top >= cut.min_score[:, None], top, -np.inf)
+    thresholds = find_thresholds(top, totals, samplings)
+    kept = np.where(top >= thresholds.min_score[:, None], top, -np.inf)
     return gumbel_max(kept, ids.cpu().numpy(), keys), is_decided(
-        cut, top, samplings, values.shape[1]
+        thresholds, top, samplings, values.shape[1]
     )
 
 

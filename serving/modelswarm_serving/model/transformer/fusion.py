@@ -30,9 +30,9 @@ class FusedBlocks:
             self._blocks.append(_fuse_block(body.layers[index], index, kind))
             body.layers[index] = nn.Identity()  # frees what was copied
 
-    def run(self, rows: Tensor, batch: StepLayout, start: int, end: int) -> Tensor:
+    def run(self, rows: Tensor, layout: StepLayout, start: int, end: int) -> Tensor:
         """Run rows [T, hidden] through blocks [start, end), counted from the span's first block."""
-        angles = self._rotary(batch.positions, batch.max_position)
+        angles = self._rotary(layout.positions, layout.max_position)
         for block in self._blocks[start:end]:
             rows = block(rows, angles[block.layer_type])
         return rows

@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from modelswarm.checkpoint.families import LAYER_TYPES, ROPE_TYPES
 from modelswarm.checkpoint.tensor_index import read_tensors
-from modelswarm.checkpoint.tensor_names import Part
+from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
 from modelswarm_serving.model.attention.attention import ATTENTION_NAME
 
@@ -43,7 +43,9 @@ class LoadedSpan:
         return int(given or config.hidden_size // config.num_attention_heads)
 
 
-def load_modules(folder: Path, part: Part, dtype: torch.dtype, device: torch.device) -> LoadedSpan:
+def load_modules(
+    folder: Path, part: ModelPart, dtype: torch.dtype, device: torch.device
+) -> LoadedSpan:
     """Load the blocks and the modules of head or tail; every fault of the folder is a ModelSourceError."""
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
@@ -109,9 +111,9 @@ def _text_config(folder: Path) -> PreTrainedConfig:
     return copy.deepcopy(text)
 
 
-def _lazy_slices(folder: Path, part: Part) -> dict[str, Any]:
+def _lazy_slices(folder: Path, part: ModelPart) -> dict[str, Any]:
     """Return canonical name -> lazy slice for the needed names only, so that other shards need not exist."""
-    entries = read_tensors(folder, part.needs)
+    entries = read_tensors(folder, part.needs_tensor)
     files = {entry.file for entry in entries.values()}
     handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
     return {
@@ -119,7 +121,7 @@ def _lazy_slices(folder: Path, part: Part) -> dict[str, Any]:
     }
 
 
-def _trimmed_class(base: Any, part: Part) -> Any:
+def _trimmed_class(base: Any, part: ModelPart) -> Any:
     """Return a subclass of `base` without the modules that the part does not need.
 
     Placeholders keep absolute indices, so that names match and per-block choices come from the whole configuration.
@@ -142,7 +144,7 @@ def _trimmed_class(base: Any, part: Part) -> Any:
     return type(f"Span{base.__name__}", (base,), members)
 
 
-def _split_modules(model: Any, part: Part) -> LoadedSpan:
+def _split_modules(model: Any, part: ModelPart) -> LoadedSpan:
     body = model.model
     owned = list(body.layers[part.first : part.last])
     for module in body.modules():
@@ -165,7 +167,7 @@ def _split_modules(model: Any, part: Part) -> LoadedSpan:
     )
 
 
-def _head_weight(weight: Tensor, part: Part) -> Tensor:
+def _head_weight(weight: Tensor, part: ModelPart) -> Tensor:
     """Return the head's weight in the layout of `fusion.py`, unless that would copy the embedding a second time."""
     shared = part.tied and part.is_head
     return weight.t() if shared else weight.t().contiguous()

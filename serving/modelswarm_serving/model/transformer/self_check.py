@@ -33,39 +33,39 @@ class SelfCheck:
     """Rows of the self-check, and the output and attention calls of the model's own forward."""
 
     rows: Tensor
-    batch: StepLayout
+    layout: StepLayout
     output: Tensor
     calls: list[AttentionCall]
 
 
 @torch.inference_mode()
-def run_reference(loaded: LoadedSpan, pool: KvCache, folder: Path) -> SelfCheck:
+def run_reference(loaded: LoadedSpan, cache: KvCache, folder: Path) -> SelfCheck:
     """Run a few rows through all blocks and through no block, by the model's own forward."""
-    shape, hidden = pool.shape, loaded.config.hidden_size
-    rows = torch.linspace(-1, 1, _ROWS * hidden, device=pool.device).view(_ROWS, hidden)
-    rows = rows.to(pool.dtype)
+    shape, hidden = cache.shape, loaded.config.hidden_size
+    rows = torch.linspace(-1, 1, _ROWS * hidden, device=cache.device).view(_ROWS, hidden)
+    rows = rows.to(cache.dtype)
     count = min(_ROWS, shape.pages * shape.page_size)
-    work = BatchItem(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
-    batch = StepLayout([work], pool)
+    item = BatchItem(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
+    layout = StepLayout([item], cache)
     calls: list[AttentionCall] = []
-    with attention_context(batch, pool, calls):
-        output = reference_forward(loaded, rows[:count], batch.positions, shape.blocks)
-        unchanged = reference_forward(loaded, rows[:count], batch.positions, 0)
+    with attention_context(layout, cache, calls):
+        output = reference_forward(loaded, rows[:count], layout.positions, shape.blocks)
+        unchanged = reference_forward(loaded, rows[:count], layout.positions, 0)
     check_calls(calls, shape.blocks, folder)
     check_identity(rows[:count], unchanged, folder)
-    return SelfCheck(rows[:count], batch, output, calls)
+    return SelfCheck(rows[:count], layout, output, calls)
 
 
 @torch.inference_mode()
-def check_fused(blocks: FusedBlocks, trial: SelfCheck, pool: KvCache, folder: Path) -> None:
+def check_fused(blocks: FusedBlocks, check: SelfCheck, cache: KvCache, folder: Path) -> None:
     """Check that the fused blocks give the same output by the same attention calls."""
     calls: list[AttentionCall] = []
-    with attention_context(trial.batch, pool, calls):
-        output = blocks.run(trial.rows, trial.batch, 0, pool.shape.blocks)
-    for store in pool.blocks:
-        store[: trial.batch.rows] = 0
-    check_outputs(output, trial.output, folder)
-    if calls != trial.calls:
+    with attention_context(check.layout, cache, calls):
+        output = blocks.run(check.rows, check.layout, 0, cache.shape.blocks)
+    for store in cache.blocks:
+        store[: check.layout.rows] = 0
+    check_outputs(output, check.output, folder)
+    if calls != check.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
 
 

@@ -61,11 +61,11 @@ class TransformerSpan:
         own = self._shape.first
         blocks = slice(task.blocks[0] - own, task.blocks[1] - own)
         if isinstance(task, KvRead):
-            return Result(rows=self._cache.read(task.pages, task.first, task.count, blocks))
+            return Result(rows=self._cache.read_kv(task.pages, task.first, task.count, blocks))
         wanted = task.count * (task.blocks[1] - task.blocks[0]) * self._shape.kv_bytes
         if len(task.kv) != wanted:
             return Result(error=f"{len(task.kv)} bytes of KV came, {wanted} are needed")
-        self._cache.write(task.pages, task.first, task.count, blocks, task.kv)
+        self._cache.write_kv(task.pages, task.first, task.count, blocks, task.kv)
         return Result()
 
     def _range_fault(self, task: Task) -> str | None:

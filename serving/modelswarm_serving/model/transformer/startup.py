@@ -52,7 +52,7 @@ def load_span(
         torch.set_num_threads(options.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
     device = torch.device(options.device)
-    loaded = load_modules(folder, facts.outline.part(first, last), dtype, device)
+    loaded = load_modules(folder, facts.config.part(first, last), dtype, device)
     kv_heads = facts.kv_elements // 2 // loaded.head_dim
     cache_shape = KvCacheShape(
         last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
@@ -70,23 +70,23 @@ def plan_shape(
     """Return shape and facts; refuse everything that can be refused before a tensor is read."""
     _check_options(options)
     facts = read_facts(folder, (first, last))
-    outline = facts.outline
-    check_tokenizer(options.tokenizer or folder, outline.vocab)
-    length = options.max_length or outline.context
-    if length > outline.context:
+    config = facts.config
+    check_tokenizer(options.tokenizer or folder, config.vocab)
+    length = options.max_length or config.context
+    if length > config.context:
         raise UserError(
             "max_length",
-            f"{length} is more than the model's context of {outline.context} positions",
+            f"{length} is more than the model's context of {config.context} positions",
         )
     shape = ModelShape(
         first=first,
         last=last,
-        n_blocks=outline.n_blocks,
+        n_blocks=config.n_blocks,
         row_bytes=facts.row_bytes(options.dtype),
         page_size=options.page_size,
         total_pages=_page_count(facts, first, last, length, options),
         max_length=length,
-        vocab_size=outline.vocab,
+        vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
     )
     return shape, facts

@@ -17,12 +17,12 @@ from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Finish, Sampling
 from modelswarm_gateway.core.interface.effects import (
-    Broken,
     Effect,
     Emitted,
-    Moved,
+    MigrationEnded,
     Refused,
     Rerouted,
+    SessionLost,
 )
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
@@ -65,7 +65,7 @@ class Client:
         if self.done or self._serial:
             return
         above = 0 if self._tools.scenario.adopts else None
-        self.gateway.core.open(self.name, MODEL, self._tools.clock.now, above)
+        self.gateway.core.open_session(self.name, MODEL, self._tools.clock.now, above)
         self._next_turn()
 
     def _next_turn(self) -> None:
@@ -130,7 +130,7 @@ class Client:
         self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
-        first = self.gateway.core.turn(self.name, request, self._tools.clock.now)
+        first = self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
         self._expect(first == length, f"turn() said position {first} instead of {length}")
         self._moved()
         self.gateway.pump()
@@ -144,7 +144,7 @@ class Client:
     def close(self) -> None:
         self._note("closes")
         self.abandoned()
-        self.gateway.core.close(self.name, self._tools.clock.now)
+        self.gateway.core.close_session(self.name, self._tools.clock.now)
         self.gateway.pump()
 
     def abandoned(self) -> None:
@@ -179,7 +179,7 @@ class Client:
             return
         self._read += 1
         self._moved()
-        self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+        self.gateway.core.on_read(self.name, self._read, self._tools.clock.now)
         self._schedule_read()
         self.gateway.pump()
 
@@ -199,9 +199,9 @@ class Client:
                     return
             elif isinstance(effect, Refused):
                 self._sees_refusal(effect)
-            elif isinstance(effect, Rerouted | Moved):
+            elif isinstance(effect, Rerouted | MigrationEnded):
                 self._reroutes += 1
-            elif isinstance(effect, Broken):
+            elif isinstance(effect, SessionLost):
                 self._sees_end(effect)
 
     def _sees_token(self, seen: Emitted) -> bool:
@@ -239,7 +239,7 @@ class Client:
     def _read_token(self) -> None:
         if not self._slow:
             self._read = len(self.log)
-            self.gateway.core.read_to(self.name, self._read, self._tools.clock.now)
+            self.gateway.core.on_read(self.name, self._read, self._tools.clock.now)
         elif not self._reading:
             self._schedule_read()
 
@@ -253,7 +253,7 @@ class Client:
             return True
         if turn.stop_at == len(self.log):
             self._note("stops", f"at {len(self.log)}")
-            self.gateway.core.stop_at(self.name, len(self.log), self._tools.clock.now)
+            self.gateway.core.truncate_turn(self.name, len(self.log), self._tools.clock.now)
             self._finished()
             return False
         return True
@@ -282,7 +282,7 @@ class Client:
             effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
         )
 
-    def _sees_end(self, effect: Broken) -> None:
+    def _sees_end(self, effect: SessionLost) -> None:
         """The honest end (I8): only for a model that fails again and again, or when no server comes back."""
         scenario = self._tools.scenario
         expected = scenario.weather.failed_step_chance > 0 or scenario.hold_seconds < NEVER

@@ -15,11 +15,11 @@ from support.simulator.network import Endpoint
 from modelswarm.protocol.heartbeat import HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id, pod_of
 from modelswarm.protocol.messages import Fence, Heartbeat, Item, Lane, Send, reply_address
-from modelswarm_gateway.core.interface.effects import Effect, Unlink
+from modelswarm_gateway.core.interface.effects import CloseLink, Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.core.migration.migration import involved_servers
-from modelswarm_gateway.core.sessions.session import State
+from modelswarm_gateway.core.sessions.session import SessionState
 
 TICK = 0.05
 READY = 0.01  # seconds in which a new gateway is told of all servers
@@ -56,16 +56,16 @@ class GatewayProcess:
     def _settings(self) -> GatewaySettings:
         scenario = self._tools.scenario
         return GatewaySettings(
-            hold_seconds=scenario.hold_seconds,
-            fenced_seconds=scenario.fenced_seconds,
-            copy_tries=scenario.copy_tries,
-            rebalance_seconds=scenario.rebalance_seconds,
-            answer_seconds=scenario.answer_seconds,
-            silent_seconds=scenario.silent_seconds,
-            overdue_seconds=scenario.overdue_seconds,
+            hold_limit_seconds=scenario.hold_seconds,
+            fence_timeout_seconds=scenario.fenced_seconds,
+            copy_attempts=scenario.copy_tries,
+            rebalance_after_seconds=scenario.rebalance_seconds,
+            fence_ack_seconds=scenario.answer_seconds,
+            suspect_after_seconds=scenario.silent_seconds,
+            token_timeout_seconds=scenario.overdue_seconds,
             lease_seconds=max(scenario.layout.lease_seconds, 10 * TICK),
-            input_tokens=scenario.layout.input_tokens,
-            short_input=scenario.layout.short_input,
+            max_input_tokens=scenario.layout.input_tokens,
+            max_live_input_tokens=scenario.layout.short_input,
         )
 
     # -- the directory ---------------------------------------------------------------------
@@ -100,7 +100,7 @@ class GatewayProcess:
 
     def cut_off(self) -> list[PeerId]:
         """Servers that it knows of and has no link to: not yet, or not now."""
-        linked = {server.peer for server in self.core.servers()}
+        linked = {server.peer for server in self.core.server_views()}
         return [peer for peer in self._known if peer not in linked]
 
     def _dial(self, peer: PeerId) -> None:
@@ -112,12 +112,12 @@ class GatewayProcess:
     def linked(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
         self._heartbeats.on_peer_connected(other.address.peer)
-        self.core.connected(other.hello, self._tools.clock.now)
+        self.core.on_peer_connected(other.hello, self._tools.clock.now)
         self.pump()
 
     def unlinked(self, peer: PeerId) -> None:
         self._heartbeats.on_peer_lost(peer)
-        self.core.disconnected(peer, self._tools.clock.now)
+        self.core.on_peer_lost(peer, self._tools.clock.now)
         self.later(self._rng.uniform(0.005, 0.1), self._dial, peer)
         self.pump()
 
@@ -129,36 +129,38 @@ class GatewayProcess:
 
     def leave(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.moves.drain(peer, ORDERED, self._tools.clock.now)
+            self.core.migrations.drain(peer, ORDERED, self._tools.clock.now)
             self.pump()
 
     def stay(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.moves.undrain(peer, ORDERED, self._tools.clock.now)
+            self.core.migrations.undrain(peer, ORDERED, self._tools.clock.now)
             self.pump()
 
     # -- what faults look for ---------------------------------------------------------------
 
     def in_turn(self) -> list[SessionView]:
         """The sessions whose turn runs, or is mended."""
-        parked = State.PARKED.value
-        return [view for view in self.core.sessions() if self.alive and view.state != parked]
+        parked = SessionState.PARKED.value
+        return [view for view in self.core.session_views() if self.alive and view.state != parked]
 
     def moves(self, peer: PeerId) -> bool:
         """Whether a session is on its way from there, or to there."""
-        return any(peer in involved_servers(move) for move in self.core.moves._migrations.values())
+        return any(
+            peer in involved_servers(move) for move in self.core.migrations._migrations.values()
+        )
 
     # -- work ------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        effects = self.core.drain()
+        effects = self.core.take_effects()
         for effect in effects:
             if self._dies(effect):
                 return
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
                 self._heartbeats.on_sent(effect.to.peer, self._tools.clock.now)
-            elif isinstance(effect, Unlink):
+            elif isinstance(effect, CloseLink):
                 self._tools.network.drop(self.name, pod_of(effect.peer).partition("/")[0])
         if effects:
             self._deliver(self, [each for each in effects if not isinstance(each, Send)])
@@ -179,7 +181,7 @@ class GatewayProcess:
         now = self._tools.clock.now
         self.core.tick(now)
         self.pump()
-        for peer in self._heartbeats.take_due(now, self.core.live):
+        for peer in self._heartbeats.take_due(now, self.core.serving_peers):
             send = Send(reply_address(peer), Lane.LIVE, Heartbeat())
             self._tools.network.send(self.address.peer, send)
         self.later(TICK, self.tick)

@@ -12,13 +12,13 @@ from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.server_process import MODEL, Tools
 from support.simulator.trace import Violation
 
-from modelswarm_gateway.core.interface.effects import Effect, Outranked
-from modelswarm_gateway.core.interface.session_search import Fetched, Whereabouts
-from modelswarm_gateway.core.sessions.session import State
+from modelswarm_gateway.core.interface.effects import Effect, OwnershipLost
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.sessions.session import SessionState
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 PAUSE = 0.1
-PARKED = State.PARKED.value
+PARKED = SessionState.PARKED.value
 AWAKE = 0.5  # seconds until a gateway that woke has found out what is not its own any more ...
 TROUBLED = 3.0  # ... if links break and messages are late meanwhile
 MEETS = 0.8  # chance that a client's new gateway takes its session over just when the old one wakes
@@ -32,7 +32,7 @@ class Heir:
         self._tools = tools
         self._client = client
         self._gateways = gateways
-        self._where: Whereabouts | None = None
+        self._where: SessionLocation | None = None
         self._round = 0  # raised by every loss and by what ends it: timers of older ones are void
         self.looking = False
         self._told: list[
@@ -65,7 +65,7 @@ class Heir:
 
     def _sweep(self, gateway: GatewayProcess, adopted: int) -> None:
         name = self._client.name
-        kept = gateway.core.session(name)
+        kept = gateway.core.find_view(name)
         if kept is None or not gateway.alive or self._client.gateway is gateway:
             return
         if self._tools.clock.now < gateway.wakes_at:
@@ -77,11 +77,11 @@ class Heir:
             gateway.later(0.0, self._close, gateway)
 
     def _has(self, gateway: GatewayProcess) -> bool:
-        return gateway.core.session(self._client.name) is not None
+        return gateway.core.find_view(self._client.name) is not None
 
     def _has_tail(self, gateway: GatewayProcess) -> bool:
         """A session that rests has none when that server was left (R13): its next turn brings all that it needs."""
-        view = gateway.core.session(self._client.name)
+        view = gateway.core.find_view(self._client.name)
         blocks = self._tools.scenario.layout.n_blocks
         return view is None or view.state != PARKED or any(h.last == blocks for h in view.route)
 
@@ -96,45 +96,45 @@ class Heir:
             return
         gateway = client.gateway
         if self._has(gateway):  # it was here before
-            gateway.core.leave(client.name, now)
+            gateway.core.cancel_turn(client.name, now)
             self._end()
             gateway.pump()
         elif now < gateway.ready_at:
             self._again(gateway.ready_at - now)
         else:
-            gateway.core.find(client.name, MODEL, now, gateway.cut_off(), opens=True)
+            gateway.core.find_session(client.name, MODEL, now, gateway.cut_off(), claims=True)
             gateway.pump()
 
     def sees(self, effect: Effect) -> None:
-        if isinstance(effect, Outranked):
+        if isinstance(effect, OwnershipLost):
             self.begin(self._client.gateway, PAUSE)
-        elif self.looking and isinstance(effect, Whereabouts):
+        elif self.looking and isinstance(effect, SessionLocation):
             self._found(effect)
-        elif self.looking and isinstance(effect, Fetched):
+        elif self.looking and isinstance(effect, FetchedLog):
             self._fetched(effect)
 
-    def _found(self, where: Whereabouts) -> None:
+    def _found(self, where: SessionLocation) -> None:
         client, now = self._client, self._tools.clock.now
-        if where.living:
+        if where.is_owner_alive:
             self._let_go(where.owner)
             self._again(PAUSE)
-        elif where.opener or (where.unheard and now < self._sure):
+        elif where.claimant or (where.unanswered and now < self._sure):
             self._again(PAUSE)
-        elif where.wait > 0:
-            self._again(where.wait + 0.01)
-        elif where.holders:
+        elif where.takeover_wait > 0:
+            self._again(where.takeover_wait + 0.01)
+        elif where.log_holders:
             self._where = where
-            self._blind |= bool(where.unheard)
-            client.gateway.core.fetch(client.name, where.holders[0], now)
+            self._blind |= bool(where.unanswered)
+            client.gateway.core.fetch_log(client.name, where.log_holders[0], now)
         else:
-            self._blind |= bool(where.unheard)
+            self._blind |= bool(where.unanswered)
             # a turn that shares nothing with what was read has had all of it cut
             kept = self._told[:1] == client.log[:1]
             self._expect(not (self._told and kept), "nothing is left of what the client has read")
-            client.gateway.core.open(client.name, MODEL, now, above=where.epoch.counter)
+            client.gateway.core.open_session(client.name, MODEL, now, above=where.epoch.counter)
             self._end()
 
-    def _fetched(self, log: Fetched) -> None:
+    def _fetched(self, log: FetchedLog) -> None:
         client = self._client
         if log.turn is None or not log.tokens or self._where is None:
             self._again(PAUSE)
@@ -158,12 +158,12 @@ class Heir:
         reach = REACH * self._tools.scenario.weather.latency
         return max(0.0, asleep.wakes_at - now + self._rng.uniform(-reach, reach))
 
-    def _adopt(self, where: Whereabouts, log: Fetched, number: int) -> None:
+    def _adopt(self, where: SessionLocation, log: FetchedLog, number: int) -> None:
         client = self._client
         if client.done or number != self._round or self._has(client.gateway):
             return
         self.adopted += 1
-        client.gateway.core.adopt(where, MODEL, log, self._tools.clock.now)
+        client.gateway.core.take_over(where, MODEL, log, self._tools.clock.now)
         self._end()
         client.gateway.pump()
 
@@ -192,7 +192,7 @@ class Heir:
 
     def _close(self, gateway: GatewayProcess) -> None:
         if gateway is not self._client.gateway:
-            gateway.core.close(self._client.name, self._tools.clock.now)
+            gateway.core.close_session(self._client.name, self._tools.clock.now)
             gateway.pump()
 
     def _again(self, seconds: float) -> None:

@@ -15,14 +15,14 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.sessions.session import Session
-from modelswarm_gateway.core.takeover.ownership_check import Absence
+from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
 
 
-class SoundSleep(Absence):
+class SoundSleep(OwnershipCheck):
     """What servers say of who has a session now is not heard."""
 
     def ended(self, session: Session, found: SessionInfo) -> bool:
@@ -36,7 +36,7 @@ class WakesAndGoesOn(GatewayCore):
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, peer, incarnation, draw)
-        self._absence.__class__ = SoundSleep
+        self._ownership_check.__class__ = SoundSleep
 
 
 class LongLease(Fencing):
@@ -59,8 +59,8 @@ class LeasesComeBack(ServerCore):
 class StubbornShifts(Migrations):
     """A session that is to even out loads goes over whatever has become of it meanwhile."""
 
-    def _stands(self, move: Migration) -> bool:
-        return move.cause == REBALANCE_CAUSE or super()._is_current(move)
+    def _is_current(self, migration: Migration) -> bool:
+        return migration.cause == REBALANCE_CAUSE or super()._is_current(migration)
 
 
 class BalancesBlindly(GatewayCore):
@@ -70,4 +70,4 @@ class BalancesBlindly(GatewayCore):
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, peer, incarnation, draw)
-        self.moves.__class__ = StubbornShifts
+        self.migrations.__class__ = StubbornShifts

@@ -48,7 +48,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, State
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, SessionState
 from modelswarm_serving.core.hops.hop import Hop, Phase
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
@@ -232,11 +232,11 @@ class ForgetsKvCuts(GatewayCore):
     """R3: a Fence carries the present KV cut, not the lowest since the hop's last answer."""
 
     def drain(self) -> list[Effect]:
-        return [self._forget_cut(effect) for effect in super().drain()]
+        return [self._forget_cut(effect) for effect in super().take_effects()]
 
     def _forget_cut(self, effect: Effect) -> Effect:
         if isinstance(effect, Send) and isinstance(effect.item, Fence):
-            found = self._recovery.replies.get(effect.item.gateway_handle)
+            found = self._recovery.hops_by_handle.get(effect.item.gateway_handle)
             if found is not None:
                 return replace(effect, item=self._changed(effect.item, found[0].length))
         return effect
@@ -256,10 +256,10 @@ class ForgetsCutsOnceSent(GatewayCore):
     """R3: cuts are forgotten when a Fence carries them, not when it is answered."""
 
     def drain(self) -> list[Effect]:
-        effects = super().drain()
+        effects = super().take_effects()
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.item, Fence):
-                found = self._recovery.replies.get(effect.item.gateway_handle)
+                found = self._recovery.hops_by_handle.get(effect.item.gateway_handle)
                 if found is not None:
                     found[1].kv_limit = found[1].log_limit = NO_TRUNCATION
         return effects
@@ -269,23 +269,23 @@ class TakesLateTokens(GatewayCore):
     """R4: tokens of older epochs still count, also inside the loop."""
 
     def _token(self, peer: PeerId, token: Token, now: float) -> None:
-        found = self._recovery.replies.get(token.handle)
+        found = self._recovery.hops_by_handle.get(token.handle)
         if found is None:
             return
         session = found[0]
-        fencing = session.state is State.FENCING
+        fencing = session.state is SessionState.FENCING
         if fencing:
-            session.state = State.RUNNING
-        super()._token(peer, replace(token, epoch=session.epoch), now)
-        if fencing and session.state is State.RUNNING:
-            session.state = State.FENCING
+            session.state = SessionState.RUNNING
+        super()._on_token(peer, replace(token, epoch=session.epoch), now)
+        if fencing and session.state is SessionState.RUNNING:
+            session.state = SessionState.FENCING
 
 
 class ForgivesPairs(GatewayCore):
     """R5: a pair of servers that can't talk is never avoided."""
 
     def _report(self, peer: PeerId, report: FaultReport, now: float) -> None:
-        super()._report(peer, replace(report, peer=""), now)
+        super()._on_report(peer, replace(report, peer=""), now)
 
 
 class NeverCloses(GatewayCore):
@@ -294,7 +294,7 @@ class NeverCloses(GatewayCore):
     def drain(self) -> list[Effect]:
         return [
             effect
-            for effect in super().drain()
+            for effect in super().take_effects()
             if not (isinstance(effect, Send) and isinstance(effect.item, Close))
         ]
 

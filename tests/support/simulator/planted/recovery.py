@@ -13,7 +13,7 @@ from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import Fence, FenceAck, Item
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect
-from modelswarm_gateway.core.interface.session_search import Whereabouts
+from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migration import Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
@@ -34,8 +34,8 @@ class SharedLog(ReplayLog):
     def retained_range(self, hop: Handle) -> tuple[int, int]:
         return super().retained_range(self.key_of(hop))
 
-    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
-        return super().read(self.key_of(hop), start, end)
+    def read_rows(self, hop: Handle, start: int, end: int) -> Rows | None:
+        return super().read_rows(self.key_of(hop), start, end)
 
     def drop(self, hop: Handle) -> None:
         super().drop(self.key_of(hop))
@@ -86,13 +86,13 @@ class RashMoves(Migrations):
 
     _answering = False
 
-    def fenced(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+    def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         self._answering = True
         super().on_fence_ack(peer, answer, now)
         self._answering = False
 
-    def _stands(self, move: Migration) -> bool:
-        return self._answering or super()._is_current(move)
+    def _is_current(self, migration: Migration) -> bool:
+        return self._answering or super()._is_current(migration)
 
 
 class MovesWhatRests(GatewayCore):
@@ -102,7 +102,7 @@ class MovesWhatRests(GatewayCore):
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, peer, incarnation, draw)
-        self.moves.__class__ = RashMoves
+        self.migrations.__class__ = RashMoves
 
 
 class NeverSuspects(GatewayCore):
@@ -111,7 +111,7 @@ class NeverSuspects(GatewayCore):
     def __init__(
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
-        never = replace(settings, silent_seconds=math.inf, overdue_seconds=math.inf)
+        never = replace(settings, suspect_after_seconds=math.inf, token_timeout_seconds=math.inf)
         super().__init__(never, peer, incarnation, draw)
 
 
@@ -121,17 +121,17 @@ class NeverOverdue(GatewayCore):
     def __init__(
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
-        super().__init__(replace(settings, overdue_seconds=math.inf), peer, incarnation, draw)
+        super().__init__(replace(settings, token_timeout_seconds=math.inf), peer, incarnation, draw)
 
 
 class TrustsTheNewestOnly(GatewayCore):
     """R20: only hops of the highest epoch count, also if it was fenced in part and never ran."""
 
     def drain(self) -> list[Effect]:
-        return [self._newest(effect) for effect in super().drain()]
+        return [self._newest(effect) for effect in super().take_effects()]
 
     def _newest(self, effect: Effect) -> Effect:
-        if not isinstance(effect, Whereabouts):
+        if not isinstance(effect, SessionLocation):
             return effect
-        holders = tuple(holder for holder in effect.holders if holder.epoch == effect.epoch)
-        return replace(effect, holders=holders)
+        holders = tuple(holder for holder in effect.log_holders if holder.epoch == effect.epoch)
+        return replace(effect, log_holders=holders)

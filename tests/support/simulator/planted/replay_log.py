@@ -36,9 +36,9 @@ class SparseLog(ReplayLog):
 class BehindLog(ReplayLog):
     """The rows that are given out are those before the ones that were asked for."""
 
-    def read(self, hop: Handle, start: int, end: int) -> Rows | None:
+    def read_rows(self, hop: Handle, start: int, end: int) -> Rows | None:
         back = 1 if start > self.retained_range(hop)[0] else 0
-        return super().read(hop, start - back, end - back)
+        return super().read_rows(hop, start - back, end - back)
 
 
 class KeepsCutRows(ServerCore):

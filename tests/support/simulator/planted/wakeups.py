@@ -49,7 +49,7 @@ class ForgetsLateAnswers(ServerCore):
 class ResignedRecovery(Recovery):
     """A hop that its server does not know is not asked for anew."""
 
-    def _unknown(self, session: Session, hop: Hop, now: float) -> None:
+    def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
 
 

@@ -98,7 +98,7 @@ def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
     if not scenario.silent_faults:  # a stall is one that nothing else could have ended
         scenario = replace(scenario, overdue_seconds=5.0, answer_seconds=1.0)
     elif scenario.fenced_seconds == NEVER and rng.random() < 0.7:
-        scenario = replace(scenario, fenced_seconds=GatewaySettings().fenced_seconds)
+        scenario = replace(scenario, fenced_seconds=GatewaySettings().fence_timeout_seconds)
     layout = scenario.layout
     if scenario.weather.duplicate_chance and layout.grant_seconds == NEVER:
         # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
@@ -335,7 +335,7 @@ def _one_way(scenario: Scenario, rng: random.Random) -> Scenario:
         faults=faults,
         load=load,
         patience=5.0 if single else 30.0,
-        fenced_seconds=GatewaySettings().fenced_seconds,
+        fenced_seconds=GatewaySettings().fence_timeout_seconds,
     )
 
 
@@ -360,7 +360,7 @@ def _silence(scenario: Scenario, rng: random.Random) -> Scenario:
         faults=faults,
         load=load,
         patience=20.0,
-        fenced_seconds=GatewaySettings().fenced_seconds,
+        fenced_seconds=GatewaySettings().fence_timeout_seconds,
     )
 
 

@@ -70,5 +70,5 @@ async def test_a_way_on_is_looked_for_a_while_and_only_once_something_broke() ->
         await course.before_retry(busy)
     await course.before_retry(PeerGone())
     now = 1000.0
-    with pytest.raises(ApiError, match="go on with Last-Event-ID"):
+    with pytest.raises(ApiError, match="resume with Last-Event-ID"):
         await course.before_retry(busy)

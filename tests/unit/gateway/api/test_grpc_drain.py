@@ -84,7 +84,7 @@ async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions
 async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has() -> None:
     """Or its answer would show ours as those of another gateway, for seconds if nobody runs there."""
     script, drains = two_tails()
-    script.core.leave("s", script.now)
+    script.core.cancel_turn("s", script.now)
     script.run()
     script.sent.clear()
     drains.drain_server("b/1/0")
@@ -109,12 +109,12 @@ async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway
     script, _ = two_tails()
     for wish, leaving in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
         script.says("b/1/0", Heartbeat(drain=wish, sessions=1))
-        assert {v.peer: v.leaving for v in script.core.servers()}["b/1/0"] == leaving
+        assert {v.peer: v.drain_cause for v in script.core.server_views()}["b/1/0"] == leaving
 
 
 def is_back(script: Script, peer: PeerId) -> None:
     """Its link broke, and is there again."""
-    script.core.disconnected(peer, script.now)
+    script.core.on_peer_lost(peer, script.now)
     script.serve(name_of(peer), 2, 4)
 
 
@@ -170,13 +170,13 @@ async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     assert (await anext(states)).other_sessions == 1
-    script.core.disconnected(c, script.now)
+    script.core.on_peer_lost(c, script.now)
     broken = await anext(states)
     assert not broken.done and not broken.gone
     script.serve("c", 2, 4)
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     again = await anext(states)
     assert again.other_sessions == 1 and not again.done
-    script.core.disconnected(c, script.now)
+    script.core.on_peer_lost(c, script.now)
     lives.clear()
     assert [state.gone for state in [s async for s in states]][-1]

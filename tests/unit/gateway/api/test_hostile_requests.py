@@ -71,6 +71,7 @@ def test_a_temperature_that_is_nearly_zero_is_zero() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("parse", "body"),
     [
@@ -138,6 +139,7 @@ async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
     assert entry.revision == "r2"
 
 
+@pytest.mark.full
 async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
     text = ModelTokenizer(model_files())
     ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())

@@ -1,0 +1,73 @@
+"""The Swarm service of api.proto: snapshots of the swarm, route explanations and drains.
+
+Added to the server by `server.py`. Each call is answered by a module of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.grpc.drain import run_drain
+from modelswarm_gateway.api.grpc.route_explanation import explain_routes
+from modelswarm_gateway.api.grpc.status import Context, abort_call
+from modelswarm_gateway.api.grpc.swarm_state import build_snapshot
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.runtime.drains import Drains
+
+# Shortest time between two snapshots of one Watch call, in seconds.
+MIN_SNAPSHOT_SECONDS = 0.5
+# Watch calls that run at a time.
+MAX_WATCHERS = 64
+
+
+class Swarm(api_pb2_grpc.SwarmServicer):
+    def __init__(self, service: GenerationService, drains: Drains) -> None:
+        self._service, self._drains = service, drains
+        self._watchers = 0
+
+    async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
+        return build_snapshot(self._service.backend, request.model)
+
+    async def Watch(
+        self, request: api_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[api_pb2.Snapshot]:
+        if self._watchers >= MAX_WATCHERS:
+            detail = f"{MAX_WATCHERS} Watch calls are running already; try again later"
+            await abort_call(
+                context, ApiError(Code.NO_CAPACITY, detail, retry_after=MIN_SNAPSHOT_SECONDS)
+            )
+        self._watchers += 1
+        try:
+            async for now in self._snapshots(request):
+                yield now
+        finally:
+            self._watchers -= 1
+
+    async def Routes(self, request: api_pb2.RoutesRequest, context: Context) -> api_pb2.RoutesReply:
+        try:
+            return explain_routes(self._service.backend, request.model)
+        except ApiError as error:
+            await abort_call(context, error)
+            return api_pb2.RoutesReply()  # the call was aborted
+
+    async def Drain(
+        self, request: api_pb2.DrainRequest, context: Context
+    ) -> AsyncIterator[api_pb2.DrainState]:
+        try:
+            async for state in run_drain(self._drains, request, lambda: self._service.accepting):
+                yield state
+        except ApiError as error:
+            await abort_call(context, error)
+
+    async def _snapshots(self, request: api_pb2.WatchRequest) -> AsyncIterator[api_pb2.Snapshot]:
+        interval = max(MIN_SNAPSHOT_SECONDS, request.min_interval_seconds)
+        last: api_pb2.Snapshot | None = None
+        while self._service.accepting:
+            now = build_snapshot(self._service.backend, request.model)
+            if now != last:
+                yield now
+                last = now
+            await asyncio.sleep(interval)
