@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS_FOLDER = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Bar:
     """What a figure must reach: at least (`>=`) or at most (`<=`)."""
 
     figure: str
-    sense: str
+    operator: str
     value: float
 
-    def held(self, figures: dict[str, float]) -> bool:
+    def is_met(self, figures: dict[str, float]) -> bool:
         measured = figures[self.figure]
-        return measured >= self.value if self.sense == ">=" else measured <= self.value
+        return measured >= self.value if self.operator == ">=" else measured <= self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +54,25 @@ def report(result: Result) -> bool:
     console = Console(width=140)
     console.print(table)
     for bar in result.bars:
-        verdict = "held" if bar.held(result.figures) else "MISSED"
+        verdict = "held" if bar.is_met(result.figures) else "MISSED"
         console.print(
-            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}"
+            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.operator} {bar.value:g}: {verdict}"
         )
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS_FOLDER.mkdir(exist_ok=True)
     document = {
         "name": result.name,
         "figures": result.figures,
         "bars": [asdict(bar) for bar in result.bars],
-        "machine": machine(),
+        "machine": describe_machine(),
         "threads": result.threads,
         "shape": result.shape,
-        "commit": commit(),
+        "commit": describe_commit(),
     }
-    (RESULTS / f"{result.name}.json").write_text(json.dumps(document, indent=2) + "\n")
-    return all(bar.held(result.figures) for bar in result.bars)
+    (RESULTS_FOLDER / f"{result.name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    return all(bar.is_met(result.figures) for bar in result.bars)
 
 
-def machine() -> str:
+def describe_machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -85,7 +85,7 @@ def machine() -> str:
     return f"{os.cpu_count()} x {model}, {platform.system()}, Python {platform.python_version()}"
 
 
-def commit() -> str:
+def describe_commit() -> str:
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )

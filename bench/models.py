@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelswarm-bench"
+CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "modelswarm-bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ SHAPES = {
 
 def model_folder(name: str) -> Path:
     """A Hugging Face folder of that shape, fp32."""
-    folder = CACHE / f"{name}-v1"
+    folder = CACHE_FOLDER / f"{name}-v1"
     if not (folder / "model.safetensors").exists():
         subprocess.run([sys.executable, "-m", "bench.models", name, str(folder)], check=True)
     return folder
 
 
-def make(shape: Shape, folder: Path) -> None:
+def make_model(shape: Shape, folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -74,4 +74,4 @@ def make(shape: Shape, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(SHAPES[sys.argv[1]], Path(sys.argv[2]))
+    make_model(SHAPES[sys.argv[1]], Path(sys.argv[2]))

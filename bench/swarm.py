@@ -18,13 +18,13 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
 
-START_SECONDS = 120.0
-STREAM_SECONDS = 300.0
+START_TIMEOUT_SECONDS = 120.0
+STREAM_TIMEOUT_SECONDS = 300.0
 NAME = "bench"
 
 
 @contextmanager
-def swarm_of(
+def bench_swarm(
     folder: Path,
     spans: int,
     replicas: int = 1,
@@ -54,13 +54,13 @@ spec:
         flags={**dict.fromkeys(slots, server_flags), GATEWAY_JOB: gateway_flags},
     )
     with LocalSwarm(plan_document(parse_document(document, "bench")), settings) as swarm:
-        if not swarm.wait_ready(START_SECONDS):
+        if not swarm.wait_ready(START_TIMEOUT_SECONDS):
             raise RuntimeError("the swarm did not start")
         yield swarm
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamResult:
     """One answer: its tokens, and when each piece of it came."""
 
     tokens: tuple[int, ...]
@@ -86,17 +86,17 @@ class Recorder:
             self.tokens += part.token_ids
             self.positions += range(part.position, part.position + len(part.token_ids))
 
-    def streamed(self) -> Streamed:
-        return Streamed(tuple(self.tokens), tuple(self.positions), tuple(self.times))
+    def result(self) -> StreamResult:
+        return StreamResult(tuple(self.tokens), tuple(self.positions), tuple(self.times))
 
 
-class Door:
+class StreamClient:
     """Streams of token ids in and token ids out."""
 
     def __init__(self, target: str) -> None:
         self._stub = api_pb2_grpc.InferenceStub(grpc.insecure_channel(target))
 
-    def parts(
+    def stream_parts(
         self, prompt: Sequence[int], new: int, seed: int | None = None
     ) -> Iterator[api_pb2.GenerateResponse]:
         """Exactly `new` tokens, greedy without a seed, else sampled."""
@@ -110,20 +110,20 @@ class Door:
             sampling=sampling,
             ignore_eos=True,
         )
-        yield from self._stub.GenerateStream(request, timeout=STREAM_SECONDS)
+        yield from self._stub.GenerateStream(request, timeout=STREAM_TIMEOUT_SECONDS)
 
-    def stream(self, prompt: Sequence[int], new: int, seed: int | None = None) -> Streamed:
+    def run_stream(self, prompt: Sequence[int], new: int, seed: int | None = None) -> StreamResult:
         recorder = Recorder()
-        for part in self.parts(prompt, new, seed):
+        for part in self.stream_parts(prompt, new, seed):
             recorder.add(part)
-        return recorder.streamed()
+        return recorder.result()
 
 
-def timed_streams(door: Door, prompts: Sequence[Sequence[int]], new: int) -> float:
+def time_streams(client: StreamClient, prompts: Sequence[Sequence[int]], new: int) -> float:
     """Seconds until all of the streams, started together, have ended; each must give `new` tokens."""
-    done: list[Streamed] = []
+    done: list[StreamResult] = []
     threads = [
-        threading.Thread(target=lambda p=p: done.append(door.stream(p, new))) for p in prompts
+        threading.Thread(target=lambda p=p: done.append(client.run_stream(p, new))) for p in prompts
     ]
     began = time.perf_counter()
     for thread in threads:

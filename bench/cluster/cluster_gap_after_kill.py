@@ -16,35 +16,35 @@ from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release, pause_after
 from support.processes.streams import Answer, Ask
 
-from bench.cluster.real_cluster import SHAPE, counting_swarm
+from bench.cluster.real_cluster import SHAPE, counting_cluster
 from bench.harness import Bar, Result
-from bench.recovery.gaps import Gaps
-from bench.swarm import Streamed
+from bench.recovery.gaps import GapStatistics
+from bench.swarm import StreamResult
 
 KILLS = int(os.environ.get("BENCH_CLUSTER_KILLS", "30"))
 PROMPT, NEW, KILL_AT, VOCABULARY = 1000, 400, 40, 200
 
 
 def run() -> Result:
-    with counting_swarm() as place:
-        return measure(place)
+    with counting_cluster() as place:
+        return measure_gaps(place)
 
 
-def measure(place: Release) -> Result:
+def measure_gaps(place: Release) -> Result:
     rng = random.Random(7)
-    gaps = Gaps()
+    gaps = GapStatistics()
     for number in range(KILLS):
         prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT))
         ask = Ask(prompt, NEW, model="counting")
         place.wait_whole()
         calm = place.stream(ask).answer()
-        killed, gap = _killed(place, ask, hop=number % 2)
-        gaps.add(_streamed(calm), _streamed(killed), gap)
+        killed, gap = _stream_with_kill(place, ask, hop=number % 2)
+        gaps.add(_to_result(calm), _to_result(killed), gap)
     bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2)]
     return gaps.result("cluster_gap_after_kill", "kills", f"{SHAPE}, prompt {PROMPT}", bars)
 
 
-def _killed(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
+def _stream_with_kill(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
     stream = place.stream(ask)
     stream.wait_tokens(KILL_AT)
     victim = place.find_route(stream).servers[hop]
@@ -59,5 +59,5 @@ def _killed(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
     return answer, pause_after(stream, killed)[0]
 
 
-def _streamed(answer: Answer) -> Streamed:
-    return Streamed(answer.tokens, answer.positions, ())
+def _to_result(answer: Answer) -> StreamResult:
+    return StreamResult(answer.tokens, answer.positions, ())

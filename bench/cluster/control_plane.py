@@ -28,7 +28,7 @@ from tools.devcluster.waiting import wait_for
 NODES = 10
 SPANS, REPLICAS = 5, 2  # ten pods per swarm
 RESYNC_SECONDS = "60"  # the chart's
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 
@@ -39,27 +39,27 @@ class ControlPlane:
     level: ApiLevel
     namespace: str
     operator: Operator
-    plain: ApiClient
+    client: ApiClient
 
-    def create(self, count: int) -> None:
+    def create_swarms(self, count: int) -> None:
         """Swarms of ten pods each."""
         for number in range(count):
-            self.plain.post(SWARMS.format(self.namespace), _swarm(f"swarm-{number}"))
+            self.client.post(SWARMS.format(self.namespace), _make_swarm(f"swarm-{number}"))
 
     def wait_ready(self, count: int, seconds: float) -> None:
         wait_for(
             f"{count} swarms to be ready",
             lambda: self._ready() == count,
             seconds,
-            every=LOOK_SECONDS,
+            every=POLL_SECONDS,
             explain=lambda: f"{self._ready()} are ready\n{self.operator.text()[-3000:]}",
         )
 
     def _ready(self) -> int:
-        return sum(map(is_ready, self.plain.items(SWARMS.format(self.namespace))))
+        return sum(map(is_ready, self.client.items(SWARMS.format(self.namespace))))
 
-    def pods(self) -> int:
-        return len(self.plain.items(PODS.format(self.namespace)))
+    def count_pods(self) -> int:
+        return len(self.client.items(PODS.format(self.namespace)))
 
     def cpu_seconds(self) -> float:
         """User and system time of the operator's process and its threads so far."""
@@ -73,7 +73,7 @@ class ControlPlane:
                 return int(line.split()[1]) / 1024
         raise RuntimeError("the operator's process tells no memory")
 
-    def requests(self, skip: int = 0) -> tuple[int, list[tuple[str, str]]]:
+    def read_requests(self, skip: int = 0) -> tuple[int, list[tuple[str, str]]]:
         """(offset for the next call, verb and resource of each request of the operator) as the API server logged them.
 
         The log is written a moment after the answer.
@@ -102,12 +102,12 @@ def control_plane(*, audit: bool) -> Iterator[ControlPlane]:
         try:
             level.start()
             with own_namespace(level.kubectl, "bench") as namespace, ApiClient(level) as plain:
-                yield from _with_operator(level, namespace, plain, Path(folder))
+                yield from _start_operator(level, namespace, plain, Path(folder))
         finally:
             level.down()
 
 
-def _with_operator(
+def _start_operator(
     level: ApiLevel, namespace: str, plain: ApiClient, folder: Path
 ) -> Iterator[ControlPlane]:
     install_crd(level)
@@ -124,7 +124,7 @@ def _with_operator(
         operator.check_log()
 
 
-def _swarm(name: str) -> Json:
+def _make_swarm(name: str) -> Json:
     spec = {
         "model": {"source": "demo://counting", "servedName": name},
         "spans": {"count": SPANS},
@@ -146,5 +146,5 @@ def is_ready(swarm: dict[str, Any]) -> bool:
     return fresh and states.get("Ready") == "True" and states.get("Progressing") == "False"
 
 
-def since(began: float) -> float:
+def seconds_since(began: float) -> float:
     return time.perf_counter() - began

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import time
 
-from bench.cluster.control_plane import REPLICAS, SPANS, control_plane, since
+from bench.cluster.control_plane import REPLICAS, SPANS, control_plane, seconds_since
 from bench.harness import Bar, Result
 
 SWARMS = 20
-LONGEST = 300.0
+TIMEOUT_SECONDS = 300.0
 
 
 def run() -> Result:
     with control_plane(audit=True) as plane:
         before = plane.cpu_seconds()
         began = time.perf_counter()
-        plane.create(SWARMS)
-        applied = since(began)
-        plane.wait_ready(SWARMS, LONGEST)
-        seconds = since(began)
+        plane.create_swarms(SWARMS)
+        applied = seconds_since(began)
+        plane.wait_ready(SWARMS, TIMEOUT_SECONDS)
+        seconds = seconds_since(began)
         cpu = plane.cpu_seconds() - before
-        pods = plane.pods()
-        _, requests = plane.requests()
+        pods = plane.count_pods()
+        _, requests = plane.read_requests()
     wanted = SWARMS * SPANS * REPLICAS
     if pods != wanted:
         raise RuntimeError(f"{pods} pods for {wanted} slots")

@@ -16,22 +16,22 @@ from bench.harness import Bar, Result
 SWARMS = int(os.environ.get("BENCH_IDLE_SWARMS", "100"))
 SECONDS = float(os.environ.get("BENCH_IDLE_SECONDS", "600"))
 SETTLE_SECONDS = 30.0  # after the last swarm is ready: events of its pods still come in
-LONGEST = 900.0
+TIMEOUT_SECONDS = 900.0
 PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # every so many seconds, as in the chart
 
 
 def run() -> Result:
     with control_plane(audit=True) as plane:
-        plane.create(SWARMS)
-        plane.wait_ready(SWARMS, LONGEST)
+        plane.create_swarms(SWARMS)
+        plane.wait_ready(SWARMS, TIMEOUT_SECONDS)
         time.sleep(SETTLE_SECONDS)
-        skip, _ = plane.requests()
+        skip, _ = plane.read_requests()
         cpu, began = plane.cpu_seconds(), time.perf_counter()
-        _probe(plane, SECONDS)
+        _probe_operator(plane, SECONDS)
         elapsed = time.perf_counter() - began
         cpu = plane.cpu_seconds() - cpu
         time.sleep(2.0)  # until the log has it
-        _, requests = plane.requests(skip)
+        _, requests = plane.read_requests(skip)
         memory, log = plane.memory_mib(), plane.operator.text()
     counted = Counter(requests)
     leases = sum(n for (verb, kind), n in counted.items() if kind == "leases" and verb in WRITES)
@@ -68,7 +68,7 @@ def run() -> Result:
     )
 
 
-def _probe(plane: ControlPlane, seconds: float) -> None:
+def _probe_operator(plane: ControlPlane, seconds: float) -> None:
     now = time.monotonic()
     end, due = now + seconds, dict.fromkeys(PROBES, now)
     while (now := time.monotonic()) < end:

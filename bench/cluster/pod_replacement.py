@@ -14,22 +14,22 @@ from support.kubernetes.event_log import PodTimes
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release
 
-from bench.cluster.real_cluster import SHAPE, counting_swarm
+from bench.cluster.real_cluster import SHAPE, counting_cluster
 from bench.harness import Bar, Result, quantile
 
 DELETIONS = int(os.environ.get("BENCH_DELETIONS", "20"))
 KILLS = int(os.environ.get("BENCH_CONTAINER_KILLS", "4"))  # one per pod: the kubelet backs off
-LONGEST = 180.0
+TIMEOUT_SECONDS = 180.0
 
 
 def run() -> Result:
-    with counting_swarm() as place:
-        return measure(place)
+    with counting_cluster() as place:
+        return measure_replacement(place)
 
 
-def measure(place: Release) -> Result:
-    restarts = [_restarted(place, number) for number in range(KILLS)]
-    lives = [_replaced(place, number) for number in range(DELETIONS)]
+def measure_replacement(place: Release) -> Result:
+    restarts = [_kill_container(place, number) for number in range(KILLS)]
+    lives = [_delete_pod(place, number) for number in range(DELETIONS)]
     created = [life.created - asked for asked, life in lives]
     ready = [life.ready - asked for asked, life in lives]
     return Result(
@@ -43,8 +43,8 @@ def measure(place: Release) -> Result:
         },
         columns=("what", "times", "created p50 s", "max s", "Ready p50 s", "max s"),
         rows=[
-            ("pod deleted", str(DELETIONS), *_row(created), *_row(ready)),
-            ("container killed", str(KILLS), "-", "-", *_row(restarts)),
+            ("pod deleted", str(DELETIONS), *_format_seconds(created), *_format_seconds(ready)),
+            ("container killed", str(KILLS), "-", "-", *_format_seconds(restarts)),
         ],
         shape=SHAPE,
         threads=1,
@@ -52,23 +52,23 @@ def measure(place: Release) -> Result:
     )
 
 
-def _row(seconds: list[float]) -> tuple[str, str]:
+def _format_seconds(seconds: list[float]) -> tuple[str, str]:
     return f"{quantile(seconds, 0.5):.2f}", f"{max(seconds):.2f}"
 
 
-def _replaced(place: Release, number: int) -> tuple[float, PodTimes]:
+def _delete_pod(place: Release, number: int) -> tuple[float, PodTimes]:
     """(when it was asked, the successor)."""
     place.wait_whole()
     names = sorted(pod["metadata"]["name"] for pod in place.pods())
     victim = names[number % len(names)]
     asked = place.delete_pod(victim, force=number % 2 == 1)
-    return asked, place.pod_log.wait_successor(victim, asked, LONGEST)
+    return asked, place.pod_log.wait_successor(victim, asked, TIMEOUT_SECONDS)
 
 
-def _restarted(place: Release, number: int) -> float:
+def _kill_container(place: Release, number: int) -> float:
     place.wait_whole()
     name = sorted(pod["metadata"]["name"] for pod in place.pods())[number % 4]
     (pid,) = place.cluster.container_pids(name, NAMESPACE)
     killed = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
-    return place.pod_log.wait_ready_again(name, killed, LONGEST).ready - killed
+    return place.pod_log.wait_ready_again(name, killed, TIMEOUT_SECONDS).ready - killed

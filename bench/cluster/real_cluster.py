@@ -24,7 +24,7 @@ SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of 
 
 
 @contextmanager
-def counting_swarm() -> Iterator[Release]:
+def counting_cluster() -> Iterator[Release]:
     """Whole."""
     problems = obstacles()
     if problems:

@@ -21,18 +21,20 @@ import grpc
 
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
-from bench.swarm import Door, swarm_of
+from bench.swarm import StreamClient, bench_swarm
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
 DRAINS = int(os.environ.get("MODELSWARM_BENCH_DRAINS", "40"))
 STREAMS, PROMPT = 8, 1000
-CONTEXT = int(os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500"))  # the longest of a drain's start
-LENGTH = CONTEXT + 1500  # a drain and the pauses beside it take fewer tokens
+MAX_CONTEXT = int(
+    os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500")
+)  # the longest of a drain's start
+MAX_LENGTH = MAX_CONTEXT + 1500  # a drain and the pauses beside it take fewer tokens
 QUIET_SECONDS = 2.0
-DRAIN_SECONDS = 240.0
-START_SECONDS = 240.0
+DRAIN_TIMEOUT_SECONDS = 240.0
+START_TIMEOUT_SECONDS = 240.0
 MODEL = "27m"
 Span = tuple[float, float]
 
@@ -40,10 +42,10 @@ Span = tuple[float, float]
 class Reader:
     """One stream, read by a thread: when each of its tokens came."""
 
-    def __init__(self, door: Door, seed: int) -> None:
+    def __init__(self, client: StreamClient, seed: int) -> None:
         rng = random.Random(seed)
         self._prompt = [rng.randrange(1, SHAPES[MODEL].vocab) for _ in range(PROMPT)]
-        self._door = door
+        self._client = client
         self._stop = threading.Event()
         self.times: list[float] = []
         self.failed = False
@@ -52,7 +54,7 @@ class Reader:
 
     def _read(self) -> None:
         try:
-            for part in self._door.parts(self._prompt, LENGTH - PROMPT):
+            for part in self._client.stream_parts(self._prompt, MAX_LENGTH - PROMPT):
                 self.times += [time.perf_counter()] * len(part.token_ids)
                 if self._stop.is_set():
                     return
@@ -71,11 +73,11 @@ class Reader:
 
 
 @contextmanager
-def eight_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
-    door = Door(swarm.grpc)
+def start_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
+    door = StreamClient(swarm.grpc)
     readers = [Reader(door, 100 * seed + number) for number in range(STREAMS)]
     try:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not all(len(reader.times) > 10 for reader in readers):
             if time.monotonic() > deadline:
                 raise RuntimeError("the streams did not start")
@@ -86,7 +88,7 @@ def eight_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
             reader.stop()
 
 
-class Measured:
+class DrainMeasurements:
     def __init__(self) -> None:
         self.quiet: list[float] = []  # all gaps while nothing is drained
         self.usual: list[float] = []  # the median before each drain
@@ -94,60 +96,62 @@ class Measured:
         self.seconds: list[float] = []
         self.moved = self.failures = 0
 
-    def drain(self, view: SwarmClient, readers: list[Reader], names: list[str]) -> None:
+    def run_drain(self, view: SwarmClient, readers: list[Reader], names: list[str]) -> None:
         """The server of these that carries most, while all are read."""
-        calm = _pause()
+        calm = _wait_quiet()
         servers = {name_of(s.peer): s.own_sessions for s in view.fetch_snapshot().servers}
         name = max(names, key=lambda each: servers[each])
         began = time.perf_counter()
-        states = list(view.drain_server(name, timeout=DRAIN_SECONDS))
+        states = list(view.drain_server(name, timeout=DRAIN_TIMEOUT_SECONDS))
         ended = time.perf_counter()
         list(view.drain_server(name, undo=True))
-        _pause()
+        _wait_quiet()
         self.moved += states[0].own_sessions
         self.seconds.append(ended - began)
-        before = _gaps(readers, calm)
+        before = _gaps_of(readers, calm)
         self.quiet += before
         self.usual.append(statistics.median(before))
-        self.longest.append(max(_gaps(readers, (began, ended))))
+        self.longest.append(max(_gaps_of(readers, (began, ended))))
 
     @property
     def ratios(self) -> list[float]:
         return [most / usual for most, usual in zip(self.longest, self.usual, strict=True)]
 
 
-def _gaps(readers: list[Reader], span: Span) -> list[float]:
+def _gaps_of(readers: list[Reader], span: Span) -> list[float]:
     return [gap for reader in readers for gap in reader.gaps(span)]
 
 
-def _pause() -> Span:
+def _wait_quiet() -> Span:
     began = time.perf_counter()
     time.sleep(QUIET_SECONDS)
     return began, time.perf_counter()
 
 
 def run() -> Result:
-    found = Measured()
+    found = DrainMeasurements()
     folder = model_folder(MODEL)
-    with swarm_of(folder, spans=2, replicas=2, max_length=LENGTH, sessions=2 * STREAMS) as swarm:
+    with bench_swarm(
+        folder, spans=2, replicas=2, max_length=MAX_LENGTH, sessions=2 * STREAMS
+    ) as swarm:
         view = SwarmClient(swarm.grpc)
         names = [server.slot.name for server in swarm.servers]
         spans = [[name for name in names if f"-s{span}-" in name] for span in range(2)]
         seed = 0
         while len(found.longest) < DRAINS:
             seed += 1
-            with eight_readers(swarm, seed) as readers:
+            with start_readers(swarm, seed) as readers:
                 while len(found.longest) < DRAINS and all(map(_has_enough_left, readers)):
-                    found.drain(view, readers, spans[len(found.longest) % 2])
+                    found.run_drain(view, readers, spans[len(found.longest) % 2])
             found.failures += sum(reader.failed for reader in readers)
     return _result(found)
 
 
 def _has_enough_left(reader: Reader) -> bool:
-    return not reader.failed and PROMPT + len(reader.times) < CONTEXT
+    return not reader.failed and PROMPT + len(reader.times) < MAX_CONTEXT
 
 
-def _result(found: Measured) -> Result:
+def _result(found: DrainMeasurements) -> Result:
     usual = statistics.median(found.quiet)
     figures = {
         "ratio": max(found.ratios),
@@ -173,7 +177,7 @@ def _result(found: Measured) -> Result:
                 f"{figures['drain_p50_s']:.1f}",
             )
         ],
-        shape=f"Llama 27M fp32, 2 spans x 2 servers, {STREAMS} streams, contexts {PROMPT} to {CONTEXT}",
+        shape=f"Llama 27M fp32, 2 spans x 2 servers, {STREAMS} streams, contexts {PROMPT} to {MAX_CONTEXT}",
         threads=1,
         bars=[Bar("ratio", "<=", 3), Bar("failures", "<=", 0)],
     )

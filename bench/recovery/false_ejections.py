@@ -17,10 +17,13 @@ import grpc
 
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
-from bench.swarm import Door, swarm_of
+from bench.swarm import StreamClient, bench_swarm
 
 SECONDS = float(os.environ.get("MODELSWARM_BENCH_OVERLOAD_SECONDS", "600"))
-ROOM, CLIENTS = 5, 20  # each of the two servers of a span has room for so many sessions
+SESSIONS_PER_SERVER, CLIENTS = (
+    5,
+    20,
+)  # each of the two servers of a span has room for so many sessions
 PROMPT, NEW = 1000, 60
 LENGTH = PROMPT + NEW
 EJECTIONS = "modelswarm_gateway_ejections_total"
@@ -29,17 +32,18 @@ REROUTES = "modelswarm_gateway_reroutes_total"
 
 def run() -> Result:
     asked: Counter[str] = Counter()
-    with swarm_of(
-        model_folder("27m"), spans=2, replicas=2, max_length=LENGTH, sessions=ROOM
+    with bench_swarm(
+        model_folder("27m"), spans=2, replicas=2, max_length=LENGTH, sessions=SESSIONS_PER_SERVER
     ) as swarm:
         until = time.monotonic() + SECONDS
         with ThreadPoolExecutor(CLIENTS) as pool:
             clients = [
-                pool.submit(ask, swarm.grpc, number, until, asked) for number in range(CLIENTS)
+                pool.submit(run_client, swarm.grpc, number, until, asked)
+                for number in range(CLIENTS)
             ]
         for client in clients:
             client.result()  # one that died asked for nothing
-        counted = metrics(swarm.metrics)
+        counted = read_metrics(swarm.metrics)
     ejected = {name: value for name, value in counted.items() if name.startswith(EJECTIONS)}
     rerouted = sum(value for name, value in counted.items() if name.startswith(REROUTES))
     count = int(sum(ejected.values()))
@@ -65,7 +69,7 @@ def run() -> Result:
                 or "0",
             )
         ],
-        shape=f"Llama 27M fp32, 2 spans x 2 servers, room for {2 * ROOM} sessions, {CLIENTS} clients, prompt {PROMPT}",
+        shape=f"Llama 27M fp32, 2 spans x 2 servers, room for {2 * SESSIONS_PER_SERVER} sessions, {CLIENTS} clients, prompt {PROMPT}",
         threads=1,
         bars=[
             Bar("count", "<=", 0),
@@ -75,12 +79,12 @@ def run() -> Result:
     )
 
 
-def ask(target: str, number: int, until: float, asked: Counter[str]) -> None:
-    door, rng = Door(target), random.Random(number)
+def run_client(target: str, number: int, until: float, asked: Counter[str]) -> None:
+    door, rng = StreamClient(target), random.Random(number)
     while time.monotonic() < until:
         prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
         try:
-            door.stream(prompt, NEW)
+            door.run_stream(prompt, NEW)
             asked["answered"] += 1
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -89,7 +93,7 @@ def ask(target: str, number: int, until: float, asked: Counter[str]) -> None:
             time.sleep(0.2)
 
 
-def metrics(target: str) -> dict[str, float]:
+def read_metrics(target: str) -> dict[str, float]:
     """Name with labels -> value."""
     with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()

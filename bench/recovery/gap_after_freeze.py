@@ -15,37 +15,37 @@ import time
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.recovery.gap_after_kill import KILL_AT, NEW, PROMPT
-from bench.recovery.gaps import Gaps, pause
-from bench.swarm import Door, Recorder, Streamed, swarm_of
+from bench.recovery.gaps import GapStatistics, longest_pause
+from bench.swarm import Recorder, StreamClient, StreamResult, bench_swarm
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
 FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))
-BACK_SECONDS = 60.0  # until a thawed server is heard again
+UNSUSPECTED_TIMEOUT_SECONDS = 60.0  # until a thawed server is heard again
 
 
 def run() -> Result:
-    gaps = Gaps()
+    gaps = GapStatistics()
     rng = random.Random(11)
-    with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
+    with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
+        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(FREEZES):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.stream(prompt, NEW)
-            gaps.add(calm, *frozen_stream(swarm, door, view, prompt, hop=number % 2))
+            calm = door.run_stream(prompt, NEW)
+            gaps.add(calm, *stream_with_freeze(swarm, door, view, prompt, hop=number % 2))
     shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000"
     return gaps.result("gap_after_freeze", "freezes", shape, [Bar("p99_s", "<=", 2.0)])
 
 
-def frozen_stream(
-    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], hop: int
-) -> tuple[Streamed, float]:
+def stream_with_freeze(
+    swarm: LocalSwarm, client: StreamClient, view: SwarmClient, prompt: list[int], hop: int
+) -> tuple[StreamResult, float]:
     """The stream, and the seconds from the freeze to the next token that was not on its way already."""
     recorder = Recorder()
     frozen_at, victim = 0.0, ""
     try:
-        for part in door.parts(prompt, NEW):
+        for part in client.stream_parts(prompt, NEW):
             recorder.add(part)
             if not victim and len(recorder.tokens) >= KILL_AT:
                 victim = name_of(view.fetch_running_route()[hop].peer)
@@ -56,13 +56,13 @@ def frozen_stream(
             swarm.kill(victim, signal.SIGCONT)
     if not victim:
         raise RuntimeError("the stream ended before the freeze")
-    wait_heard(view)
-    return recorder.streamed(), pause(recorder.times, frozen_at)
+    wait_until_not_suspected(view)
+    return recorder.result(), longest_pause(recorder.times, frozen_at)
 
 
-def wait_heard(view: SwarmClient) -> None:
+def wait_until_not_suspected(view: SwarmClient) -> None:
     """Until no server is suspected any more. It may still be ejected: frozen again and again, it is a last resort."""
-    deadline = time.monotonic() + BACK_SECONDS
+    deadline = time.monotonic() + UNSUSPECTED_TIMEOUT_SECONDS
     while any(server.health == "suspected" for server in view.fetch_snapshot().servers):
         if time.monotonic() > deadline:
             raise RuntimeError("the thawed server is not heard")

@@ -14,8 +14,8 @@ import time
 
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
-from bench.recovery.gaps import Gaps, pause
-from bench.swarm import Door, Recorder, Streamed, swarm_of
+from bench.recovery.gaps import GapStatistics, longest_pause
+from bench.swarm import Recorder, StreamClient, StreamResult, bench_swarm
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.supervisor import JobStatus
 from modelswarm.local.swarm import LocalSwarm
@@ -23,44 +23,44 @@ from modelswarm.protocol.identity import name_of
 
 KILLS = int(os.environ.get("MODELSWARM_BENCH_KILLS", "200"))
 PROMPT, NEW, KILL_AT = 1000, 60, 20
-REPLACE_SECONDS = 60.0
+REPLACE_TIMEOUT_SECONDS = 60.0
 
 
 def run() -> Result:
-    gaps = Gaps()
+    gaps = GapStatistics()
     rng = random.Random(7)
-    with swarm_of(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
+    with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
+        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         victim = None
         for number in range(KILLS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.stream(prompt, NEW)
+            calm = door.run_stream(prompt, NEW)
             if victim is not None:
                 wait_replaced(swarm, victim)
-            disturbed, seconds, victim = killed_stream(swarm, door, view, prompt, hop=number % 2)
+            disturbed, seconds, victim = stream_with_kill(swarm, door, view, prompt, hop=number % 2)
             gaps.add(calm, disturbed, seconds)
     shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000, only the lost span is rebuilt"
     bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2.0)]
     return gaps.result("gap_after_kill", "kills", shape, bars)
 
 
-def killed_stream(
-    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], hop: int
-) -> tuple[Streamed, float, JobStatus]:
+def stream_with_kill(
+    swarm: LocalSwarm, client: StreamClient, view: SwarmClient, prompt: list[int], hop: int
+) -> tuple[StreamResult, float, JobStatus]:
     """The stream, the seconds from the kill to the next token that was not on its way already, and who was killed."""
     recorder = Recorder()
     killed_at = 0.0
     victim = None
-    for part in door.parts(prompt, NEW):
+    for part in client.stream_parts(prompt, NEW):
         recorder.add(part)
         if victim is None and len(recorder.tokens) >= KILL_AT:
             victim = swarm.kill(name_of(view.fetch_running_route()[hop].peer))
             killed_at = time.perf_counter()
     if victim is None:
         raise RuntimeError("the stream ended before the kill")
-    return recorder.streamed(), pause(recorder.times, killed_at), victim
+    return recorder.result(), longest_pause(recorder.times, killed_at), victim
 
 
 def wait_replaced(swarm: LocalSwarm, victim: JobStatus) -> None:
-    if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_SECONDS):
+    if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_TIMEOUT_SECONDS):
         raise RuntimeError(f"{victim.name} was not replaced")

@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from bench.harness import Bar, Result, quantile
-from bench.swarm import Streamed
+from bench.swarm import StreamResult
 
-NOTHING_LOST = (Bar("lost", "<=", 0), Bar("doubled", "<=", 0))
+NO_TOKEN_LOST = (Bar("lost", "<=", 0), Bar("doubled", "<=", 0))
 
 
 @dataclass
-class Gaps:
+class GapStatistics:
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
     doubled: int = 0
 
-    def add(self, calm: Streamed, disturbed: Streamed, seconds: float) -> None:
+    def add(self, undisturbed: StreamResult, disturbed: StreamResult, seconds: float) -> None:
         self.seconds.append(seconds)
-        lost, doubled = differences(calm, disturbed)
+        lost, doubled = count_differences(undisturbed, disturbed)
         self.lost += lost
         self.doubled += doubled
 
@@ -43,18 +43,18 @@ class Gaps:
             rows=[list(map(str, row))],
             shape=shape,
             threads=1,
-            bars=[*bars, *NOTHING_LOST],
+            bars=[*bars, *NO_TOKEN_LOST],
         )
 
 
-def differences(calm: Streamed, disturbed: Streamed) -> tuple[int, int]:
+def count_differences(undisturbed: StreamResult, disturbed: StreamResult) -> tuple[int, int]:
     """(lost, doubled): positions that did not come, or with another token; positions that came again."""
-    wanted = dict(zip(calm.positions, calm.tokens, strict=True))
+    wanted = dict(zip(undisturbed.positions, undisturbed.tokens, strict=True))
     came = dict(zip(disturbed.positions, disturbed.tokens, strict=True))
     lost = sum(came.get(position) != token for position, token in wanted.items())
     return lost, len(disturbed.positions) - len(came)
 
 
-def pause(times: Sequence[float], since: float) -> float:
+def longest_pause(times: Sequence[float], since: float) -> float:
     """The longest wait for a token after that moment; tokens that were on their way then come at once."""
     return max(b - max(a, since) for a, b in pairwise(times) if b > since)

@@ -25,7 +25,7 @@ KILLS_PER_ROUND = 2
 
 
 @dataclass(slots=True)
-class Verdict:
+class OracleCounts:
     flips: int = 0
     wrong: int = 0
     incomplete: int = 0
@@ -35,10 +35,10 @@ def run() -> Result:
     from support.models.tiny_models import JUDGED, make_toy
     from support.processes.oracles import TAU
 
-    verdict = Verdict()
+    verdict = OracleCounts()
     with tempfile.TemporaryDirectory() as folder:
         toy = make_toy(Path(folder))
-        tried = fail_and_judge(toy, verdict)
+        tried = run_with_kills(toy, verdict)
     return Result(
         name="near_ties",
         figures={
@@ -69,7 +69,7 @@ def run() -> Result:
     )
 
 
-def fail_and_judge(toy: Path, verdict: Verdict) -> int:
+def run_with_kills(toy: Path, counts: OracleCounts) -> int:
     """How many answers were judged."""
     import torch
     from support.models.tiny_models import load_whole
@@ -83,13 +83,15 @@ def fail_and_judge(toy: Path, verdict: Verdict) -> int:
     with running_swarm(toy, "near-ties", spans=4, replicas=2, settings=settings) as running:
         for number in range(ROUNDS):
             place = number % (kill_scenarios.TAIL + 1)
-            for answer in kill_scenarios.kill_under_many(running, asks(number), place, KILL_AT):
-                judge(model, answer, verdict)
+            for answer in kill_scenarios.kill_under_many(
+                running, make_requests(number), place, KILL_AT
+            ):
+                count_answer(model, answer, counts)
                 tried += 1
     return tried
 
 
-def asks(number: int) -> Sequence[Ask]:
+def make_requests(number: int) -> Sequence[Ask]:
     """Eight requests, other ones in every round."""
     from support.models.tiny_models import VOCAB
     from support.processes.kill_scenarios import SAMPLED, prompt_of
@@ -115,16 +117,16 @@ def asks(number: int) -> Sequence[Ask]:
     ]
 
 
-def judge(model: PreTrainedModel, answer: Answer, verdict: Verdict) -> None:
+def count_answer(model: PreTrainedModel, answer: Answer, counts: OracleCounts) -> None:
     from support.processes.oracles import check_contiguous, check_tokens
 
     try:
         check_contiguous(answer)
     except AssertionError:
-        verdict.incomplete += 1
+        counts.incomplete += 1
         return
     try:
-        verdict.flips += check_tokens(model, answer)
+        counts.flips += check_tokens(model, answer)
     except AssertionError as error:
         print(f"near_ties: {error}")
-        verdict.wrong += 1
+        counts.wrong += 1

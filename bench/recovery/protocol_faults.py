@@ -15,82 +15,88 @@ from multiprocessing import get_context
 
 from bench.harness import Bar, Result
 
-FIRST, SEEDS, CHUNK = 100_000, 240, 40  # of every switch; far from the seeds of the tests
+FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # of every switch; far from the seeds of the tests
 PROCESSES = 2
-LEAST_FAULTS = 100_000
+MIN_FAULTS = 100_000
 
 
 @dataclass(slots=True)
-class Tally:
+class SimulationTotals:
     seeds: int = 0
     sessions: int = 0
     tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    disturbed: int = 0  # messages lost or repeated
-    broken: list[str] = field(default_factory=list)  # the head lines of what an oracle said
+    disturbed_messages: int = 0  # messages lost or repeated
+    violations: list[str] = field(default_factory=list)  # the head lines of what an oracle said
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: SimulationTotals) -> None:
         self.seeds += other.seeds
         self.sessions += other.sessions
         self.tokens += other.tokens
         self.faults.update(other.faults)
-        self.disturbed += other.disturbed
-        self.broken += other.broken
+        self.disturbed_messages += other.disturbed_messages
+        self.violations += other.violations
 
 
 def run() -> Result:
     from support.simulator.scenarios.base import SWITCHES
 
-    jobs = [(s, at) for s in SWITCHES for at in range(FIRST, FIRST + SEEDS, CHUNK)]
-    tallies: dict[str, Tally] = {switch: Tally() for switch in SWITCHES}
+    jobs = [(s, at) for s in SWITCHES for at in range(FIRST_SEED, FIRST_SEED + SEEDS, CHUNK)]
+    tallies: dict[str, SimulationTotals] = {switch: SimulationTotals() for switch in SWITCHES}
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         for (switch, _), tally in zip(
-            jobs, pool.map(explore, *zip(*jobs, strict=True)), strict=True
+            jobs, pool.map(run_seeds, *zip(*jobs, strict=True)), strict=True
         ):
             tallies[switch].add(tally)
-    total = Tally()
+    total = SimulationTotals()
     for tally in tallies.values():
         total.add(tally)
-    for broken in total.broken:
+    for broken in total.violations:
         print(broken, file=sys.stderr)
     return Result(
         name="protocol_faults",
         figures={
             "faults": total.faults.total(),
-            "violations": len(total.broken),
+            "violations": len(total.violations),
             "seeds": total.seeds,
             "sessions": total.sessions,
             "tokens": total.tokens,
-            "messages_lost_or_repeated": total.disturbed,
+            "messages_lost_or_repeated": total.disturbed_messages,
         },
         columns=("switch", "seeds", "sessions", "tokens", "faults", "violations"),
         rows=[_row(name, tally) for name, tally in [*tallies.items(), ("all", total)]],
         shape="hash model in virtual time, routes of 1 to 5 hops; "
         + ", ".join(f"{count} {kind}" for kind, count in total.faults.most_common()),
         threads=PROCESSES,
-        bars=[Bar("faults", ">=", LEAST_FAULTS), Bar("violations", "<=", 0)],
+        bars=[Bar("faults", ">=", MIN_FAULTS), Bar("violations", "<=", 0)],
     )
 
 
-def explore(switch: str, first: int) -> Tally:
+def run_seeds(switch: str, first: int) -> SimulationTotals:
     """Seeds [first, first + CHUNK) of a switch."""
     from support.simulator.trace import Violation
     from support.simulator.world import simulate
 
-    tally = Tally(seeds=CHUNK)
+    tally = SimulationTotals(seeds=CHUNK)
     for seed in range(first, first + CHUNK):
         try:
             outcome = simulate(seed, switch)
         except Violation as violation:
-            tally.broken.append("\n".join(str(violation).splitlines()[:3]))
+            tally.violations.append("\n".join(str(violation).splitlines()[:3]))
             continue
         tally.sessions += outcome.sessions
         tally.tokens += outcome.tokens
         tally.faults.update(outcome.faults)
-        tally.disturbed += outcome.lost + outcome.repeated
+        tally.disturbed_messages += outcome.lost + outcome.repeated
     return tally
 
 
-def _row(name: str, tally: Tally) -> tuple[str, ...]:
-    counts = (tally.seeds, tally.sessions, tally.tokens, tally.faults.total(), len(tally.broken))
+def _row(name: str, tally: SimulationTotals) -> tuple[str, ...]:
+    counts = (
+        tally.seeds,
+        tally.sessions,
+        tally.tokens,
+        tally.faults.total(),
+        len(tally.violations),
+    )
     return name, *(str(count) for count in counts)

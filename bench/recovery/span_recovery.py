@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from bench.harness import Bar, Result, quantile
 from bench.models import SHAPES, model_folder
-from bench.recovery.gaps import NOTHING_LOST, Gaps, pause
-from bench.swarm import Door, Recorder, Streamed, swarm_of
+from bench.recovery.gaps import NO_TOKEN_LOST, GapStatistics, longest_pause
+from bench.swarm import Recorder, StreamClient, StreamResult, bench_swarm
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.supervisor import JobStatus
 from modelswarm.local.swarm import LocalSwarm
@@ -25,19 +25,19 @@ from modelswarm.protocol.identity import name_of
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_RECOVERIES", "20"))
 SPANS = 4
 PROMPT, NEW, KILL_AT = 1000, 40, 10
-REPLACE_SECONDS = 90.0
+REPLACE_TIMEOUT_SECONDS = 90.0
 
 
 def run() -> Result:
     rng = random.Random(5)
-    gaps = {1: Gaps(), SPANS: Gaps()}
-    with swarm_of(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
-        door, view = Door(swarm.grpc), SwarmClient(swarm.grpc)
+    gaps = {1: GapStatistics(), SPANS: GapStatistics()}
+    with bench_swarm(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
+        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(ROUNDS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.stream(prompt, NEW)
+            calm = door.run_stream(prompt, NEW)
             for places in ([number % SPANS], range(SPANS)):
-                gaps[len(places)].add(calm, *lost_and_found(swarm, door, view, prompt, places))
+                gaps[len(places)].add(calm, *stream_with_kills(swarm, door, view, prompt, places))
     one, all_ = gaps[1].seconds, gaps[SPANS].seconds
     ratio = statistics.median(one) / statistics.median(all_)
     return Result(
@@ -58,18 +58,22 @@ def run() -> Result:
         ],
         shape=f"Llama 27M fp32, {SPANS} spans x 2 servers, prompt {PROMPT}",
         threads=1,
-        bars=[Bar("ratio", "<=", 0.4), *NOTHING_LOST],
+        bars=[Bar("ratio", "<=", 0.4), *NO_TOKEN_LOST],
     )
 
 
-def lost_and_found(
-    swarm: LocalSwarm, door: Door, view: SwarmClient, prompt: list[int], places: Sequence[int]
-) -> tuple[Streamed, float]:
+def stream_with_kills(
+    swarm: LocalSwarm,
+    client: StreamClient,
+    view: SwarmClient,
+    prompt: list[int],
+    places: Sequence[int],
+) -> tuple[StreamResult, float]:
     """The stream, and the seconds from the kill of these hops to the next token that was not on its way already."""
     recorder = Recorder()
     killed: list[JobStatus] = []
     killed_at = 0.0
-    for part in door.parts(prompt, NEW):
+    for part in client.stream_parts(prompt, NEW):
         recorder.add(part)
         if not killed and len(recorder.tokens) >= KILL_AT:
             route = view.fetch_running_route()
@@ -78,8 +82,8 @@ def lost_and_found(
     if not killed:
         raise RuntimeError("the stream ended before the kill")
     for victim in killed:
-        if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_SECONDS):
+        if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_TIMEOUT_SECONDS):
             raise RuntimeError(f"{victim.name} was not replaced")
-    if not swarm.wait_ready(REPLACE_SECONDS):
+    if not swarm.wait_ready(REPLACE_TIMEOUT_SECONDS):
         raise RuntimeError("the swarm did not become whole again")
-    return recorder.streamed(), pause(recorder.times, killed_at)
+    return recorder.result(), longest_pause(recorder.times, killed_at)

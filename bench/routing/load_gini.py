@@ -25,17 +25,17 @@ from modelswarm_gateway.core.servers.variant import variant_of
 
 SERVERS, GATEWAYS, SESSIONS = 20, 4, 400
 BLOCKS = 8
-BEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 2.0
 ARRIVALS_PER_SECOND = 20.0
-LIFE_SECONDS = 20.0  # mean; with the arrivals above about 400 sessions at a time
-WARM_SECONDS, SECONDS = 40.0, 100.0
+SESSION_SECONDS = 20.0  # mean; with the arrivals above about 400 sessions at a time
+WARMUP_SECONDS, SECONDS = 40.0, 100.0
 SEEDS = 5
 MODEL = "m"
 NEEDS = Needs(max_length=1_024, kv_positions=1_024)
 
 
 @dataclass
-class World:
+class VirtualSwarm:
     """Virtual time: arrivals, ends and beats in one queue."""
 
     spans: Sequence[tuple[int, int]]
@@ -44,12 +44,12 @@ class World:
     steps: int = 0
 
     def __post_init__(self) -> None:
-        self.hellos = [_hello(n, *span) for n, span in enumerate(self.spans)]
+        self.hellos = [_make_hello(n, *span) for n, span in enumerate(self.spans)]
         bits = self.rng.getrandbits
-        self.fleets = [
+        self.registries = [
             ServerRegistry(30.0, lambda: bits(64), lambda _: None) for _ in range(GATEWAYS)
         ]
-        for registry in self.fleets:
+        for registry in self.registries:
             for hello in self.hellos:
                 registry.register(hello)
         self._count = itertools.count()
@@ -57,35 +57,39 @@ class World:
 
     def run(self) -> float:
         """The mean Gini coefficient of the servers' load, once sessions end as often as they begin."""
-        self._later(self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
+        self._schedule(self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
         for gateway, server in itertools.product(range(GATEWAYS), range(SERVERS)):
-            self._later(self.rng.uniform(0.0, BEAT_SECONDS), "beat", gateway, (str(server),))
+            self._schedule(
+                self.rng.uniform(0.0, HEARTBEAT_SECONDS), "beat", gateway, (str(server),)
+            )
         seen: list[float] = []
         now = 0.0
         while now < SECONDS:
             now, _, what, gateway, names = heapq.heappop(self._queue)
             if what == "arrive":
-                self._arrive(now)
-                self._later(now + self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
-                if now > WARM_SECONDS:
-                    seen.append(gini([self.running[hello.peer] for hello in self.hellos]))
+                self._start_session(now)
+                self._schedule(now + self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
+                if now > WARMUP_SECONDS:
+                    seen.append(
+                        gini_coefficient([self.running[hello.peer] for hello in self.hellos])
+                    )
             elif what == "end":
                 for peer in names:
                     self.running[peer] -= 1
-                    self.fleets[gateway].remove_hop(peer)
+                    self.registries[gateway].remove_hop(peer)
             else:
-                self._beat(gateway, self.hellos[int(names[0])], now)
-                self._later(now + BEAT_SECONDS, "beat", gateway, names)
+                self._send_heartbeat(gateway, self.hellos[int(names[0])], now)
+                self._schedule(now + HEARTBEAT_SECONDS, "beat", gateway, names)
         return mean(seen)
 
-    def _later(
+    def _schedule(
         self, when: float, what: str, gateway: int = 0, names: tuple[PeerId, ...] = ()
     ) -> None:
         heapq.heappush(self._queue, (when, next(self._count), what, gateway, names))
 
-    def _arrive(self, now: float) -> None:
+    def _start_session(self, now: float) -> None:
         gateway = self.rng.randrange(GATEWAYS)
-        registry = self.fleets[gateway]
+        registry = self.registries[gateway]
         legs = registry.costs.choose_hops(
             MODEL,
             variant_of(self.hellos[0]),
@@ -99,9 +103,9 @@ class World:
             self.running[leg.peer] += 1
             registry.add_hop(leg.peer, NEEDS.kv_positions, 128)
         peers = tuple(leg.peer for leg in legs)
-        self._later(now + self.rng.expovariate(1 / LIFE_SECONDS), "end", gateway, peers)
+        self._schedule(now + self.rng.expovariate(1 / SESSION_SECONDS), "end", gateway, peers)
 
-    def _beat(self, gateway: int, hello: Hello, now: float) -> None:
+    def _send_heartbeat(self, gateway: int, hello: Hello, now: float) -> None:
         self.steps += 10
         running = self.running[hello.peer]
         beat = Heartbeat(
@@ -113,10 +117,10 @@ class World:
             rows=self.steps,
             running=running,
         )
-        self.fleets[gateway].on_heartbeat(hello.peer, beat, now)
+        self.registries[gateway].on_heartbeat(hello.peer, beat, now)
 
 
-def _hello(number: int, first: int, last: int) -> Hello:
+def _make_hello(number: int, first: int, last: int) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
         f"s{number}/1/b",
@@ -133,7 +137,7 @@ def _hello(number: int, first: int, last: int) -> Hello:
     )
 
 
-def gini(loads: Sequence[float]) -> float:
+def gini_coefficient(loads: Sequence[float]) -> float:
     """0: all equal, 1: one has all."""
     ordered, total = sorted(loads), sum(loads)
     if not total:
@@ -148,7 +152,7 @@ def run() -> Result:
         "spans": [(first, first + 2) for first in range(0, BLOCKS, 2) for _ in range(5)],
     }
     measured = {
-        name: mean(World(spans, random.Random(seed)).run() for seed in range(SEEDS))
+        name: mean(VirtualSwarm(spans, random.Random(seed)).run() for seed in range(SEEDS))
         for name, spans in shapes.items()
     }
     figures = {"gini": max(measured.values()), **{f"{n}_gini": v for n, v in measured.items()}}
@@ -157,7 +161,7 @@ def run() -> Result:
         figures=figures,
         columns=("shape", "gini"),
         rows=[(name, f"{value:.3f}") for name, value in measured.items()],
-        shape=f"{SERVERS} servers, {GATEWAYS} gateways, {SESSIONS} sessions, beats of {BEAT_SECONDS:g} s",
+        shape=f"{SERVERS} servers, {GATEWAYS} gateways, {SESSIONS} sessions, beats of {HEARTBEAT_SECONDS:g} s",
         threads=1,
         bars=(Bar("gini", "<=", 0.1),),
     )

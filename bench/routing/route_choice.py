@@ -31,7 +31,7 @@ FAULTS = 100
 MODEL = "m"
 
 
-def hello(number: int, rng: random.Random) -> Hello:
+def make_hello(number: int, rng: random.Random) -> Hello:
     length = rng.randint(5, 40)
     first = rng.randrange(BLOCKS - length + 1)
     return Hello(
@@ -51,7 +51,7 @@ def hello(number: int, rng: random.Random) -> Hello:
     )
 
 
-def beat(rng: random.Random, steps: int) -> Heartbeat:
+def make_heartbeat(rng: random.Random, steps: int) -> Heartbeat:
     running = rng.randrange(20)
     return Heartbeat(
         steps=steps,
@@ -67,11 +67,11 @@ def beat(rng: random.Random, steps: int) -> Heartbeat:
 def run() -> Result:
     rng = random.Random(1)
     registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
-    hellos = [hello(number, rng) for number in range(SERVERS)]
+    hellos = [make_hello(number, rng) for number in range(SERVERS)]
     now = 0.0
     for each in hellos:
         registry.register(each)
-        registry.on_heartbeat(each.peer, beat(rng, 1), now)
+        registry.on_heartbeat(each.peer, make_heartbeat(rng, 1), now)
         registry.record_round_trip(each.peer, rng.uniform(0.001, 0.01))
     kind = variant_of(hellos[0])
     needs = Needs(max_length=4_096, kv_positions=2_048)
@@ -89,12 +89,14 @@ def run() -> Result:
     for number in range(ROUNDS):
         now += 0.1
         for each in rng.sample(hellos, 20):
-            registry.on_heartbeat(each.peer, beat(rng, 2 + number), now)
+            registry.on_heartbeat(each.peer, make_heartbeat(rng, 2 + number), now)
         chooses.append(choose())
         walks.append(choose())
     for number in range(5):
         now += 0.1
-        told = [(each.peer, beat(rng, 100 + number)) for each in rng.sample(hellos, UPDATES)]
+        told = [
+            (each.peer, make_heartbeat(rng, 100 + number)) for each in rng.sample(hellos, UPDATES)
+        ]
         began = time.process_time()
         for peer, said in told:
             registry.on_heartbeat(peer, said, now)
@@ -125,7 +127,7 @@ def run() -> Result:
         "link_ms": median(links),
         "link_max_ms": max(links),
         "limit_ms": median(limits),
-        "compare_ms": compared(rng),
+        "compare_ms": measure_comparison(rng),
     }
     return Result(
         name="route_choice",
@@ -144,10 +146,10 @@ def run() -> Result:
     )
 
 
-def compared(rng: random.Random) -> float:
+def measure_comparison(rng: random.Random) -> float:
     registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
     slowness = OutlierDetector(registry)
-    alike = [replace(hello(number, rng), first=0, last=20) for number in range(SERVERS)]
+    alike = [replace(make_hello(number, rng), first=0, last=20) for number in range(SERVERS)]
     for each in alike:
         registry.register(each)
         slowness.add_server(each.peer)

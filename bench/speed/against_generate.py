@@ -12,13 +12,13 @@ from statistics import median
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
 from bench.speed.local_generate import LocalGenerate
-from bench.swarm import Door, swarm_of, timed_streams
+from bench.swarm import StreamClient, bench_swarm, time_streams
 
 PROMPT, NEW = 32, 128
 ROUNDS = {"27m": 9, "246m": 5}
 
 
-def compare(name: str, streams: int, bar: float) -> Result:
+def compare_with_generate(name: str, streams: int, bar: float) -> Result:
     figures: dict[str, float] = {}
     rows = []
     for shape in ("27m", "246m"):
@@ -53,14 +53,14 @@ def measure(shape: str, streams: int) -> tuple[list[float], list[float]]:
     rng = random.Random(1)
     vocabulary = SHAPES[shape].vocab
     local_rates, swarm_rates = [], []
-    with LocalGenerate(folder) as local, swarm_of(folder, spans=2) as swarm:
-        door = Door(swarm.grpc)
+    with LocalGenerate(folder) as local, bench_swarm(folder, spans=2) as swarm:
+        door = StreamClient(swarm.grpc)
         for number in range(ROUNDS[shape] + 1):
             prompts = [
                 [rng.randrange(1, vocabulary) for _ in range(PROMPT)] for _ in range(streams)
             ]
-            theirs = streams * NEW / local.run(batch=streams, prompt=PROMPT, new=NEW)
-            ours = streams * NEW / timed_streams(door, prompts, NEW)
+            theirs = streams * NEW / local.time_generate(batch=streams, prompt=PROMPT, new=NEW)
+            ours = streams * NEW / time_streams(door, prompts, NEW)
             if number:  # the first round warms both up
                 local_rates.append(theirs)
                 swarm_rates.append(ours)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
-from bench.swarm import Door, swarm_of, timed_streams
+from bench.swarm import StreamClient, bench_swarm, time_streams
 
 ROUNDS = int(os.environ.get("MODELSWARM_BENCH_ROUNDS", "20"))
 STREAMS, PROMPT, NEW = 4, 1000, 96
@@ -33,7 +33,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of servers and 
 
 
 def run() -> Result:
-    halves = [rounds_of(order) for order in (("on", "off"), ("off", "on"))]
+    halves = [run_rounds(order) for order in (("on", "off"), ("off", "on"))]
     fractions = [[1 - each["off"] / each["on"] for each in half] for half in halves]
     every = [each for half in halves for each in half]
     rates = {
@@ -65,14 +65,14 @@ def run() -> Result:
     )
 
 
-def rounds_of(order: Sequence[str]) -> list[dict[str, float]]:
+def run_rounds(order: Sequence[str]) -> list[dict[str, float]]:
     """Half of the rounds, on swarms that are started in this order."""
     folder = model_folder("27m")
     with ExitStack() as stack:
         doors = {}
         for name in order:
             servers, gateway = FLAGS[name]
-            swarm = swarm_of(
+            swarm = bench_swarm(
                 folder,
                 spans=2,
                 replicas=2,
@@ -80,20 +80,20 @@ def rounds_of(order: Sequence[str]) -> list[dict[str, float]]:
                 server_flags=servers,
                 gateway_flags=gateway,
             )
-            doors[name] = Door(stack.enter_context(swarm).grpc)
+            doors[name] = StreamClient(stack.enter_context(swarm).grpc)
         for door in doors.values():
-            timed_streams(door, prompts(0), NEW)
-        return [one_round(doors, number) for number in range(1, ROUNDS // 2 + 1)]
+            time_streams(door, make_prompts(0), NEW)
+        return [run_round(doors, number) for number in range(1, ROUNDS // 2 + 1)]
 
 
-def one_round(doors: dict[str, Door], number: int) -> dict[str, float]:
+def run_round(clients: dict[str, StreamClient], number: int) -> dict[str, float]:
     """Seconds that each took for the same streams, twice."""
-    took = dict.fromkeys(doors, 0.0)
+    took = dict.fromkeys(clients, 0.0)
     for name in ("on", "off", "off", "on"):
-        took[name] += timed_streams(doors[name], prompts(number), NEW)
+        took[name] += time_streams(clients[name], make_prompts(number), NEW)
     return took
 
 
-def prompts(number: int) -> Sequence[list[int]]:
+def make_prompts(number: int) -> Sequence[list[int]]:
     rng = random.Random(number)
     return [[rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)] for _ in range(STREAMS)]

@@ -9,14 +9,14 @@ from statistics import median
 
 from bench.harness import Result
 from bench.models import model_folder
-from bench.swarm import Door, swarm_of
+from bench.swarm import StreamClient, bench_swarm
 
 NEW = 256
 RUNS = 3
 
 
 def run() -> Result:
-    medians = {spans: token_ms(spans) for spans in (1, 2, 4)}
+    medians = {spans: measure_token_ms(spans) for spans in (1, 2, 4)}
     per_hop = (medians[4] - medians[1]) / 3
     rows = [(str(spans), f"{ms:.2f}") for spans, ms in medians.items()]
     figures = {f"token_ms_{spans}": ms for spans, ms in medians.items()}
@@ -30,9 +30,9 @@ def run() -> Result:
     )
 
 
-def token_ms(spans: int) -> float:
+def measure_token_ms(spans: int) -> float:
     """Median gap between tokens at the client, in ms; the least of a few runs."""
-    with swarm_of(model_folder("1m"), spans=spans) as swarm:
-        door = Door(swarm.grpc)
-        door.stream([1, 2, 3], 32)
-        return min(median(door.stream([1, 2, 3], NEW).gaps) * 1000 for _ in range(RUNS))
+    with bench_swarm(model_folder("1m"), spans=spans) as swarm:
+        door = StreamClient(swarm.grpc)
+        door.run_stream([1, 2, 3], 32)
+        return min(median(door.run_stream([1, 2, 3], NEW).gaps) * 1000 for _ in range(RUNS))

@@ -23,7 +23,7 @@ class LocalGenerate:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, *, batch: int, prompt: int, new: int) -> float:
+    def time_generate(self, *, batch: int, prompt: int, new: int) -> float:
         """Seconds that `generate` took, prefill included."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(f"{batch} {prompt} {new}\n")

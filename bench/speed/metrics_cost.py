@@ -24,7 +24,7 @@ from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello, make_no
 RUNS, SESSIONS = 5, 1000
 ROUTE = (HopView("a/1/x", 0, 4), HopView("b/1/x", 4, 8))
 PARKED = SessionView("s", MODEL, "parked", Epoch(0, 1), 10, ROUTE, 0, 0)
-WORDS = {
+COST_NAMES = {
     "token_us": "us per token",
     "turn_us": "us per turn",
     "step_us": "us per step of a server",
@@ -33,36 +33,39 @@ WORDS = {
 
 
 def run() -> Result:
-    figures = asyncio.run(_measured())
+    figures = asyncio.run(_measure())
     return Result(
         name="metrics_cost",
         figures=figures,
         columns=("what", "cost"),
-        rows=[(WORDS[name], f"{value:.2f}") for name, value in figures.items()],
+        rows=[(COST_NAMES[name], f"{value:.2f}") for name, value in figures.items()],
         shape="one model, one server, counters and histograms as in production",
         threads=1,
         bars=[Bar("token_us", "<=", 5.0), Bar("scrape_ms", "<=", 25.0)],
     )
 
 
-async def _measured() -> dict[str, float]:
+async def _measure() -> dict[str, float]:
     node = make_node()
     metrics = GatewayMetrics(node)
-    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
+    node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
     meter = metrics.meter_turn(MODEL, 10, 0.0)
     meter.on_tokens(1, 0.1)
     server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256))
     costs = {
-        "token_us": _best(lambda: meter.on_tokens(1, 0.113), 20_000) * 1e6,
-        "turn_us": _best(lambda: _turn(metrics), 2_000) * 1e6,
-        "step_us": _best(lambda: server.observe_step(8, 0.01, False), 20_000) * 1e6,
+        "token_us": _best_seconds(lambda: meter.on_tokens(1, 0.113), 20_000) * 1e6,
+        "turn_us": _best_seconds(lambda: _count_turn(metrics), 2_000) * 1e6,
+        "step_us": _best_seconds(lambda: server.observe_step(8, 0.01, False), 20_000) * 1e6,
     }
     for _ in range(SESSIONS):
         node.open_session(MODEL)
-    return {**costs, "scrape_ms": _best(lambda: generate_latest(metrics.registry), 20) * 1e3}
+    return {
+        **costs,
+        "scrape_ms": _best_seconds(lambda: generate_latest(metrics.registry), 20) * 1e3,
+    }
 
 
-def _turn(metrics: GatewayMetrics) -> None:
+def _count_turn(metrics: GatewayMetrics) -> None:
     """All that is counted of a turn but its tokens."""
     meter = metrics.meter_turn(MODEL, 10, 0.0)
     meter.on_started(0.1)
@@ -71,7 +74,7 @@ def _turn(metrics: GatewayMetrics) -> None:
     metrics.count_request(MODEL, None)
 
 
-def _best(call: Callable[[], object], times: int) -> float:
+def _best_seconds(call: Callable[[], object], times: int) -> float:
     """Seconds per call, of the run that was disturbed least."""
     runs: list[float] = []
     for _ in range(RUNS):

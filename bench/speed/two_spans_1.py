@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.harness import Result
-from bench.speed.against_generate import compare
+from bench.speed.against_generate import compare_with_generate
 
 
 def run() -> Result:
-    return compare("two_spans_1", streams=1, bar=0.90)
+    return compare_with_generate("two_spans_1", streams=1, bar=0.90)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench.harness import Result
-from bench.speed.against_generate import compare
+from bench.speed.against_generate import compare_with_generate
 
 
 def run() -> Result:
-    return compare("two_spans_8", streams=8, bar=1.0)
+    return compare_with_generate("two_spans_8", streams=8, bar=1.0)

@@ -1,7 +1,7 @@
-"""`modelswarm-gateway`: flags in, a serving process, an exit code out.
+"""`modelswarm-gateway`: parses the flags, serves, and exits.
 
-0 after a graceful stop, 2 with one sentence when it cannot start; that sentence is the last line on stderr. Little is
-imported before the flags are read and a signal can end the process.
+The exit code is 0 after a graceful stop, and 2 with one sentence, the last line on stderr, if the process cannot start.
+Little is imported before the flags are read and a signal can end the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROGRAM = "modelswarm-gateway"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the flags (default: those of the command line), serve, and return the exit code."""
-    exit_on_signals()  # until the process has its own way to stop
+    exit_on_signals()  # until the process has its own signal handlers
     from modelswarm.process.command_line import run_with_exit_code
     from modelswarm_gateway.settings import parse_settings
 
@@ -47,7 +47,7 @@ def _serve(settings: Settings) -> int:
     from modelswarm_gateway.app import GatewayApp
 
     gc.collect()
-    gc.freeze()  # modules are not garbage: looking at them again would hold up every stream
+    gc.freeze()  # modules are not garbage: scanning them again would delay every stream
     asyncio.run(GatewayApp(settings).run())
     return 0
 

@@ -1,6 +1,6 @@
-"""A running gateway: its parts, the order in which they start, and how it leaves.
+"""The gateway process: its parts, the order in which they start, and the graceful shutdown.
 
-Made by `__main__.py`. All ports are bound before anything is served, so that a port in use leaves nothing half started.
+Made by `__main__.py`. All ports are bound before any part serves, so that a port in use leaves nothing half started.
 The first signal lets running answers end; the second ends the process.
 """
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 
 log = logging.getLogger(__name__)
-CLOSE_TIMEOUT = 3.0  # for doors and links, after the answers have ended
+# Time to close API servers and links after the last answer, in seconds.
+CLOSE_TIMEOUT = 3.0
 
 
 class GatewayApp:
@@ -45,7 +46,7 @@ class GatewayApp:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal; UserError when it cannot start."""
+        """Serve until a signal. Raise UserError if the gateway cannot start."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -63,29 +64,35 @@ class GatewayApp:
             keepalive_seconds=settings.keepalive_seconds,
         )
         service = GenerationService(node, metrics, loop.time, options)
-        grpc_door = GrpcServer(service, node.drains)
-        grpc_target = await grpc_door.start("--grpc", settings.grpc)
-        doors = [
+        grpc_server = GrpcServer(service, node.drains)
+        grpc_target = await grpc_server.start("--grpc", settings.grpc)
+        http_servers = [
             AsgiServer(
                 build_http_app(service, _readiness_check(node, cluster, loop.time)), sockets[0]
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
-        for door in doors:
-            await door.start()
-        node.set_advertised_targets(advertised_targets(settings, doors[0].target, grpc_target))
+        for server in http_servers:
+            await server.start()
+        node.set_advertised_targets(
+            advertised_targets(settings, http_servers[0].target, grpc_target)
+        )
         tasks = [loop.create_task(job) for job in self._periodic_jobs(node, service, cluster)]
-        targets = {"http": doors[0].target, "grpc": grpc_target, "metrics": doors[1].target}
+        targets = {
+            "http": http_servers[0].target,
+            "grpc": grpc_target,
+            "metrics": http_servers[1].target,
+        }
         if settings.run_file is not None:
             write_run_file(settings.run_file, {**targets, "peer": node.peer})
-        log.info("%s serves HTTP at %s, gRPC at %s", node.peer, doors[0].target, grpc_target)
+        log.info("%s serves HTTP at %s, gRPC at %s", node.peer, http_servers[0].target, grpc_target)
         try:
             await self._stopping.wait()
-            await self._shut_down(service, grpc_door, doors[0])
+            await self._shut_down(service, grpc_server, http_servers[0])
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
-            await _run_all([grpc_door.stop(), *(door.stop() for door in doors)])
+            await _run_all([grpc_server.stop(), *(server.stop() for server in http_servers)])
             for task in tasks:
                 task.cancel()
             await _run_all([node.shut_down()])
@@ -93,7 +100,7 @@ class GatewayApp:
     def _make_source(
         self, clock: Callable[[], float]
     ) -> tuple[EndpointSource, KubernetesSource | None]:
-        """Who tells which servers exist."""
+        """Return the endpoint source, and once more if it is a cluster's."""
         settings = self._settings
         if settings.discovery_dir is not None:
             return FileSource(settings.discovery_dir), None
@@ -131,27 +138,29 @@ class GatewayApp:
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            os._exit(1)  # asked twice: whatever hangs, hang no longer
+            os._exit(1)  # second signal: some part hangs
         self._stopping.set()
 
     async def _shut_down(
-        self, service: GenerationService, grpc_door: GrpcServer, http_door: AsgiServer
+        self, service: GenerationService, grpc_server: GrpcServer, http_server: AsgiServer
     ) -> None:
-        """Sends clients elsewhere, until they have gone; then takes nothing new and waits for what runs; what does not
-        end is told so. Whoever must reach this process hears late that it leaves, on a full machine seconds late."""
+        """Send clients elsewhere until none comes; then refuse requests, await running answers, and abort the rest.
+
+        Load balancers learn late that this process stops: on a busy machine seconds late.
+        """
         quiet, drain = self._settings.shutdown_delay_seconds, self._settings.drain_timeout_seconds
         ends = service.clock() + quiet + drain
         service.shutting_down = True
-        await grpc_door.stop_advertising()
+        await grpc_server.stop_advertising()
         if quiet:
-            log.info("leaving: new requests are taken until none has come for %g s", quiet)
+            log.info("shutting down: requests are accepted until none arrived for %g s", quiet)
             if not await service.wait_for_no_requests(quiet, until=ends - drain / 2):
-                log.warning("requests still come: clients do not heed /ready, or hear late of it")
+                log.warning("requests still arrive although /ready returns 503")
         service.accepting = False
-        log.info("stopping: %d answers are running", service.running_count)
-        http_door.close_idle_connections()
+        log.info("refusing new requests; %d answers are running", service.running_count)
+        http_server.close_idle_connections()
         left = ends - service.clock()
-        refusing = asyncio.create_task(grpc_door.stop(left))
+        refusing = asyncio.create_task(grpc_server.stop(left))
         await service.wait_until_idle(left)
         service.abort_all()
         refusing.cancel()
@@ -166,17 +175,17 @@ def _readiness_check(
 
 
 async def _run_every(seconds: float, job: Callable[[], None]) -> None:
-    """A job that fails is logged and comes again: streams must not end for a bad beat."""
+    """Run a job periodically. A failure is logged and the job runs again: it must not end streams."""
     while True:
         try:
             job()
         except Exception:
-            log.exception("a periodic job failed by a fault of ours")
+            log.exception("internal error in a periodic job")
         await asyncio.sleep(seconds)
 
 
 async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All at once, each as far as it gets in the time there is."""
+    """Run all jobs at once, and cancel those that do not end within CLOSE_TIMEOUT."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT)
     for task in tasks:

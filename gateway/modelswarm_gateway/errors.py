@@ -1,7 +1,7 @@
-"""What a gateway says to a client when it cannot do what was asked, and the one table that maps it to HTTP and gRPC.
+"""Errors for clients of the gateway, and the one table that maps them to HTTP and gRPC.
 
-Raised by the doors (bad requests), the service (unknown model, prompt too long) and the node (no room, no server,
-broken stream). Knows nothing of how a door writes it.
+Raised by the APIs (bad requests), the service (unknown model, prompt too long) and the node (no room, no server,
+broken stream). Does not know how an API writes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelswarm_gateway.core.interface.turn import RefusalReason
 
 
 class Code(enum.Enum):
-    """The stable names of failures: `error.code` over HTTP, `error-code` metadata over gRPC."""
+    """Stable names of failures: `error.code` over HTTP, `error-code` metadata over gRPC."""
 
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED = "unsupported_parameter"
@@ -42,7 +42,7 @@ class Code(enum.Enum):
 
 
 def parse_code(name: str) -> Code:
-    """As another gateway said it, which may be newer."""
+    """Parse the code of another gateway, which may be newer; an unknown code becomes INTERNAL."""
     return Code(name) if name in {code.value for code in Code} else Code.INTERNAL
 
 
@@ -81,7 +81,7 @@ TABLE: dict[Code, ErrorMapping] = {
 
 
 class ApiError(Exception):
-    """A refusal or failure that a client is told about; `str()` is the sentence it reads."""
+    """A refusal or failure that is reported to a client; `str()` is the sentence it reads."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ApiError(Exception):
         return TABLE[self.code]
 
     def envelope(self) -> dict[str, object]:
-        """The body that OpenAI clients understand."""
+        """Return the error body that OpenAI clients understand."""
         error = {
             "message": self.message,
             "type": self.mapping.type,
@@ -112,7 +112,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """`retry-after` in whole seconds (what HTTP allows) and, for clients that know it, in milliseconds."""
+        """Return `retry-after` in whole seconds (as HTTP allows) and, for clients that know it, in milliseconds."""
         if self.retry_after is None:
             return {}
         return {
@@ -130,12 +130,12 @@ def model_not_found(name: str) -> ApiError:
 
 
 def session_taken_over() -> ApiError:
-    detail = "another gateway has taken this session over; go on there with Last-Event-ID"
+    detail = "another gateway has taken this session over; resume there with Last-Event-ID"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
 def gateway_stopping() -> ApiError:
-    return ApiError(Code.STOPPING, "this gateway is stopping; try again", retry_after=1.0)
+    return ApiError(Code.STOPPING, "this gateway is stopping; retry in 1 s", retry_after=1.0)
 
 
 _REFUSALS = {
@@ -154,7 +154,7 @@ def from_refusal(refused: Refused) -> ApiError:
 
 
 def from_core(error: CoreError, param: str) -> ApiError:
-    """`param` is the field that carried the prompt."""
+    """Return the ApiError for an error of the core. `param`: the request field that carried the prompt."""
     if isinstance(error, PromptTooLong):
         return ApiError(Code.CONTEXT_LENGTH, str(error), param=param)
     if isinstance(error, SessionBusy):

@@ -1,6 +1,6 @@
-"""Names that cross the wire: who a process is, which cut of a session is meant, which hop is addressed.
+"""Identifiers in messages: of processes (PeerId), of a session's routes (Epoch) and of hops (Handle).
 
-Used by both cores and by the links. Knows nothing of transports or of Kubernetes.
+Used by both cores and by the links. Knows neither transports nor Kubernetes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Epoch(NamedTuple):
 
 
 NO_EPOCH = Epoch(0, 0)
-"""Before the first one of any session."""
+"""The epoch before the first one of any session."""
 
 
 class Address(NamedTuple):
-    """Where a peer can be dialled; an empty `target` means that it cannot (a gateway).
+    """A peer and the target at which it can be dialled; the target is empty for a gateway, which is never dialled.
 
-    A peer without its boot nonce (`pod_of`) is whoever lives in that pod now.
+    A peer without its boot nonce (`pod_of`) stands for the process that runs in that pod now.
     """
 
     peer: PeerId
@@ -39,20 +39,20 @@ class Address(NamedTuple):
 
 
 def peer_id(name: str, incarnation: int, boot: str | None = None) -> PeerId:
-    """The identity of this process. `boot` is drawn at process start unless a test fixes it."""
+    """Return the identity of this process. `boot` is random, drawn at process start, unless a test fixes it."""
     return f"{name}/{incarnation}/{boot or secrets.token_hex(8)}"
 
 
 def pod_of(peer: PeerId) -> str:
-    """What survives a restart inside the same pod: the identity without its boot nonce."""
+    """Return the identity without its boot nonce, which is the same after a restart in the same pod."""
     return peer.rsplit("/", 1)[0]
 
 
 def name_of(peer: PeerId) -> str:
-    """What people call it: a pod's name, a member's."""
+    """Return the name for people: of the pod, or of the local process."""
     return peer.split("/", 1)[0]
 
 
 def is_dialled_peer(peer: PeerId, dialled: PeerId) -> bool:
-    """Whether `peer` is who was dialled: that very life, or the present one of that pod."""
+    """Return True if `peer` is the dialled process, or the process that now runs in the dialled pod."""
     return dialled in (peer, pod_of(peer))

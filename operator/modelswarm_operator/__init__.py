@@ -1,1 +1,1 @@
-"""The Kubernetes operator: a ModelSwarm becomes block-server pods and stays that way."""
+"""The Kubernetes operator: turns a ModelSwarm into block-server pods and keeps them running."""

@@ -1,4 +1,4 @@
-"""`modelswarm-operator` as it is installed: can be asked to stop before it has imported what it needs."""
+"""Entry point of `modelswarm-operator`. It can be stopped by a signal before its imports are complete."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`modelswarm-operator`: flags in, a running operator, an exit code out.
 
-0 after a graceful stop, 2 with one sentence when it cannot start, 1 when it may no longer act (the lease is lost) or a
-part of it failed: Kubernetes starts it again, and nothing depends on how it ended. Standbys wait here for the lease.
+Exit codes: 0 after a graceful stop; 2 with one sentence when it cannot start; 1 when it may no longer act (the lease is
+lost) or a part failed: Kubernetes starts it again, and nothing depends on how it ended. Standbys wait for the lease.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from modelswarm_operator.settings import Settings, parse
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-operator"
 MAX_CONNECTIONS = 32  # to the API server; the watches have their own
-PERMISSION_CHECK_SECONDS = 10.0  # between two looks at rights that are missing
+PERMISSION_CHECK_SECONDS = 10.0  # between two checks while a permission is missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_operator(settings: Settings) -> int:
-    exit_on_signals()  # until the process has its own way to stop
+    exit_on_signals()  # until the signal handlers of the event loop are set
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
-    gc.freeze()  # modules are not garbage: never look at them again
+    gc.freeze()  # modules are never garbage: exclude them from every collection
     return asyncio.run(OperatorApp(settings).run())
 
 
@@ -69,7 +69,7 @@ class OperatorApp:
         self._stopping = asyncio.Event()
         self._metrics = Metrics()
         self._manager: Manager | None = None
-        self._permission_problem = "the operator's rights are not checked yet"
+        self._permission_problem = "the operator's permissions are not checked yet"
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -105,7 +105,7 @@ class OperatorApp:
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            os._exit(1)  # asked twice: whatever hangs, hang no longer
+            os._exit(1)  # a second signal: end even if a part hangs
         log.info("stopping")
         self._stopping.set()
 
@@ -117,13 +117,13 @@ class OperatorApp:
             return 0
         if settings.elect:
             if not await self._run_unless_stopped(lease.acquire()):
-                await lease.release()  # it may have come in this moment
+                await lease.release()  # it may have been acquired in this moment
                 return 0
             client.fence = lease.raise_if_lost
         return await self._run_as_leader(client, lease, identity)
 
     async def _run_unless_stopped(self, job: Awaitable[None]) -> bool:
-        """Whether it came to its end."""
+        """Run the job; return False if the process was stopped before its end."""
         working, stopping = asyncio.ensure_future(job), asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,8 +135,8 @@ class OperatorApp:
                 task.cancel()
 
     async def _await_permissions(self, client: KubeClient) -> None:
-        """Waits until everything that is needed is allowed; says what is not, whenever that changes."""
-        settings, told = self._settings, ""
+        """Wait until every required permission is granted; log the missing ones whenever they change."""
+        settings, last_message = self._settings, ""
         lease_namespace = settings.lease_namespace if settings.elect else ""
         while True:
             try:
@@ -144,17 +144,17 @@ class OperatorApp:
                     client, settings.namespaces, lease_namespace, settings.lease_name
                 )
             except KubeError as error:
-                news = f"the operator's rights cannot be checked: {error}"
+                message = f"the operator's permissions cannot be checked: {error}"
                 needed = True
             else:
                 self._metrics.missing_rights.set(len(missing))
                 needed = any(not each.permission.optional for each in missing)
                 listed = "; ".join(str(each) for each in missing)
-                news = f"the operator's account may not: {listed}" if missing else ""
-            if news and news != told:
-                log.log(logging.ERROR if needed else logging.WARNING, news)
-                told = news
-            self._permission_problem = news if needed else ""
+                message = f"the operator's account may not: {listed}" if missing else ""
+            if message and message != last_message:
+                log.log(logging.ERROR if needed else logging.WARNING, message)
+                last_message = message
+            self._permission_problem = message if needed else ""
             if not needed:
                 return
             await asyncio.sleep(PERMISSION_CHECK_SECONDS)
@@ -180,7 +180,7 @@ class OperatorApp:
         return 0
 
     def _exit_at_once(self, acting: asyncio.Task[None]) -> None:
-        """Nothing of this process may write any more, so nothing is tidied up."""
+        """End without cleaning up: no part of this process may write any more."""
         if acting.done() and (error := acting.exception()) is not None:
             log.error("the operator failed", exc_info=error)
         logging.shutdown()

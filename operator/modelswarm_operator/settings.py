@@ -1,6 +1,6 @@
-"""Everything an operator process is told at its start: one frozen object, made from the command line.
+"""The settings of an operator process: one frozen object, made from the command line.
 
-The only reader of flags in this process; nothing else reads the environment but the in-cluster login. Used by `main`.
+The only reader of flags; nothing else reads the environment but the in-cluster login. Used by `app`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OWN_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespa
 @dataclass(frozen=True, slots=True)
 class Settings:
     policy: Policy
-    namespaces: tuple[str, ...]  # none: all
+    namespaces: tuple[str, ...]  # empty: all
     elect: bool
     lease_namespace: str
     lease_name: str
     health: tuple[str, int]
     resync_seconds: float
-    kubeconfig: Path | None  # none: in-cluster
+    kubeconfig: Path | None  # None: the pod's service account
     run_file: Path | None
     parent_fd: int | None
     json_logs: bool

@@ -46,7 +46,7 @@ def check(outcome: Outcome) -> None:
 
 
 @pytest.mark.full
-def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> None:
+def test_disturbed_swarm_answers_exactly(folder: Path) -> None:
     outcome = chaos(SAMPLE, folder)
     check(outcome)
     assert outcome.faults == Counter(SAMPLE.faults)
@@ -63,7 +63,7 @@ def test_a_disturbed_swarm_answers_as_if_nothing_had_happened(folder: Path) -> N
         Options(every=0.7, new=7, each=True, faults=frozenset((Fault.SLOW_DISK,))),
     ),
 )
-def test_the_command_that_a_failure_prints_runs_the_same_again(options: Options) -> None:
+def test_printed_command_repeats_the_run(options: Options) -> None:
     """All of it: through `make`, the shell and the command line."""
     make = ["make", "--no-print-directory", "-n", *shlex.split(options.command())[1:]]
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}

@@ -58,7 +58,7 @@ def test_a_wrong_answer_is_found(answer: Answer) -> None:
     assert judged(heard(answer, "" if answer.finish else "UNAVAILABLE"), (KILL,))
 
 
-def test_the_right_answer_is_right() -> None:
+def test_exact_answer_passes() -> None:
     assert not judged(heard(TWIN))
 
 
@@ -81,13 +81,11 @@ def test_the_right_answer_is_right() -> None:
         (CUT, "DEADLINE_EXCEEDED", (KILL,)),
     ),
 )
-def test_an_end_that_is_not_honest_is_found(
-    answer: Answer, code: str, outages: tuple[Outage, ...]
-) -> None:
+def test_dishonest_end_is_found(answer: Answer, code: str, outages: tuple[Outage, ...]) -> None:
     assert judged(heard(answer, code), outages)
 
 
-def test_honest_ends_are_right() -> None:
+def test_honest_ends_pass() -> None:
     assert not judged(heard(NOTHING, "no_servers"))
     assert not judged(heard(NOTHING, "no_capacity"))
     assert not judged(heard(replace(NOTHING, ask=NAMED), "session_elsewhere"), gateways=2)
@@ -101,7 +99,7 @@ def test_a_wait_beyond_its_bound_is_found() -> None:
     assert not judged(heard(TWIN, longest_wait=9.0))
 
 
-def test_who_is_refused_for_ever_is_found() -> None:
+def test_endless_refusal_is_found() -> None:
     said = heard(NOTHING, "no_capacity", asked=100.0 - PATIENCE - 1.0)
     assert judged(said)
     assert not judged(replace(said, asked=100.0 - PATIENCE + 1.0))
@@ -118,7 +116,7 @@ def test_who_is_refused_for_ever_is_found() -> None:
         (None, 6.0, True, True),  # a gateway that heard of nobody has begun it once more
     ),
 )
-def test_what_is_lost_with_a_gateway_is_what_its_tail_lost_as_well(
+def test_loss_with_a_gateway_requires_loss_of_its_tail(
     died: float | Outage | None, last_wait: float, forks: bool, right: bool
 ) -> None:
     loss = Outage(died, died, killed=True) if isinstance(died, float) else died
@@ -135,7 +133,7 @@ def test_what_is_lost_with_a_gateway_is_what_its_tail_lost_as_well(
     assert nobody.wrong, "no gateway was hurt"
 
 
-def test_a_connection_that_breaks_off_though_no_gateway_was_hurt_is_found() -> None:
+def test_broken_connection_without_gateway_fault_is_found() -> None:
     """Readers go on elsewhere, so that the answer itself is right."""
     assert judged(heard(TWIN, breaks=1))
     assert judged(heard(TWIN, breaks=1), (LONG_AGO,))
@@ -143,7 +141,7 @@ def test_a_connection_that_breaks_off_though_no_gateway_was_hurt_is_found() -> N
     assert not judged(heard(TWIN, breaks=1), (FROZEN,))
 
 
-def test_an_answer_that_parted_at_a_near_tie_has_its_length_all_the_same() -> None:
+def test_answer_that_parted_at_a_near_tie_has_full_length() -> None:
     judge = Judge(10.0, (), lambda twin, answer: None)
     parted = replace(TWIN, tokens=(7, 8, 8, 8))
     judge.hear(heard(parted))
@@ -152,7 +150,7 @@ def test_an_answer_that_parted_at_a_near_tie_has_its_length_all_the_same() -> No
     assert judge.wrong, "a token was lost at its end"
 
 
-def test_a_text_that_does_not_belong_to_its_tokens_is_found(tmp_path: Path) -> None:
+def test_text_that_does_not_match_its_tokens_is_found(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 300)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     tokens = tuple(tokenizer.encode("abca").ids)
@@ -168,7 +166,7 @@ def test_a_text_that_does_not_belong_to_its_tokens_is_found(tmp_path: Path) -> N
             check_text(tokenizer, wrong)
 
 
-def test_a_child_that_outlives_its_process_is_found() -> None:
+def test_child_that_outlives_its_process_is_found() -> None:
     """It has its parent's group, which is that of nobody else."""
     parent = subprocess.Popen(
         ("sh", "-c", "sleep 60 & echo; exec sleep 60"), process_group=0, stdout=subprocess.PIPE
@@ -186,7 +184,7 @@ def test_a_child_that_outlives_its_process_is_found() -> None:
     assert gone_within([parent.pid], 5.0, group_alive)
 
 
-def test_where_arithmetic_rounds_a_difference_is_settled_by_the_model() -> None:
+def test_difference_after_rounding_is_settled_by_the_model() -> None:
     settled: list[tuple[Answer, Answer]] = []
 
     def settle(twin: Answer, answer: Answer) -> None:

@@ -69,7 +69,7 @@ async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
         assert not b.heard.down
 
 
-async def test_what_is_delayed_comes_later_and_in_order() -> None:
+async def test_delayed_items_keep_their_order() -> None:
     async with through_a_proxy() as (network, a, b, _):
         network.disturb(Weather("b", "a", delay=0.3, cause="delay"))
         for position in range(20):
@@ -80,7 +80,7 @@ async def test_what_is_delayed_comes_later_and_in_order() -> None:
 
 
 @pytest.mark.full
-async def test_a_delayed_item_comes_late() -> None:
+async def test_delayed_item_comes_late() -> None:
     async with through_a_proxy() as (network, a, b, _):
         network.disturb(Weather("b", "a", delay=0.3))
         began = time.monotonic()
@@ -89,7 +89,7 @@ async def test_a_delayed_item_comes_late() -> None:
         assert time.monotonic() - began >= 0.3
 
 
-async def test_a_frame_that_is_doubled_brings_its_items_twice_and_the_link_lives() -> None:
+async def test_doubled_frame_brings_its_items_twice() -> None:
     async with through_a_proxy() as (network, a, b, _):
         network.disturb(Weather("b", "a", doubled=1.0))
         for position in range(5):
@@ -99,7 +99,7 @@ async def test_a_frame_that_is_doubled_brings_its_items_twice_and_the_link_lives
         assert network.doubled >= 5
 
 
-async def test_a_frame_that_is_truncated_ends_the_link_at_both_ends() -> None:
+async def test_truncated_frame_ends_the_link_at_both_ends() -> None:
     async with through_a_proxy() as (network, a, b, _):
         network.truncate("a", "b")
         say(a, b, 1)
@@ -109,7 +109,7 @@ async def test_a_frame_that_is_truncated_ends_the_link_at_both_ends() -> None:
         assert network.truncated >= 1, "of either lane"
 
 
-async def test_who_is_dialled_while_cut_off_is_not_linked() -> None:
+async def test_dial_through_a_cut_is_not_linked() -> None:
     network = Network(seed=1)
     try:
         async with nodes("a", "b") as (a, b):
@@ -134,7 +134,7 @@ def data(message: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("step", (1, 7, 1000))
-def test_bytes_become_frames_however_they_come(step: int) -> None:
+def test_bytes_become_frames_in_any_chunks(step: int) -> None:
     frames = [PREFACE, frame(4, b""), frame(1, b"head"), data(b"m" * 300), data(b"")]
     cutter, found = FrameCutter(), list[bytes]()
     stream = b"".join(frames)

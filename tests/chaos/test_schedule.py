@@ -10,26 +10,26 @@ SPANS = (("s0-r0", "s0-r1"), ("s1-r0", "s1-r1"))
 SERVERS = {name for span in SPANS for name in span}
 
 
-def test_a_seed_gives_the_same_schedule_again_and_another_seed_another() -> None:
+def test_schedule_is_determined_by_its_seed() -> None:
     assert schedule(7, 60, SPANS) == schedule(7, 60, SPANS)
     assert schedule(7, 60, SPANS) != schedule(8, 60, SPANS)
 
 
-def test_everything_begins_in_order_and_is_over_before_the_end() -> None:
+def test_faults_begin_in_order_and_end_in_time() -> None:
     for seed in range(200):
         events = schedule(seed, 30, SPANS)
         assert [event.at for event in events] == sorted(event.at for event in events)
         assert all(1.0 <= event.at < event.at + event.seconds + 0.001 < 30 for event in events)
 
 
-def test_every_kind_of_fault_comes_about_as_often_as_its_weight() -> None:
+def test_kinds_of_faults_follow_their_weights() -> None:
     counts = Counter(event.fault for seed in range(200) for event in schedule(seed, 60, SPANS))
     assert set(counts) == set(Fault)
     assert counts[Fault.KILL] > 3 * counts[Fault.GATEWAY_KILL]
     assert 200 * 60 / 1.5 * 0.7 < counts.total() < 200 * 60 / 1.5
 
 
-def test_targets_are_what_the_fault_can_be_done_to() -> None:
+def test_targets_fit_their_fault() -> None:
     for seed in range(100):
         for event in schedule(seed, 60, SPANS):
             if event.fault in FRAMES:
@@ -45,12 +45,12 @@ def test_targets_are_what_the_fault_can_be_done_to() -> None:
                 assert event.targets == (GATEWAY,)
 
 
-def test_only_the_faults_that_are_wanted_come() -> None:
+def test_only_chosen_faults_are_scheduled() -> None:
     wanted = frozenset((Fault.FREEZE, Fault.FULL))
     assert {event.fault for event in schedule(1, 120, SPANS, faults=wanted)} == wanted
 
 
-def test_each_kind_comes_before_any_comes_again() -> None:
+def test_each_kind_comes_before_any_repeats() -> None:
     wanted = frozenset((Fault.FREEZE, Fault.KILL, Fault.FULL, Fault.DRAIN))
     for seed in range(20):
         events = schedule(seed, 20, SPANS, every=2.0, faults=wanted, each=True)
@@ -59,7 +59,7 @@ def test_each_kind_comes_before_any_comes_again() -> None:
         assert {event.fault for event in events[4:]} == wanted
 
 
-def test_a_frozen_gateway_stands_still_for_longer_than_its_lease() -> None:
+def test_gateway_freeze_outlasts_its_lease() -> None:
     wanted = frozenset((Fault.GATEWAY_FREEZE,))
     events = schedule(1, 300, SPANS, gateways=(GATEWAY, "gateway-2"), faults=wanted)
     longer = [event for event in events if event.seconds > LEASE_SECONDS]

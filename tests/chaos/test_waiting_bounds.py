@@ -16,14 +16,14 @@ def way(*events: Event) -> bool:
     return always_a_way(events, SPANS, (GATEWAY,))
 
 
-def test_a_wait_is_bounded_by_the_hold_limit_only_where_sessions_may_be_held() -> None:
+def test_wait_includes_hold_limit_only_where_sessions_are_held() -> None:
     one, both = Event(1.0, Fault.KILL, ("a",)), Event(1.0, Fault.KILL, ("a", "b"))
     assert longest_wait((one,), SPANS, (GATEWAY,), 60.0) == SOON < 60.0
     assert longest_wait((one, both), SPANS, (GATEWAY,), 60.0) == 60.0 + SOON
 
 
 @pytest.mark.parametrize("first", (Fault.KILL, Fault.LEAVE))
-def test_who_died_is_away_until_another_one_serves(first: Fault) -> None:
+def test_killed_server_is_away_until_its_replacement_serves(first: Fault) -> None:
     died = Event(1.0, first, ("a",))
     assert not way(died, Event(0.5 + BACK, Fault.FREEZE, ("b",), 3.0))
     assert way(died, Event(1.5 + BACK, Fault.FREEZE, ("b",), 3.0))
@@ -31,13 +31,13 @@ def test_who_died_is_away_until_another_one_serves(first: Fault) -> None:
     assert way(died, Event(2.0, Fault.KILL, ("a",))), "the same one"
 
 
-def test_who_stands_still_is_away_for_so_long() -> None:
+def test_frozen_server_is_away_for_that_time() -> None:
     still = Event(1.0, Fault.FREEZE, ("a",), 2.0)
     assert not way(still, Event(2.9, Fault.SLOW_DISK, ("b",), 1.0))
     assert way(still, Event(3.1, Fault.SLOW_DISK, ("b",), 1.0))
 
 
-def test_dead_links_count_where_no_ring_goes_around_them() -> None:
+def test_dead_links_count_only_without_another_ring() -> None:
     cut = Event(1.0, Fault.ONE_WAY, ("c", "b"), 5.0)
     assert way(cut)
     assert way(cut, Event(2.0, Fault.FREEZE, ("c",), 1.0))
@@ -49,7 +49,7 @@ def test_dead_links_count_where_no_ring_goes_around_them() -> None:
     )
 
 
-def test_a_gateway_begins_a_session_again_only_if_it_hears_of_no_route_for_long() -> None:
+def test_session_restarts_only_after_long_silence_on_all_routes() -> None:
     def begins(*events: Event) -> bool:
         return forks(events, SPANS, (GATEWAY, OTHER))
 

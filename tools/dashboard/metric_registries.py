@@ -60,8 +60,8 @@ def make_node() -> Node:
 async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
     node = make_node()
     metrics = GatewayMetrics(node, vllm_names=vllm_names)
-    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
-    node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
+    node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
+    node.on_items("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
     metrics.registry.register(
         PodCollector(KubernetesSource(None, ("default",), lambda: 0.0, lambda: 0.0))
     )

@@ -77,9 +77,8 @@ def _up(chosen: argparse.Namespace) -> None:
         if layout.record.exists():
             remove_cluster(layout)
         raise
-    tell(
-        f"The cluster runs. kubectl and helm are in {layout.root}/bin; `make cluster-down` ends it."
-    )
+    tools = "kubectl is" if chosen.api_only else "kubectl and helm are"
+    tell(f"The cluster runs. {tools} in {layout.root}/bin; `make cluster-down` ends it.")
     print(f"export KUBECONFIG={layout.kubeconfig}")
 
 
@@ -94,7 +93,7 @@ def _make_ready(chosen: argparse.Namespace) -> None:
     if chosen.no_images:
         wanted = Wanted(wanted.packages, wanted.parts, images=False)
     if problems:
-        hint = [] if chosen.api_only else [API_ONLY]
+        hint = [] if packages.go_obstacles() else [API_ONLY]
         raise SystemExit("\n".join(["make cluster can't run here:", *problems, *hint]))
     found = plan(wanted)
     packages.check_installable(found.packages)

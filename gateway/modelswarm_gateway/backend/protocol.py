@@ -18,7 +18,7 @@ from modelswarm_gateway.core.interface.views import ServerView, SessionView
 
 
 class SessionBackend(Protocol):
-    """Runs sessions and knows models and servers. Calls are made on the event loop; those not `async` return at once."""
+    """Runs sessions, and knows models and servers. Calls are made on the event loop; those not `async` do not wait."""
 
     def model_cards(self) -> Sequence[ModelCard]:
         """Return a card for every known model, ready or not."""

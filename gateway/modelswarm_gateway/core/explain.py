@@ -1,6 +1,6 @@
-"""Why routes are as they are: what every server costs now, and what each session's route was chosen against.
+"""Explanation of routes: the present cost of every server, and the alternatives of each session's route.
 
-Called by `gateway.py` for whoever asks (`modelswarm routes`); looks at everything and changes nothing.
+Called by `gateway.py` for `modelswarm routes`. Reads everything and changes nothing; knows no protobuf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from modelswarm_gateway.core.sessions.session import Session
 
 @dataclass(frozen=True, slots=True)
 class ServerCost:
-    """What a hop on one server costs a new session now; milliseconds."""
+    """Present cost of a hop on one server for a new session, in milliseconds."""
 
     peer: PeerId
     model: str
@@ -29,34 +29,41 @@ class ServerCost:
     zone: str
     block_ms: float  # for every block, under the present load, divided by the score
     hop_ms: float  # once, divided by the score
-    wait_ms: float  # of that for rows that queue; and for KV, if not even a page of it is free
-    rtt_ms: float | None  # of this gateway
-    load: float  # sessions in a turn, of all gateways, with what is on its way
+    wait_ms: float  # part of hop_ms for queued rows, and for KV if no page is free
+    rtt_ms: float | None  # to this gateway
+    load: float  # sessions in a turn, of all gateways, hops being opened included
     score: float  # health, in (0, 1]
-    state: str  # "", or why it is a last resort: draining, ejected, failing; canary: about to come back
+    # Cause why it is a last resort: draining, ejected or failing; canary: about to return; else "".
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
 class HopExplanation:
+    """One hop and the choice that placed it."""
+
     peer: PeerId
     first: int
     last: int
-    route_hop: RouteHop | None  # with what was known then; None: taken over
+    route_hop: RouteHop | None  # costs as known at that time; None: taken over
 
 
 @dataclass(frozen=True, slots=True)
 class SessionExplanation:
+    """The route of one session, its present cost, and the best route at present."""
+
     session: str
     model: str
     state: str
     hops: tuple[HopExplanation, ...]
-    cost_ms: float | None  # of its route now; None if a server of it is gone
-    best_ms: float | None  # of the best route there is now
+    cost_ms: float | None  # of its route now; None if one of its servers is disconnected
+    best_ms: float | None  # of the best route at present
     best: tuple[HopView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RouteExplanations:
+    """All servers and sessions of one model, or of all models."""
+
     servers: tuple[ServerCost, ...]
     sessions: tuple[SessionExplanation, ...]
 
@@ -64,7 +71,7 @@ class RouteExplanations:
 def explain_routes(
     registry: ServerRegistry, sessions: Iterable[Session], model: str, now: float
 ) -> RouteExplanations:
-    """About one model; "" for all."""
+    """Explain the servers and sessions of one model; "" means all models."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
@@ -76,31 +83,31 @@ def explain_routes(
 
 
 def _server_cost(registry: ServerRegistry, server: Server, now: float) -> ServerCost:
-    hello, price = server.hello, registry.costs.hop_cost(server, now)
+    hello, cost = server.hello, registry.costs.hop_cost(server, now)
     return ServerCost(
         peer=hello.peer,
         model=hello.model,
         first=hello.first,
         last=hello.last,
         zone=hello.zone,
-        block_ms=price.block_ms,
-        hop_ms=price.hop_ms,
-        wait_ms=price.queue_ms + server.predicted_wait_ms(1, for_recovery=False),
+        block_ms=cost.block_ms,
+        hop_ms=cost.hop_ms,
+        wait_ms=cost.queue_ms + server.predicted_wait_ms(1, for_recovery=False),
         rtt_ms=server.rtt_ms,
-        load=price.load,
-        score=price.status.score,
-        state=_last_resort_cause(server, price),
+        load=cost.load,
+        score=cost.status.score,
+        state=_last_resort_cause(server, cost),
     )
 
 
-def _last_resort_cause(server: Server, price: HopCost) -> str:
+def _last_resort_cause(server: Server, cost: HopCost) -> str:
     if server.draining:
         return "draining"
-    if price.status.ejected:
+    if cost.status.ejected:
         return "ejected"
-    if price.last_resort:
+    if cost.last_resort:
         return "failing"
-    return "canary" if price.status.canary else ""
+    return "canary" if cost.status.canary else ""
 
 
 def _session_explanation(
@@ -113,7 +120,7 @@ def _session_explanation(
         route = [(hop.peer, hop.first, hop.last) for hop in session.hops]
         if all(registry.is_connected(hop.peer) for hop in session.hops):
             cost = registry.costs.route_cost(session.model, session.variant, route, now)
-        legs = registry.costs.choose_hops(
+        best_hops = registry.costs.choose_hops(
             session.model,
             session.variant,
             (0, session.variant.n_blocks),
@@ -122,11 +129,10 @@ def _session_explanation(
             needs=hop_needs(session, frozenset()),
             cheapest=True,
         )
-        if legs:
-            best = [(leg.peer, leg.first, leg.last) for leg in legs]
-            best_ms = registry.costs.route_cost(
-                session.model, session.variant, best, now
-            )  # added up alike
+        if best_hops:
+            best = [(hop.peer, hop.first, hop.last) for hop in best_hops]
+            # Added up the same way as `cost`, so that the two compare.
+            best_ms = registry.costs.route_cost(session.model, session.variant, best, now)
     return SessionExplanation(
         session=session.name,
         model=session.model,
@@ -136,5 +142,5 @@ def _session_explanation(
         ),
         cost_ms=cost,
         best_ms=best_ms,
-        best=tuple(HopView(*leg) for leg in best),
+        best=tuple(HopView(*blocks) for blocks in best),
     )

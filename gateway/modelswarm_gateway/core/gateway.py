@@ -1,7 +1,8 @@
 """The gateway's half of the protocol: sessions, links and protocol items in; items for servers and tokens out.
 
-Sans-I/O: the node feeds it and executes `drain()`; the simulator does the same in virtual time. Every call takes
-`now` in seconds of one monotonic clock. Nothing here blocks, sleeps or raises on what a server sends.
+Sans-I/O: `runtime/node.py` calls it and executes `take_effects()`; the simulator does the same in virtual time. Every
+call takes `now` in seconds of one monotonic clock. It does not know sockets, threads or the clock: nothing here blocks
+or sleeps, and no message of a server raises.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class GatewayCore:
     def __init__(
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
-        """`incarnation` orders gateways in epochs; `draw` gives 64 random bits."""
+        """`incarnation` orders gateways in epochs; `draw` returns 64 random bits."""
         self._settings = settings
         self._peer = peer
         self._incarnation = incarnation
-        self._now = 0.0  # of the last tick, for views
+        self._now = 0.0  # time of the last tick, for views
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
         self._registry = ServerRegistry(settings.link_failure_seconds, draw, self._effects.append)
@@ -94,7 +95,7 @@ class GatewayCore:
             self._ownership_check,
         )
         self._session_search = SessionSearch(settings, peer, self._effects.append)
-        self._max_ended_counter = 0  # highest epoch of a named session that ended here
+        self._max_ended_counter = 0  # highest epoch counter of named sessions that ended here
 
     def take_effects(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -105,7 +106,7 @@ class GatewayCore:
     # ---- links
 
     def on_peer_connected(self, hello: Hello, now: float) -> None:
-        """A link to a server is up: it learns what it may keep, and whoever waits for it tries again."""
+        """Register a server whose link is up. It is told which hops to keep; held sessions of its model try again."""
         self._check_stall(now)
         if not self._registry.register(hello, now):
             return
@@ -126,6 +127,7 @@ class GatewayCore:
                     self._recovery.enter_loop(session, now)
 
     def on_peer_lost(self, peer: PeerId, now: float) -> None:
+        """Remove a server whose link broke, and recover the sessions with a hop there."""
         self._check_stall(now)
         self._registry.deregister(peer)
         self._recovery.hops.forget_peer(peer)
@@ -139,11 +141,12 @@ class GatewayCore:
         self._health_monitor.remove_peer(peer, now)
 
     def on_message(self, peer: PeerId, now: float) -> None:
-        """A server said something; whatever it was, it is alive."""
+        """Record that a server sent a message of any kind: it is running."""
         self._check_stall(now)
         self._health_monitor.on_message(peer, now)
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        """Handle one protocol item of a server."""
         self.on_message(peer, now)
         if isinstance(item, Token):
             self._on_token(peer, item, now)
@@ -161,12 +164,12 @@ class GatewayCore:
         elif isinstance(item, LogChunk):
             self._session_search.on_log_chunk(peer, item)
 
-    # ---- what the doors ask for
+    # ---- calls of the API
 
     def open_session(self, session: str, model: str, now: float, above: int | None = None) -> None:
-        """An empty session; it takes a route with its first turn.
+        """Open an empty session; its first turn plans the route.
 
-        `session` must be unique for all time, unless `above` says how far epochs of that name have come elsewhere.
+        `session` must never have been used before, unless `above` is the highest epoch counter of that name elsewhere.
         """
         if session in self._sessions:
             raise SessionBusy(f"session {session} is open already")
@@ -185,27 +188,27 @@ class GatewayCore:
         *,
         claims: bool = False,
     ) -> None:
-        """Ask all servers of the model what they know of a session that is not here: Whereabouts follow.
+        """Ask all servers of the model what they know of a session that is not here. Emits a SessionLocation later.
 
-        `cut_off`: servers that are known to be there, and cannot be asked for want of a link. `opens`: it is opened or
-        adopted here next, unless they say that another gateway has it or is before us.
+        `disconnected`: known servers that cannot be asked because they have no link. `claims`: the session is opened or
+        taken over here next, unless another gateway owns it or claimed it first.
         """
         servers = [s.hello.peer for s in self._registry if s.hello.model == model]
         self._session_search.start_search(session, servers, disconnected, claims, now)
 
     def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:
-        """Ask for a log copy: Fetched follows."""
+        """Request a log copy. Emits a FetchedLog later."""
         self._session_search.fetch_log(session, holder, now)
 
     def take_over(self, where: SessionLocation, model: str, log: FetchedLog, now: float) -> None:
-        """Make a session of what another gateway left. Outranked follows if a third one was faster."""
+        """Open the session that another gateway left. OwnershipLost is emitted later if a third gateway was faster."""
         if log.turn is None or not log.tokens:
             raise CoreError(f"there is no log of {where.session}")
         self.open_session(where.session, model, now, above=where.epoch.counter)
         take_over(self._sessions[where.session], where, log, self._registry, self._recovery)
 
     def start_turn(self, session: str, request: TurnRequest, now: float) -> int:
-        """Continue from the longest common prefix of the log and `request.tokens`; the first new position."""
+        """Continue from the longest common prefix of the log and `request.tokens`; return the first new position."""
         s = self._session(session)
         if s.is_in_turn:
             raise SessionBusy(f"session {session} is still answering")
@@ -214,7 +217,7 @@ class GatewayCore:
         limit = self._registry.max_length(s.model)
         length = len(request.tokens)
         if limit == 0 and request.is_resumed and s.variant is not None:
-            limit = s.turn.end  # held: what it ran on may come back
+            limit = s.turn.end  # held: the servers it ran on may reconnect
         if limit == 0:
             detail = f"no server of {s.model} is linked"
             self._effects.append(
@@ -231,9 +234,8 @@ class GatewayCore:
     def _prepare_turn(self, s: Session, request: TurnRequest, limit: int) -> None:
         length = len(request.tokens)
         variant = self._registry.active_variant(s.model)
-        if (
-            variant is not None and s.variant != variant
-        ):  # the model was replaced: what the servers hold is of the old one
+        if variant is not None and s.variant != variant:
+            # The model was replaced: the KV on the servers belongs to the old one.
             self._recovery.close_hops(s)
             s.variant = variant
         s.replace_log(request.tokens)
@@ -249,7 +251,7 @@ class GatewayCore:
         s.refusal, s.last_fault = RefusalReason.FAULTS, ""
 
     def truncate_turn(self, session: str, length: int, now: float) -> None:
-        """A stop string matched: the log keeps `length` entries, the turn is over (R17)."""
+        """End the turn at a stop string (R17, sampling): the log keeps its first `length` entries."""
         s = self._session(session)
         if not 0 < length <= s.length:
             raise CoreError(f"session {session} has {s.length} entries: cannot keep {length}")
@@ -257,7 +259,7 @@ class GatewayCore:
         self._recovery.park(s)
 
     def cancel_turn(self, session: str, now: float) -> None:
-        """The client left: what there is stays, and may go on later."""
+        """End the turn because its client disconnected. The log stays, so that a later turn can continue it."""
         s = self._session(session)
         if s.is_in_turn and s.has_run:
             self._recovery.park(s)
@@ -266,16 +268,21 @@ class GatewayCore:
             s.state = SessionState.PARKED
 
     def parked_turn(self, session: str) -> ParkedTurn | None:
+        """Return the session's log and its last turn; None if the session is unknown or empty."""
         s = self._sessions.get(session)
         return None if s is None or not s.log else ParkedTurn(tuple(s.log), s.turn)
 
     def on_read(self, session: str, position: int, now: float) -> None:
-        """The client has taken the entries below `position`; told to the tail when it is worth a message (R7)."""
+        """Record that the client has read the entries below `position`.
+
+        The tail gets more credit when the increase is worth a message (R7, credit).
+        """
         s = self._session(session)
         s.read_position = max(s.read_position, position)
         self._recovery.hop_messages.grant_credit(s)
 
     def close_session(self, session: str, now: float) -> None:
+        """Drop the session and free its KV on all servers; held sessions try again at once."""
         s = self._sessions.pop(session, None)
         if s is None:
             return
@@ -283,21 +290,24 @@ class GatewayCore:
         self._recovery.close_hops(s)
         for other in self._sessions.values():
             if other.state is SessionState.HELD:
-                other.retry_at = min(other.retry_at, now)  # room may have come
+                other.retry_at = min(other.retry_at, now)  # there may be room now
 
     def relinquish_sessions(self, now: float) -> None:
-        """This gateway ends: its named sessions are for any other one, at once; all others are over. The last call."""
+        """Give up all sessions because this gateway is shutting down. The last call.
+
+        Another gateway may take over the named sessions at once; all others are closed.
+        """
         for session in list(self._sessions.values()):
             if session.is_named and session.log:
                 self.cancel_turn(session.name, now)
             else:
                 self.close_session(session.name, now)
         for server in self._registry:
-            farewell = Heartbeat(draining=True)
-            self._effects.append(Send(reply_address(server.hello.peer), Lane.LIVE, farewell))
+            goodbye = Heartbeat(draining=True)
+            self._effects.append(Send(reply_address(server.hello.peer), Lane.LIVE, goodbye))
 
     def tick(self, now: float) -> None:
-        """Ends the pauses of held sessions and the waits for who is silent. Call every 50 ms or so."""
+        """Apply all deadlines: searches, failure detection, held sessions, migrations. Call about every 50 ms."""
         self._check_stall(now)
         self._now = now
         self._session_search.expire(now)
@@ -314,10 +324,10 @@ class GatewayCore:
 
     @property
     def serving_peers(self) -> Collection[PeerId]:
-        """Servers that carry routes which run: they are to hear of us often (R21)."""
+        """Servers on running routes: they need frequent heartbeats (R21, failure detection)."""
         return self._health_monitor.serving
 
-    # ---- what servers say
+    # ---- messages of servers
 
     def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
         found = self._recovery.hops_by_handle.get(token.handle)
@@ -330,9 +340,9 @@ class GatewayCore:
             or hop is not s.hops[-1]
             or hop.peer != peer
         ):
-            return  # R4
+            return  # R4 (freeze): stale
         if token.position < s.length:
-            return  # R1: seen
+            return  # R1 (rows never truncate): already received
         if token.position > s.length:
             self._recovery.on_fault(s, "gap", peer, now)
             return
@@ -376,7 +386,7 @@ class GatewayCore:
                 self._recovery.fail(session, f"the model failed at {peer}: {report.detail}")
                 return
             self._registry.on_step_failed(peer, now)
-            session.excluded.add(peer)  # if another server holds these blocks, it may do better
+            session.excluded.add(peer)  # another server of these blocks may not fail
         elif report.peer:
             self._registry.on_link_failed(peer, report.peer, report.generation, now)
         self._recovery.on_fault(session, report.kind.value, report.peer or peer, now)
@@ -400,7 +410,7 @@ class GatewayCore:
         self._record_epoch(session)
 
     def _record_epoch(self, session: Session) -> None:
-        """Another session of its name begins above its epochs."""
+        """Keep its epoch counter: the next session of that name starts above it."""
         if session.is_named:
             self._max_ended_counter = max(self._max_ended_counter, session.epoch.counter)
 
@@ -411,7 +421,7 @@ class GatewayCore:
         return [self._view(session) for session in self._sessions.values()]
 
     def explain_routes(self, model: str, now: float) -> RouteExplanations:
-        """What servers of `model` cost and why sessions have their routes; "": of all models."""
+        """Explain the cost of each server of `model` and the route of each session; "" means all models."""
         return explain_routes(self._registry, self._sessions.values(), model, now)
 
     def find_view(self, name: str) -> SessionView | None:
@@ -420,22 +430,22 @@ class GatewayCore:
 
     def _view(self, session: Session) -> SessionView:
         held = session.state is SessionState.HELD
-        waits = explain_refusal(self._registry, session, session.refusal) if held else ""
-        return session_view(session, self._registry, waits)
+        reason = explain_refusal(self._registry, session, session.refusal) if held else ""
+        return session_view(session, self._registry, reason)
 
     def uncovered_blocks(self, model: str) -> list[int]:
-        """Blocks of `model` that no linked server holds; what `/ready` reports."""
+        """Return the blocks of `model` that no connected server holds; `/ready` reports them."""
         return self._registry.uncovered_blocks(model)
 
     def max_length(self, model: str) -> int:
-        """Most positions a session of `model` may have; 0 when no server of it is linked."""
+        """Return the most positions a session of `model` may have; 0 if none of its servers is connected."""
         return self._registry.max_length(model)
 
     def hold_limit_seconds(self, model: str) -> float:
-        """How long its sessions may be held; 0: not at all."""
+        """Return the hold limit of its sessions in seconds; 0: they are not held."""
         return self._hold_limits.limit_seconds(model)
 
     def active_revision(self, model: str) -> str | None:
-        """The revision that turns of `model` run on; None when no server of it is linked."""
+        """Return the revision that turns of `model` run on; None if none of its servers is connected."""
         variant = self._registry.active_variant(model)
         return None if variant is None else variant.revision

@@ -1,6 +1,6 @@
-"""What the core shows of its servers and sessions to those who only look.
+"""Builds the read-only views of servers and sessions.
 
-Used by `gateway.py`. Pure.
+Used by `gateway.py`. Pure; knows neither API nor metrics.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from modelswarm_gateway.core.sessions.session import Session
 
 
 def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerView:
+    """Return the view of a server."""
     peer = server.hello.peer
-    standing = registry.health_status(peer, now)
+    status = registry.health_status(peer, now)
     return ServerView(
         peer=peer,
         target=server.hello.target,
@@ -26,13 +27,13 @@ def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerV
         drain_cause=registry.drains.first_cause(peer),
         heartbeat=server.heartbeat,
         suspected=peer in registry.suspected,
-        ejected=standing.ejected,
-        score=standing.score,
+        ejected=status.ejected,
+        score=status.score,
     )
 
 
-def session_view(s: Session, registry: ServerRegistry, waits: str) -> SessionView:
-    """`waits`: what it is held for."""
+def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> SessionView:
+    """Return the view of a session; `hold_reason` is empty if it is not held."""
     return SessionView(
         session=s.name,
         model=s.model,
@@ -42,6 +43,6 @@ def session_view(s: Session, registry: ServerRegistry, waits: str) -> SessionVie
         route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
         reused=s.reused,
         replayed=s.replayed,
-        hold_reason=waits,
+        hold_reason=hold_reason,
         is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops),
     )

@@ -16,12 +16,12 @@ from modelswarm.protocol.identity import Address, PeerId, pod_of
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE = 0.1  # seconds between a failed dial and the next
-MAX_PAUSE = 2.0
-DEAD_SECONDS = (
-    60.0  # seconds without a link: the server is taken for dead, though its place is there
-)
-REFUSED = "connection refused"  # what gRPC says where nobody listens: who did is dead
+# First and longest pause between a failed dial and the next, in seconds.
+FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
+# Seconds without a link after which a server is taken for dead, although its endpoint still exists.
+DEAD_SECONDS = 60.0
+# Part of gRPC's error if no process listens on the port: the server that did has ended.
+REFUSED = "connection refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ class Dialer:
             return
         if (
             not dial.is_linked and dial.failure != reason
-        ):  # a server that loads for long is one line
-            log.info("%s cannot be linked: %s", peer, reason)
+        ):  # one line for a server that loads for long
+            log.info("cannot link to %s: %s", peer, reason)
         if dial.is_linked:
             dial.lost_at = self._clock()
         elif REFUSED in reason.lower():

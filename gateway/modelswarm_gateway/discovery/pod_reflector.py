@@ -1,9 +1,9 @@
-"""Keeps the book of pods like the API server's: one list and watch per namespace.
+"""Reflector: keeps the pod store equal to the API server's pods, by one list and watch per namespace.
 
-Made by `main.py`, which runs `run` as long as the process lives. A watch goes on where the last one ended; whatever
-else goes wrong ends in a new list, which replaces all that was known. While the API server cannot be reached the book
-stays as it is: pods that serve do not need it. Every request has a deadline, so a connection that is dead is noticed
-within `WATCH_SECONDS` and a little. Decides nothing about who is dialled.
+Made by `kubernetes_source.py`, which runs it until the process ends. A watch continues where the last one ended. Any
+other failure ends in a new list, which replaces all that was known. While the API server cannot be reached the store
+stays as it is: serving pods do not need the API server. Every request has a deadline, so a dead connection is noticed
+soon after `WATCH_SECONDS`. Decides nothing about dials.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
 log = logging.getLogger(__name__)
 
-PAGE_SIZE = 250  # pods per answer: reading more would hold up the streams for longer
-PAGE_SECONDS = 15.0  # for one such answer
-WATCH_SECONDS = 40.0  # then the API server ends a watch
-WATCH_GRACE_SECONDS = 10.0  # after that, the connection is taken for dead
-RELIST_SECONDS = 600.0  # a watch that forgot something is put right after so long
-FIRST_PAUSE = 0.25
-MAX_PAUSE = 5.0
-MIN_WATCH_SECONDS = 1.0  # a watch that ends sooner has not worked
-GONE_STATUS = 410  # the version asked for is not kept any more
+# Pods per page of a list: reading a larger page would delay the streams for longer.
+PAGE_SIZE = 250
+# Deadline of one page, in seconds.
+PAGE_SECONDS = 15.0
+# Length of a watch, in seconds; then the API server ends it.
+WATCH_SECONDS = 40.0
+# Seconds after the end of a watch at which its connection is taken for dead.
+WATCH_GRACE_SECONDS = 10.0
+# Seconds between lists, which repair the store if a watch missed an event.
+RELIST_SECONDS = 600.0
+# First and longest pause after a failure, in seconds.
+FIRST_PAUSE, MAX_PAUSE = 0.25, 5.0
+# A watch that ends sooner, in seconds, has failed.
+MIN_WATCH_SECONDS = 1.0
+# HTTP status if the API server no longer keeps the requested version.
+GONE_STATUS = 410
 DENIED_STATUSES = (401, 403, 404)
 
 
@@ -44,25 +51,25 @@ class PodApi(Protocol):
 
 
 class _Relist(Exception):
-    """The watch cannot go on; the message says why."""
+    """The watch cannot continue; the message gives the reason."""
 
 
 class PodReflector:
-    """One scope: a namespace, or all of them ("")."""
+    """Reflector of one scope: a namespace, or all namespaces ("")."""
 
     def __init__(
         self, api: PodApi, scope: str, store: PodStore, on_change: Callable[[], None],
         clock: Callable[[], float], jitter: Callable[[], float],
     ) -> None:  # fmt: skip
-        """`changed` is called after each change of the book; `jitter` gives numbers in [0, 1)."""
+        """`on_change` is called after each change of the store; `jitter` returns numbers in [0, 1)."""
         self._api, self._scope, self._store, self._on_change = api, scope, store, on_change
         self._clock, self._jitter = clock, jitter
         self._path = f"/api/v1/namespaces/{scope}/pods" if scope else "/api/v1/pods"
         self._version = ""
         self._pause = FIRST_PAUSE
-        self.has_listed = False  # once, at least
-        self.problem: str | None = None  # why it does not hear of changes now
-        self.is_denied = False  # the last answer was a refusal that waiting does not mend
+        self.has_listed = False
+        self.problem: str | None = None  # reason why it receives no changes now
+        self.is_denied = False  # the last answer was a refusal that a retry does not change
         self.failures = 0
 
     async def run(self) -> Never:
@@ -71,12 +78,12 @@ class PodReflector:
                 self._version = await self._list()
                 await self._watch_until_relist()
             except _Relist as reason:
-                log.info("pods of %s are listed again: %s", self._scope_name, reason)
+                log.info("listing the pods of %s again: %s", self._scope_name, reason)
                 await self._back_off(0.0)
             except KubeError as error:
                 await self._on_failure(error)
             except Exception:
-                log.exception("pods of %s: a fault of ours", self._scope_name)
+                log.exception("internal error in the watch on pods of %s", self._scope_name)
                 await self._back_off(0.0)
 
     @property
@@ -84,18 +91,18 @@ class PodReflector:
         return f"namespace {self._scope}" if self._scope else "all namespaces"
 
     async def _list(self) -> str:
-        """Replaces what is known; returns the version it is of."""
+        """Replace the scope's pods by those of a new list; return its resource version."""
         query = {"labelSelector": SELECTOR}
         items, version = await self._api.list_all(self._path, query, PAGE_SIZE, PAGE_SECONDS)
         self._store.replace_scope(self._scope, items)
         if not self.has_listed:
-            log.info("%d pods of servers in %s", len(items), self._scope_name)
+            log.info("found %d server pods in %s", len(items), self._scope_name)
         self.has_listed, self.problem, self.is_denied = True, None, False
         self._on_change()
         return version
 
     async def _watch_until_relist(self) -> None:
-        """Takes in changes from the list on, watch after watch. Ends only by raising, or to be listed anew."""
+        """Apply changes, watch after watch, until the next list is due. Raise an error that needs a new list."""
         end = self._clock() + RELIST_SECONDS * (0.75 + 0.5 * self._jitter())
         while self._clock() < end:
             try:
@@ -108,7 +115,7 @@ class PodReflector:
                 raise
 
     async def _watch_once(self) -> None:
-        """One watch, from the version that was heard last."""
+        """Run one watch, from the last version received."""
         began = self._clock()
         seconds = WATCH_SECONDS * (0.75 + 0.25 * self._jitter())
         query = {
@@ -130,28 +137,28 @@ class PodReflector:
     def _apply_event(self, event: Any) -> None:
         try:
             kind, content = event["type"], event["object"]
-            said = f"{content.get('code')}: {content.get('message')}"
+            problem = f"{content.get('code')}: {content.get('message')}"
             if kind != "ERROR":
                 self._version = str(content["metadata"]["resourceVersion"])
         except (KeyError, TypeError, AttributeError) as error:
             raise UnreachableError("the answer is not an event of a watch") from error
         if kind == "ERROR":
-            raise _Relist(said)
+            raise _Relist(problem)
         if kind != "BOOKMARK":
             self._store.apply_event(self._scope, kind, content)
             self._on_change()
 
     def _on_success(self) -> None:
         if self.problem is not None:
-            log.info("pods of %s are watched again", self._scope_name)
+            log.info("watching the pods of %s again", self._scope_name)
         self.problem, self.is_denied, self._pause = None, False, FIRST_PAUSE
 
     async def _on_failure(self, error: KubeError) -> None:
-        """Tells of it once, and waits."""
+        """Log the first of several failures, and sleep."""
         self.failures += 1
         if self.problem is None:
             log.warning(
-                "pods of %s cannot be watched, what is known stays: %s",
+                "cannot watch the pods of %s, keeping the known ones: %s",
                 self._scope_name,
                 _describe(error),
             )
@@ -160,7 +167,7 @@ class PodReflector:
         await self._back_off(error.retry_after)
 
     async def _back_off(self, least: float) -> None:
-        """Longer each time, until a watch works."""
+        """Sleep, longer each time until a watch works; at least `least` seconds."""
         await asyncio.sleep(max(least, self._pause * (0.5 + self._jitter())))
         self._pause = min(2 * self._pause, MAX_PAUSE)
 
@@ -170,13 +177,15 @@ def _describe(error: KubeError) -> str:
 
 
 def unready_reason(reflectors: Sequence[PodReflector]) -> str | None:
-    """Why the gateway cannot know yet who exists; None when it does.
+    """Return why the pods are not known yet; None when they are.
 
-    A namespace that it may not read stops only the gateways that may read no other.
+    A namespace that must not be read delays readiness only if no other one can be read.
     """
     if any(watch.has_listed for watch in reflectors) and all(
         w.has_listed or w.is_denied for w in reflectors
     ):
         return None
-    said = [f"{watch.problem}" for watch in reflectors if not watch.has_listed and watch.problem]
-    return "the pods of the swarms are not known yet" + (f": {said[0]}" if said else "")
+    problems = [
+        f"{watch.problem}" for watch in reflectors if not watch.has_listed and watch.problem
+    ]
+    return "the pods of the swarms are not known yet" + (f": {problems[0]}" if problems else "")

@@ -1,8 +1,8 @@
 """Store of the servers' pods: the last known state of each, and the endpoints of those that can be dialled.
 
-Fed by the reflectors (`pod_reflector.py`), read by `kubernetes_source.py`. A pod is dialled by its name and incarnation,
-which are known beforehand. The answering server tells its boot nonce, and a pod that got another pod's IP is refused by
-its identity. A terminating pod is not dialled any more, and keeps its link. Pure: no API, no clock.
+Fed by the reflectors (`pod_reflector.py`), read by `kubernetes_source.py`. A pod is dialled by its name and its
+incarnation, which are known beforehand. The answering server tells its boot nonce; a pod that got another pod's IP is
+refused by its identity. A terminating pod is not dialled any more, and keeps its link. Pure: no API, no clock.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_pod(content: object) -> Pod:
     if not (incarnation.isascii() and incarnation.isdigit()):
         raise ValueError(f"its label {INCARNATION} is {incarnation!r}, not a number")
     ports = [port for c in found.spec.containers for port in c.ports if port.name == LINKS]
-    status, lives = found.status, found.status.containerStatuses
+    status, containers = found.status, found.status.containerStatuses
     return Pod(
         namespace=found.metadata.namespace,
         name=found.metadata.name,
@@ -119,7 +119,7 @@ def parse_pod(content: object) -> Pod:
         port=ports[0].containerPort if ports else LINKS_PORT,
         phase=status.phase,
         terminating=found.metadata.deletionTimestamp is not None,
-        change_token=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in lives),
+        change_token=" ".join(f"{c.containerID}/{c.restartCount}/{c.ready}" for c in containers),
     )
 
 
@@ -128,7 +128,7 @@ class PodStore:
 
     def __init__(self) -> None:
         self._scopes: dict[str, dict[str, Pod]] = {}
-        self._endpoints: dict[PeerId, Endpoint] | None = None  # None: to be made anew
+        self._endpoints: dict[PeerId, Endpoint] | None = None  # None: out of date
         self._duplicates: set[PeerId] = set()
 
     def replace_scope(self, scope: str, contents: Iterable[object]) -> None:
@@ -170,11 +170,11 @@ class PodStore:
         return (pod for pods in self._scopes.values() for pod in pods.values())
 
     def _build_endpoints(self) -> dict[PeerId, Endpoint]:
-        places: dict[PeerId, Endpoint] = {}
+        endpoints: dict[PeerId, Endpoint] = {}
         for pod in self._all_pods():
-            if pod.is_dialable and places.setdefault(pod.peer, pod.endpoint) != pod.endpoint:
+            if pod.is_dialable and endpoints.setdefault(pod.peer, pod.endpoint) != pod.endpoint:
                 self._warn_duplicate(pod)
-        return places
+        return endpoints
 
     def _warn_duplicate(self, pod: Pod) -> None:
         if pod.peer not in self._duplicates:

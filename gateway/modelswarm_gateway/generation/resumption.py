@@ -61,12 +61,12 @@ def format_event_id(position: int, mark: str) -> str:
     return f"{position}-{mark}" if mark else str(position)
 
 
-def parse_event_id(said: str) -> tuple[int, str]:
+def parse_event_id(value: str) -> tuple[int, str]:
     """Return the position in an event's id and the mark of the log up to there, "" if it has none. Raise ApiError."""
-    found = _ID.fullmatch(said.strip())
+    found = _ID.fullmatch(value.strip())
     if found is None:
         raise invalid_request(
-            LAST_EVENT_ID, f"{LAST_EVENT_ID}: {said[:40]!r} is not the id of a stream's event"
+            LAST_EVENT_ID, f"{LAST_EVENT_ID}: {value[:40]!r} is not the id of a stream's event"
         )
     return int(found[1]), found[2] or ""
 

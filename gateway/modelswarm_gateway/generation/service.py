@@ -58,9 +58,7 @@ class GenerationService:
             backend, self.named_sessions, metrics, clock, self._on_closed
         )
         self.accepting = True
-        self.shutting_down = (
-            False  # clients are told to go elsewhere; new requests are still served
-        )
+        self.shutting_down = False  # clients are sent elsewhere; new requests are still served
         self._last_request_at = clock()
         self._running: set[Generation] = set()
         self._ended = asyncio.Event()

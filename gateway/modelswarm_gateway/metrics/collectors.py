@@ -108,9 +108,12 @@ def _is_draining(server: ServerView) -> bool:
 
 
 def _gauge(
-    name: str, said: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+    name: str,
+    description: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float]],
 ) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, said, labels=labels)
+    family = GaugeMetricFamily(PREFIX + name, description, labels=labels)
     for found, value in values:
         family.add_metric(found, float(value))
     return family

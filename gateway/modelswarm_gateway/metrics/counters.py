@@ -142,8 +142,8 @@ class Metrics:
             own.register(VllmCollector((gauges, *self._sources())))
 
     def _make_counters(self) -> None:
-        def count(name: str, said: str, *labels: str) -> Counter:
-            return Counter(PREFIX + name, said, labels, registry=self.registry)
+        def count(name: str, description: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, description, labels, registry=self.registry)
 
         self._requests = count(
             "requests", "Ended requests by HTTP status; 499: the client left.", "model", "code"
@@ -185,9 +185,9 @@ class Metrics:
         )
 
     def _make_histograms(self) -> None:
-        def spread(name: str, said: str, buckets: Sequence[float]) -> Histogram:
+        def spread(name: str, description: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(
-                PREFIX + name, said, ("model",), registry=self.registry, buckets=buckets
+                PREFIX + name, description, ("model",), registry=self.registry, buckets=buckets
             )
 
         self._queue = spread(
@@ -258,7 +258,7 @@ class Metrics:
         return model if self._backend.model_card(model) is not None else OTHER_MODEL
 
     def _series(self, label: str) -> _Series:
-        """Of a model that has been met; all that can happen to it is there from now on, at zero."""
+        """Return the series of a model; at its first use all its series are created at zero."""
         found = self._series_of.get(label)
         if found is None:
             found = self._series_of[label] = self._make_series(label)

@@ -21,9 +21,9 @@ class RenamedMetric:
 
     ours: str
     theirs: str
-    said: str
+    description: str
     where: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    also: Mapping[str, str] = field(default_factory=dict)  # label of ours -> of theirs
+    also: Mapping[str, str] = field(default_factory=dict)  # our label -> their label
     fixed: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -63,7 +63,7 @@ class VllmCollector(Collector):
         for renamed in NAMES:
             family = ours[OWN + renamed.ours]
             name = VLLM + renamed.theirs
-            made = theirs.setdefault(name, Metric(name, renamed.said, family.type))
+            made = theirs.setdefault(name, Metric(name, renamed.description, family.type))
             _rename(family, renamed, made)
         return theirs.values()
 

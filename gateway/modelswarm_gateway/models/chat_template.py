@@ -1,7 +1,7 @@
 """Chat template: renders chat messages to prompt text by the model's own Jinja template, in a sandbox.
 
-Used by `tokenizer.py`. The helpers are those that Hugging Face templates expect. A template can neither change its input
-nor reach Python's internals. Knows no tokens.
+Used by `tokenizer.py`. The helpers are those that Hugging Face templates expect. A template can neither change its
+input nor reach Python's internals. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -60,10 +60,7 @@ class ChatTemplate:
         self._special = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
-        except (
-            jinja2.TemplateError,
-            SyntaxError,
-        ) as error:  # SyntaxError: `break` outside of loops
+        except (jinja2.TemplateError, SyntaxError) as error:  # SyntaxError: `break` outside a loop
             raise TemplateError(f"the model's chat template does not compile: {error}") from error
 
     def render(

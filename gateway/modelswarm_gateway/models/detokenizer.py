@@ -3,8 +3,8 @@
 Used by a generation, one per turn. Knows tokenizers only by their `decode`. The text is a pure function of the tokens
 fed and the few before them: the pieces do not depend on the times at which tokens arrive.
 
-`DecodeStream` of tokenizers (0.23) was tried instead. It repeats text of the prompt if that ends inside a character, has
-no flush, and takes quadratic time while bytes do not become a character (3,000 bad bytes: 2.5 s, here 0.12 s).
+`DecodeStream` of tokenizers (0.23) was tried instead. It repeats text of the prompt if that ends inside a character,
+has no flush, and takes quadratic time while bytes do not become a character (3,000 bad bytes: 2.5 s, here 0.12 s).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Detokenizer:
         self._window: list[int] = list(before[-CONTEXT_TOKENS:])
         self._context_length = len(self._window)  # tokens of the window whose text was shown
         text = decoder.decode(self._window) if self._window else ""
-        # The text may begin inside a character, which shows as at most OPEN_BYTES signs before it is whole.
+        # The text may begin inside a character: that is at most MAX_PARTIAL_BYTES replacement characters.
         self._shown = max(len(text.rstrip(REPLACEMENT)), len(text) - MAX_PARTIAL_BYTES)
 
     def feed(self, token: int) -> str:

@@ -1,7 +1,7 @@
 """Model registry: the models known to this gateway, their servers' Hellos, and their tokenizers.
 
-The node reports links and file chunks. The registry requests files from servers and builds a `ModelTokenizer` from them,
-once per model and revision. A model stays known when its servers are lost, so that a client gets "no servers" and not
+The node reports links and file chunks. The registry requests files from servers and builds a tokenizer from them, once
+per model and revision. A model stays known when its servers are lost, so that a client gets "no servers" and not
 "no such model". Where pods define the models, a model is forgotten some time after its last pod. Knows no sessions.
 """
 

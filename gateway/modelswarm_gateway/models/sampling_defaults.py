@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from modelswarm.protocol.messages import Sampling
 
 SEED_RANGE = 1 << 64
-MAX_TOP_K = (1 << 31) - 1  # more than any vocabulary; a link carries no larger numbers
-MIN_TEMPERATURE = (
-    1e-6  # below it the best token always wins, and scores divided by it would overflow
-)
+# Larger than any vocabulary; a link carries no larger numbers.
+MAX_TOP_K = (1 << 31) - 1
+# Below it the best token always wins, and scores divided by it would overflow.
+MIN_TEMPERATURE = 1e-6
 MIN_REPETITION_PENALTY = 1e-3
 MAX_TOKEN_ID = (1 << 31) - 1
 _HUGE = 1e300
@@ -92,8 +92,8 @@ def read_defaults(
     )
 
 
-def _first(said: T | None, default: T) -> T:
-    return default if said is None else said
+def _first(given: T | None, default: T) -> T:
+    return default if given is None else given
 
 
 def _number(source: Mapping[str, Any], name: str, default: float) -> float:

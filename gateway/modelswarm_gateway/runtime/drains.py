@@ -1,4 +1,4 @@
-"""Drains of servers as the API asks for them: find the server, begin or undo the drain, tell its progress.
+"""Drains of servers for the API: find the server, begin or undo the drain, report its progress.
 
 Used by the gRPC API. The core migrates the sessions (`core/migration/migrations.py`) and spreads the drain request to
 other gateways (`core/migration/drain_requests.py`).

@@ -135,7 +135,7 @@ class Node:
 
     # ---- LinkHandler
 
-    def linked(self, peer: PeerId, hello: Hello) -> None:
+    def on_link_up(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is not Role.SERVER:
             return
         if not is_valid(hello):
@@ -155,7 +155,7 @@ class Node:
         self._forget_cards()
         self._flush()
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
+    def on_link_down(self, peer: PeerId, reason: str) -> None:
         self._heartbeats.on_peer_lost(peer)
         self._core.on_peer_lost(peer, self._clock())
         self._models.on_peer_lost(peer)
@@ -163,7 +163,7 @@ class Node:
         self._forget_cards()
         self._flush()
 
-    def received(self, peer: PeerId, items: list[Item]) -> None:
+    def on_items(self, peer: PeerId, items: list[Item]) -> None:
         now = self._clock()
         for item in items:
             if isinstance(item, ModelFileChunk):

@@ -1,8 +1,8 @@
 """Byte streams between two processes: the one module of the links that knows gRPC.
 
-`DialledStream` opens one lane on a connection of its own, `Listener` accepts them; both give whole
-messages, and every way in which gRPC says that it is over becomes StreamBroken. Called by `link.py`,
-which knows what the bytes are. TLS goes into `_channel` and `Listener.start`, and nowhere else.
+`DialledStream` opens one lane on a connection of its own, `Listener` accepts lanes. Both transfer whole messages, and
+every error by which gRPC ends a stream becomes StreamBroken. Called by `links.py`. Does not know the content of the
+bytes. TLS belongs into `_open_channel` and `Listener.start`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LANES_BY_METHOD = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
 _METHODS_BY_LANE = {lane: path for path, lane in _LANES_BY_METHOD.items()}
 
 _COMMON_OPTIONS = [
-    # link.py refuses anything above MAX_FRAME; this bounds what gRPC buffers before we see it.
+    # `frames` refuses anything above MAX_FRAME; this limit bounds what gRPC buffers before that.
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", -1),
-    # A dead process is noticed by its closed socket; this finds dead machines and cut networks. The timeout is the
-    # socket's TCP_USER_TIMEOUT too: two seconds after the first beat that is not acknowledged, the link is given up.
+    # A dead process is detected by its closed socket; keepalive detects dead machines and network partitions. The
+    # timeout also sets TCP_USER_TIMEOUT: two seconds after the first unacknowledged data, the link is closed.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -50,25 +50,25 @@ _SERVER_OPTIONS = [
 
 
 class StreamBroken(ConnectionError):
-    """The stream is over, or was never there; the message says why."""
+    """The stream has ended or could not be opened; the message is the reason."""
 
 
 class Stream(Protocol):
     async def read(self) -> bytes:
-        """The next message."""
+        """Wait for the next message and return it."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Returns when the peer's flow control has taken it: never, when the peer does not read."""
+        """Return when the peer's flow control has accepted the data. Waits forever if the peer does not read."""
         ...
 
 
 class DialledStream:
-    """One lane that this process opens, with a connection of its own; the first write connects."""
+    """One lane opened by this process, on its own connection. The first write connects."""
 
     def __init__(self, target: str, lane: Lane) -> None:
         self._channel = _open_channel(target)
-        method: Any = self._channel.stream_stream  # its stubs want serializers; raw bytes need none
+        method: Any = self._channel.stream_stream  # its type requires serializers; bytes need none
         self._call: Any = method(_METHODS_BY_LANE[lane])()
 
     async def read(self) -> bytes:
@@ -81,7 +81,7 @@ class DialledStream:
             await self._call.write(data)
 
     async def finish_writing(self) -> None:
-        """Nothing more will be written; the peer ends the stream when it has read all."""
+        """Signal the end of writing. The peer ends the stream when it has read all messages."""
         with _translate_errors():
             await self._call.done_writing()
 
@@ -91,7 +91,7 @@ class DialledStream:
 
 
 class AcceptedStream:
-    """One lane that a peer opened; it ends when the coroutine that got it returns."""
+    """One lane opened by a peer. It ends when the coroutine that accepted it returns."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -107,7 +107,7 @@ class AcceptedStream:
 
 
 class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Accepts lanes on one port. `accept` owns a lane until it returns; StreamBroken refuses it."""
+    """Accepts lanes on one port. A lane ends when `accept` returns; raising StreamBroken refuses it."""
 
     def __init__(self, accept: Callable[[Lane, Stream], Awaitable[None]]) -> None:
         self._accept = accept
@@ -115,7 +115,7 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         self._server.add_generic_rpc_handlers((self,))
 
     async def start(self, target: str) -> str:
-        """Returns the bound "host:port". Raises OSError when the target cannot be bound."""
+        """Listen, and return the bound "host:port". Raises OSError if the target cannot be bound."""
         host, _, port = target.rpartition(":")
         _try_bind(host.strip("[]"), int(port))
         try:
@@ -147,11 +147,11 @@ def _open_channel(target: str) -> grpc.aio.Channel:
 
 
 def _try_bind(host: str, port: int) -> None:
-    """Bind once before gRPC does: its own error does not say what is wrong, and prints to stderr."""
+    """Bind the address once before gRPC does, whose own error gives no reason and is printed to stderr."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:
-        raise OSError(f"{host!r} is no host name") from error
+        raise OSError(f"{host!r} is not a host name") from error
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -160,7 +160,7 @@ def _try_bind(host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Turns gRPC's ways to say that a stream is over into StreamBroken."""
+    """Raise StreamBroken in place of gRPC's errors about an ended stream."""
     try:
         yield
     except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:

@@ -1,9 +1,8 @@
-"""How a link begins: Hello first on each lane, both ways, and who may be linked at all.
+"""The handshake of a link: Hello first on each lane, in both directions, and the checks of the peer.
 
-Used by `link.py` on fresh streams. `greet` is the dialler's side of one lane; `Joiner` is the
-acceptor's: it brings the two lanes of a link together by the `link` id that the dialler chose.
-Refusals are StreamBroken with a reason for people; the acceptor's crosses to the dialler as the
-status of its stream.
+`exchange_hello` is the dialling side of one lane. `LinkAcceptor` is the accepting side: it pairs the two lanes of a
+link by the `link` id that the dialling side chose. Refusals are StreamBroken with a reason for people; the acceptor's
+reason reaches the other side as the status of its stream. Used by `links.py` on new streams. Does not know gRPC.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from modelswarm.protocol.wire.frames import pack, unpack
 
 
 async def exchange_hello(stream: Stream, hello: Hello, address: Address) -> Hello:
-    """Say Hello on a dialled lane; returns the acceptor's, which must be who we dialled."""
+    """Send Hello on a dialled lane, and return the acceptor's. StreamBroken if it is not the dialled peer."""
     await _send_hello(stream, hello)
     answer = await _receive_hello(stream)
     _check_version(hello, answer)
@@ -32,7 +31,7 @@ async def exchange_hello(stream: Stream, hello: Hello, address: Address) -> Hell
 
 @dataclass(slots=True)
 class LanePair:
-    """The two lanes of an accepted link. `over` is set when either lane has ended."""
+    """The two lanes of an accepted link. `complete` is set when both are there, `ended` when either has ended."""
 
     hello: Hello  # of the lane that came first
     streams: dict[Lane, Stream] = field(default_factory=dict)
@@ -41,14 +40,14 @@ class LanePair:
 
 
 class LinkAcceptor:
-    """Greets accepted lanes and joins them by pairs."""
+    """Answers the Hello of accepted lanes and pairs the lanes of a link."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._incomplete: dict[tuple[str, str], LanePair] = {}
 
     async def accept_lane(self, own: Hello, lane: Lane, stream: Stream) -> LanePair:
-        """Returns when both lanes are there; both get the same Pair."""
+        """Answer a lane's Hello and wait for the link's other lane. Both lanes get the same LanePair."""
         try:
             async with asyncio.timeout(self._timeout):
                 theirs = await _receive_hello(stream)
@@ -56,7 +55,7 @@ class LinkAcceptor:
                 await _send_hello(stream, replace(own, link=theirs.link, lane=lane))
                 return await self._pair_lanes(theirs, stream)
         except TimeoutError:
-            raise StreamBroken("the lanes of a link did not both greet in time") from None
+            raise StreamBroken("a Hello on both lanes of the link did not arrive in time") from None
 
     async def _pair_lanes(self, hello: Hello, stream: Stream) -> LanePair:
         key = (hello.peer, hello.link)
@@ -84,7 +83,7 @@ async def _receive_hello(stream: Stream) -> Hello:
     try:
         items = unpack(await stream.read())
     except FrameError as error:
-        raise StreamBroken(f"not a greeting: {error}") from error
+        raise StreamBroken(f"not a Hello: {error}") from error
     if len(items) != 1 or not isinstance(items[0], Hello):
         raise StreamBroken("the first message is not a Hello")
     return items[0]
@@ -106,7 +105,10 @@ def _check_version(own: Hello, theirs: Hello) -> None:
 
 
 def lease_fault(own_seconds: float, theirs: Hello) -> str | None:
-    """What to tell people when the two sides of a link were started with leases that differ (R19). It stays a link."""
+    """Return a warning if the two sides of a link have different leases (R19, leases), else None.
+
+    The link is used all the same.
+    """
     own_ms = round(1000 * own_seconds)
     if theirs.lease_ms in (0, own_ms):
         return None

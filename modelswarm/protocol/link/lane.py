@@ -1,9 +1,8 @@
-"""One lane of a link while it is up: a queue and a task that writes, a task that reads.
+"""One lane of an open link: a queue with a writing task, and a reading task.
 
-Made by `link.py` for each of the two streams of a link. Everything that is queued when the writer
-gets to it leaves packed in as few frames as possible. Nothing here waits for the handler or blocks
-a sender (R11): a queue that grows too long, or a peer that takes nothing for too long, ends the
-link. Knows items and frames; no peers, no gRPC.
+Made by `links.py` for each of the two streams of a link. The writer packs all queued items into as few frames as
+possible. Nothing here waits for the handler or blocks a sender (R11, flow control): a queue that grows too long, or a
+peer that reads nothing for too long, ends the link. Knows items and frames; does not know peers or gRPC.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from modelswarm.protocol.wire.frames import pack, unpack
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """How long a link waits and how much it holds for its peer."""
+    """Timeouts of a link, and the limit of its queues."""
 
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
-    queued_bytes: int = 256 << 20  # per lane: many times what a server grants one peer (R11)
-    close_seconds: float = 0.5  # to say what is queued when we close
+    queued_bytes: int = 256 << 20  # per lane: many times a server's window for one peer (R11)
+    close_seconds: float = 0.5  # for writing queued items when this process closes its links
 
 
 class LaneQueue:
-    """Items that wait for a lane, bounded by the bytes they will take."""
+    """Items waiting for a lane, with their size in bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items: list[Item] = []
         self._bytes = 0
-        self._writing = 0  # bytes of the items that the writer took and has not finished
+        self._writing = 0  # bytes of the items that the writer has taken and not finished
 
     def put(self, item: Item) -> bool:
-        """False: it does not fit, and the lane has to end."""
+        """Add an item. False if the limit is exceeded: the lane must then end."""
         self._items.append(item)
         self._bytes += _item_bytes(item)
         return self.queued_bytes <= self._limit
@@ -58,7 +57,7 @@ class LaneQueue:
 
 
 class LaneWorker:
-    """Reads and writes one stream. `run_*` end only by raising; link.py ends the link when one does."""
+    """Reads and writes one stream. `run_*` end only by raising; `links.py` then ends the link."""
 
     def __init__(
         self, stream: Stream, limits: LinkLimits, receive: Callable[[list[Item]], None]
@@ -94,7 +93,7 @@ class LaneWorker:
             self._queue.on_written()
 
     async def wait_flushed(self) -> None:
-        """Returns when nothing is queued."""
+        """Return when no item is queued."""
         await self._idle.wait()
 
     async def run_reader(self) -> Never:
@@ -102,13 +101,13 @@ class LaneWorker:
             self._receive(unpack(await self.stream.read()))
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the peer has taken nothing for too long."""
+        """Return True if the peer has not read for `stalled_seconds` during a write."""
         began = self._write_began
         return began is not None and now - began > self._limits.stalled_seconds
 
 
 def _item_bytes(item: Item) -> int:
-    """About the bytes an item takes, in memory and on the wire."""
+    """Return the approximate size of an item in bytes, in memory and on the wire."""
     match item:
         case Rows(payload=payload):
             return 64 + len(payload)

@@ -1,12 +1,11 @@
-"""Links: what joins this process to its peers, two lanes each.
+"""The links of this process to its peers, two lanes each.
 
-Used by the node shells of gateway and server: it dials and accepts, tells its handler when a peer is
-there, when it is gone and what it said, and sends. Whatever goes wrong with a link closes that link
-only: both lanes, `unlinked` once, one line in the log. It never dials again by itself, and it does
-not know what the items mean.
+Dials and accepts links, sends items, and calls its handler when a peer is linked, when it is lost, and with the items
+it sent. An error of a link closes that link only: both lanes, one `on_link_down`, one line in the log. Links are not
+dialled again from here. Used by the nodes of gateway and server. Does not know the meaning of items.
 
-Between two servers each may have dialled the other. Everything for a peer leaves on the link that
-was up first, so that order per lane holds; when one link of a peer breaks, all of them are closed.
+Two servers may have dialled each other. All items for a peer leave on the link that was up first, which keeps the
+order per lane; when one link of a peer breaks, all its links are closed.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ log = logging.getLogger(__name__)
 
 
 class LinkHandler(Protocol):
-    """Called on the event loop, and never from within `Links.send` or `Links.dial`."""
+    """Callbacks of Links, made on the event loop, never from within `Links.send` or `Links.dial`."""
 
-    def linked(self, peer: PeerId, hello: Hello) -> None:
+    def on_link_up(self, peer: PeerId, hello: Hello) -> None:
         """The first link of a peer is up."""
         ...
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
-        """All links of a peer are gone, or it could not be dialled (named as it was dialled)."""
+    def on_link_down(self, peer: PeerId, reason: str) -> None:
+        """All links of a peer are closed, or it could not be dialled (`peer` is then as it was dialled)."""
         ...
 
-    def received(self, peer: PeerId, items: list[Item]) -> None:
+    def on_items(self, peer: PeerId, items: list[Item]) -> None:
         """Items of one lane, in order. Must not block; payloads of rows are views of a frame."""
         ...
 
 
 class _Link:
-    """Two lanes that are up. `broken` is resolved with the reason once they have to end."""
+    """Two open lanes. `broken` is resolved with the reason when they must end."""
 
     def __init__(
         self, hello: Hello, dialled: DialledStream | None = None, dialled_peer: PeerId | None = None
     ) -> None:
         self.hello = hello
-        self.dialled = dialled  # its live lane, if it was this process that dialled
-        self.dialled_peer = dialled_peer or hello.peer  # whom it dialled
+        self.dialled = dialled  # the live lane, if this process dialled
+        self.dialled_peer = dialled_peer or hello.peer  # the peer as it was dialled
         self.lanes: dict[Lane, LaneWorker] = {}
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -62,9 +61,9 @@ class _Link:
             self.end("the peer does not read: too much is queued for it")
 
     async def flush_and_finish(self) -> None:
-        """Say what is queued on the live lane; returns when the peer has heard it all.
+        """Write the queued items of the live lane; return when the peer has read them all.
 
-        On accepted links nothing is worth it: a gateway that closes says so on links it dialled.
+        Accepted links are not flushed: a gateway announces its shutdown on the links it dialled.
         """
         if self.dialled is not None:
             await self.lanes[Lane.LIVE].wait_flushed()
@@ -78,7 +77,7 @@ class _Link:
 
 @dataclass(slots=True)
 class _Dial:
-    """A dial under way, and what is to be sent once a link is up."""
+    """A running dial, and the items to send once the link is up."""
 
     queues: dict[Lane, LaneQueue]
     overflow: bool = False
@@ -93,7 +92,7 @@ class _Dial:
                 link.put(lane, item)
             outbox.on_written()
         if self.overflow:
-            link.end("too much was queued before it was up")
+            link.end("too much was queued before the link was up")
 
 
 class Links:
@@ -121,11 +120,11 @@ class Links:
         return bound
 
     def set_target(self, target: str) -> None:
-        """What links that are made from now on say of where this process can be reached, if it does not listen."""
+        """Set the address in the Hello of later links, for a process that does not listen."""
         self._hello = replace(self._hello, target=target)
 
     def dial(self, address: Address) -> None:
-        """Link to a peer: `linked` or `unlinked` follows. Nothing happens if it is linked already."""
+        """Open a link to a peer; `on_link_up` or `on_link_down` follows. A linked peer is not dialled again."""
         if self._closing or address.peer in self._dials or self._is_linked(address.peer):
             return
         waiting = {lane: LaneQueue(self._limits.queued_bytes) for lane in Lane}
@@ -136,7 +135,7 @@ class Links:
         return peer in self._links or any(is_dialled_peer(other, peer) for other in self._links)
 
     def send(self, sends: Sequence[Send]) -> None:
-        """Queue items in order. Without a link and a target they are lost: `unlinked` told it."""
+        """Queue items in order. Without a link and a target they are lost, after `on_link_down` reported it."""
         for send in sends:
             links = self._links.get(send.to.peer)
             if links:
@@ -147,17 +146,17 @@ class Links:
                     self._dials[send.to.peer].put(send.lane, send.item)
 
     def unlink(self, peer: PeerId, reason: str) -> None:
-        """Close the links of a peer; `unlinked` follows."""
+        """Close the links of a peer; `on_link_down` follows."""
         for link in self._links.get(peer, ()):
             link.end(reason)
 
     def queued_bytes(self, peer: PeerId, lane: Lane) -> int:
-        """About how many bytes wait for a lane of a peer."""
+        """Return the approximate number of bytes queued for a lane of a peer."""
         links = self._links.get(peer)
         return links[0].lanes[lane].queued_bytes if links else 0
 
     async def close(self) -> None:
-        """Say what is queued for those we dialled, then end everything; no callbacks any more."""
+        """Flush the links that this process dialled, then close all. No callback follows."""
         self._closing = True
         await self._finish_links()
         for task in self._tasks:
@@ -184,7 +183,7 @@ class Links:
     async def _dial(self, address: Address) -> None:
         try:
             streams = {lane: DialledStream(address.target, lane) for lane in Lane}
-        except Exception as error:  # gRPC says in many ways that this is no address
+        except Exception as error:  # gRPC raises many kinds of errors for a wrong address
             self._on_dial_failed(address, f"{address.target!r} cannot be dialled: {error}")
             return
         try:
@@ -200,8 +199,11 @@ class Links:
             await asyncio.gather(*(stream.close() for stream in streams.values()))
 
     async def _exchange_hellos(self, address: Address, streams: dict[Lane, DialledStream]) -> Hello:
-        """One lane after the other: whoever else may answer there takes a pair of them for a new link of ours, which
-        would end the one that we have."""
+        """Exchange Hellos on one lane after the other.
+
+        If another process answers at the address, the first refusal ends the dial. It never gets both lanes, which it
+        would take for a new link that replaces its present link with this process.
+        """
         link = secrets.token_hex(8)
         hellos = [
             await exchange_hello(stream, replace(self._hello, link=link, lane=lane), address)
@@ -215,12 +217,12 @@ class Links:
         del self._dials[address.peer]
         if not self._closing and not self._is_linked(address.peer):
             log.debug("%s cannot be linked: %s", address.peer, reason)
-            self._handler.unlinked(address.peer, reason)
+            self._handler.on_link_down(address.peer, reason)
 
     # Accepting
 
     async def _accept(self, lane: Lane, stream: Stream) -> None:
-        """Runs as long as the lane is up."""
+        """Serve an accepted lane until it ends."""
         pair = await self._acceptor.accept_lane(self._hello, lane, stream)
         try:
             if lane is pair.hello.lane:  # it came first, so it runs the link for both
@@ -253,7 +255,7 @@ class Links:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _wait_for_end(self, link: _Link, tasks: list[asyncio.Task[Never]]) -> str:
-        """Returns why the link has to end."""
+        """Wait until the link must end; return the reason."""
         clock = asyncio.get_running_loop().time
         patience = self._limits.stalled_seconds / 4
         ends: list[asyncio.Future[Any]] = [*tasks, link.broken]
@@ -272,7 +274,7 @@ class Links:
         peer = link.hello.peer
         links = self._links.get(peer, [])
         if link.dialled is None and any(other.dialled is None for other in links):
-            # It dials again only when its old link is gone, which we have not noticed yet.
+            # The peer dials again only after its old link ended; that end has not been noticed here yet.
             self._on_link_down(links[0], "replaced by a new link")
             links = []
         self._links[peer] = [*links, link]
@@ -282,7 +284,7 @@ class Links:
             if link.dialled is not None:
                 del self._dials[link.dialled_peer]
         if not links and not self._closing:
-            self._handler.linked(peer, link.hello)
+            self._handler.on_link_up(peer, link.hello)
 
     def _on_link_down(self, link: _Link, reason: str) -> None:
         peer = link.hello.peer
@@ -291,14 +293,14 @@ class Links:
             return  # another link of this peer broke first
         del self._links[peer]
         for other in links:
-            other.end(reason)  # this one too: `broken` tells whoever waits for the end
+            other.end(reason)  # `link` too: its task waits for `broken`
         if not self._closing:
             log.info("the link to %s is closed: %s", peer, reason)
-            self._handler.unlinked(peer, reason)
+            self._handler.on_link_down(peer, reason)
 
     def _received(self, link: _Link, items: list[Item]) -> None:
         if not self._closing and not link.broken.done():
-            self._handler.received(link.hello.peer, items)
+            self._handler.on_items(link.hello.peer, items)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -308,7 +310,7 @@ class Links:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a link failed by a fault of ours", exc_info=error)
+            log.error("internal error in a link", exc_info=error)
 
 
 def _describe_failure(task: asyncio.Task[Never]) -> str:
@@ -317,9 +319,9 @@ def _describe_failure(task: asyncio.Task[Never]) -> str:
         case StreamBroken():
             return str(error)
         case FrameError():
-            return f"it sent something else than this protocol: {error}"
+            return f"the peer violated the protocol: {error}"
         case None:
             return "cancelled"
         case _:
-            log.error("a link failed by a fault of ours", exc_info=error)
+            log.error("internal error in a link", exc_info=error)
             return "internal error"

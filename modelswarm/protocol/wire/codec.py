@@ -26,11 +26,11 @@ from modelswarm.protocol.wire import swarm_pb2
 
 
 class FrameError(ValueError):
-    """What a peer sent is not of this protocol; its link is closed."""
+    """Received bytes violate the protocol; the link to the peer is closed."""
 
 
 class _Field(NamedTuple):
-    """How one value crosses: `put(proto, value)` and `take(proto) -> value`."""
+    """Conversion of one field: `put(proto, value)` and `take(proto) -> value`."""
 
     put: Callable[[Any, Any], None]
     take: Callable[[Any], Any]
@@ -41,7 +41,7 @@ _records: dict[type, _Record] = {}
 
 
 def encode(message: Message) -> bytes:
-    """The Envelope of a message. A value its field cannot hold is a ValueError: a bug of ours."""
+    """Return the Envelope of a message. ValueError if a field cannot hold its value, which is a bug here."""
     name, fill = _WRITERS[type(message)]
     envelope = swarm_pb2.Envelope()
     body = getattr(envelope, name)

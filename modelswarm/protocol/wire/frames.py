@@ -1,10 +1,10 @@
-"""What one write on a lane carries: several items, packed; and back.
+"""Packs several items into one frame, the unit of a write on a lane; and unpacks frames.
 
 A frame is a run of items, each `kind u8 | 3 zero bytes | body length u32 | body | zeros to a
 multiple of 8` (little endian). Control bodies are protobuf (`codec.py`), rows a packed header and
-then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be seen as
-numbers where they lie: `unpack` copies no rows. Anything malformed raises FrameError and nothing
-else. Called by `link.py` and by tests. Knows no connections.
+then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be viewed as
+numbers in place: `unpack` copies no rows. A malformed frame raises FrameError and nothing else.
+Called by `lane.py`, `handshake.py` and tests. Knows no connections.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token
 from modelswarm.protocol.wire.codec import FrameError, decode, encode
 
 MAX_FRAME = 4 << 20
-"""No frame is longer; one that is closes its link."""
+"""Maximum bytes of a frame; a longer one closes its link."""
 
 MAX_ITEMS = 16384
-"""No frame carries more items."""
+"""Maximum items of a frame."""
 
 FRAME_TARGET = 256 << 10
-"""Frames are cut at about this size: 20 ms at 100 Mbit/s, so that nothing waits long behind one."""
+"""Bytes at which a frame is ended: 20 ms at 100 Mbit/s, so that no item waits long behind a frame."""
 
 _CONTROL, _ROWS, _TOKEN = 1, 2, 3
 _ITEM = struct.Struct("<BxxxI")  # kind, body length
@@ -33,11 +33,11 @@ _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
 _FINISH_REASONS = (Finish.NONE, Finish.STOP, Finish.LENGTH)
 _FINISH_NUMBERS = {finish: number for number, finish in enumerate(_FINISH_REASONS)}
-_INPUT_TOKENS = 16384  # entries of an Input that surely fit into FRAME_TARGET
+_INPUT_TOKENS = 16384  # entries of an Input that always fit into FRAME_TARGET
 
 
 def pack(items: Iterable[Item]) -> Iterator[bytes]:
-    """Frames that carry the items in order; rows and inputs too long for one frame are split."""
+    """Yield frames with the items in order. Rows and inputs too long for one frame are split."""
     parts: list[bytes | memoryview] = []
     size = count = 0
     for item in _split_long_items(items):
@@ -59,7 +59,7 @@ def pack(items: Iterable[Item]) -> Iterator[bytes]:
 
 
 def unpack(frame: bytes) -> list[Item]:
-    """The items of a frame. Payloads of rows are views into it: it lives as long as they do."""
+    """Return the items of a frame. Payloads of rows are views, which keep the frame in memory."""
     size = len(frame)
     if not 0 < size <= MAX_FRAME:
         raise FrameError(f"a frame of {size} bytes; 1 to {MAX_FRAME} are allowed")

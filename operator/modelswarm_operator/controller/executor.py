@@ -1,8 +1,8 @@
-"""Carries out what a turn decided: the only writer.
+"""Carries out the actions of a turn: the only writer.
 
-Called by `tasks`, once per turn. Every write is safe to repeat and safe when it was decided on an old view: status with
-the resourceVersion that was read, deletes with the uid, pods by POST under names that are never used twice. Answers go
-into the cache at once, so that the next turn knows what this one did. Decides nothing.
+Called by `worker`, once per turn. Every write can be repeated and is safe if it was decided on a stale view: status
+with the resourceVersion that was read, deletes with the uid, pods by POST under names that are never used twice.
+Responses go into the cache at once, so that the next turn knows them. Decides nothing.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ from modelswarm_operator.reconcile.state.actions import (
 from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, Json, SwarmView
 
 log = logging.getLogger(__name__)
-MAX_CONCURRENT_WRITES = 16  # writes of all swarms together
-MAX_STATUS_TRIES = 5  # of a status write that others keep overtaking
-_CONCURRENT = (CreatePod, DeletePod, LabelPod, ApplyChild, DeleteChild)  # runs of these may overlap
+MAX_CONCURRENT_WRITES = 16  # of all swarms together
+MAX_STATUS_TRIES = 5  # of a status write that conflicts with other writers
+_CONCURRENT = (
+    CreatePod,
+    DeletePod,
+    LabelPod,
+    ApplyChild,
+    DeleteChild,
+)  # consecutive ones of one type may overlap
 Enqueue = Callable[[set[str]], None]
 
 
@@ -66,7 +72,7 @@ class Executor:
         self._free_writers = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
     async def execute(self, swarm: SwarmView, actions: Sequence[Action]) -> None:
-        """In order; raises the first error of the first step that failed, and nothing after it happens."""
+        """Carry out the actions in order. Raises the first error of the first failing step; no later step happens."""
         for together in _steps(actions):
             if len(together) == 1:
                 await self._execute_one(swarm, together[0])
@@ -98,8 +104,8 @@ class Executor:
                 case RecordEvent():
                     await self._events.record(swarm, action)
 
-    def _update_cache(self, kind: Kind, raw: Json, *, gone: bool = False) -> None:
-        self._enqueue(self._cache.apply_event(kind, gone, raw))
+    def _update_cache(self, kind: Kind, raw: Json, *, deleted: bool = False) -> None:
+        self._enqueue(self._cache.apply_event(kind, deleted, raw))
 
     async def _write_status(self, swarm: SwarmView, status: Json) -> None:
         meta = {
@@ -116,19 +122,19 @@ class Executor:
                 return
             except ConflictError:
                 meta["resourceVersion"] = await self._version_if_unchanged(swarm)
-        raise ConflictError(409, "Conflict", "others write this swarm all the time")
+        raise ConflictError(409, "Conflict", "other clients keep writing this swarm")
 
     async def _version_if_unchanged(self, swarm: SwarmView) -> str:
-        """Somebody wrote, but nothing that this turn looked at (labels, say): the decision stands."""
+        """Return the new resourceVersion if nothing changed that the turn has read. Raises ConflictError otherwise."""
         raw = await self._client.get(SWARM.path(swarm.namespace, swarm.name))
         self._update_cache(SWARM, raw)
         now = swarm_view(raw)
         if dataclasses.replace(now, resource_version=swarm.resource_version) != swarm:
-            raise ConflictError(409, "Conflict", "the swarm was changed while it was looked at")
+            raise ConflictError(409, "Conflict", "the swarm was changed during the turn")
         return now.resource_version
 
     async def _set_finalizer(self, swarm: SwarmView, present: bool) -> None:
-        """On what the cache has now: a status write of this turn has raised the version."""
+        """Write the finalizers with the cache's resourceVersion: a status write of this turn has raised it."""
         stored = self._cache.swarms.get(swarm.uid)
         now = stored.view if stored is not None else swarm
         others = [name for name in now.finalizers if name != names.FINALIZER]
@@ -136,13 +142,13 @@ class Executor:
         meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
         path = SWARM.path(swarm.namespace, swarm.name)
         answer = await self._client.patch(path, {"metadata": meta})
-        self._update_cache(SWARM, answer, gone=now.is_deleting and not wanted)
+        self._update_cache(SWARM, answer, deleted=now.is_deleting and not wanted)
 
     async def _create_pod(self, swarm: SwarmView, action: CreatePod) -> None:
         meta = action.manifest["metadata"]
         name = meta["name"]
         try:
-            # Strict: a misspelt field of somebody's pod template would be without effect, and nobody would know.
+            # Strict: a misspelt field of a pod template is rejected, not dropped without a message.
             pod = await self._client.post(POD.path(swarm.namespace), action.manifest, strict=True)
         except ConflictError as error:
             if not error.already_exists:
@@ -160,10 +166,10 @@ class Executor:
         self._update_cache(POD, pod)
 
     def _record_rejection(self, swarm: SwarmView, what: str, why: str) -> None:
-        """The next turn finds it in `Observed.rejected`."""
+        """Record a rejected write; the next turn reads it in `Observed.rejected`."""
         self._cache.record_rejection(swarm.uid, what, why)
         self._metrics.rejected.labels("pods" if "/" not in what else what.split("/")[0]).inc()
-        log.warning("%s/%s: %s was refused: %s", swarm.namespace, swarm.name, what, why)
+        log.warning("%s/%s: the API server rejected %s: %s", swarm.namespace, swarm.name, what, why)
 
     async def _delete_pod(self, swarm: SwarmView, action: DeletePod) -> None:
         path = POD.path(swarm.namespace, action.name)
@@ -179,10 +185,10 @@ class Executor:
         self._metrics.deleted.labels(_role(known.labels if known is not None else {})).inc()
         log.info("%s/%s: deleted %s: %s", swarm.namespace, swarm.name, action.name, action.reason)
         if answer.get("kind") == POD.kind:
-            self._update_cache(POD, answer, gone=_is_deleted_at_once(answer))
+            self._update_cache(POD, answer, deleted=_is_deleted_at_once(answer))
 
     async def _refresh_pod(self, path: str, uid: str) -> None:
-        """The delete did not meet the pod that was meant, or met it while somebody else wrote."""
+        """Read a pod again after a delete that conflicted: another pod has its name, or another client wrote it."""
         try:
             pod = await self._client.get(path)
         except NotFoundError:
@@ -197,9 +203,9 @@ class Executor:
         body = {"metadata": {"uid": action.uid, "labels": dict(action.labels)}}
         try:
             self._update_cache(POD, await self._client.patch(path, body))
-        except RejectedError as error:  # one pod's labels hold up nothing else
+        except RejectedError as error:  # one pod's labels delay nothing else
             name = f"{swarm.namespace}/{action.name}"
-            log.warning("pod %s: its labels cannot be put right: %s", name, error)
+            log.warning("pod %s: its labels cannot be corrected: %s", name, error)
         except NotFoundError:
             self._enqueue(self._cache.forget(POD, action.uid))
         except ConflictError:
@@ -221,9 +227,9 @@ class Executor:
         self._cache.clear_rejection(swarm.uid, what)
 
     async def _is_name_taken(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
-        """Whether somebody else's object has this name: apply would quietly take it over.
+        """Return True if another owner's object has this name: apply would take it over without a message.
 
-        What a swarm of this name left behind, the garbage collector has not come to yet: it goes now.
+        An object of an earlier swarm of this name is deleted now: the garbage collector has not reached it yet.
         """
         path = kind.path(swarm.namespace, name)
         try:
@@ -248,7 +254,7 @@ class Executor:
 
 
 def _steps(actions: Sequence[Action]) -> Iterator[list[Action]]:
-    """Neighbours of one type that may overlap, and everything else by itself."""
+    """Yield consecutive actions of one type that may overlap together, all others one by one."""
     for kind, run in itertools.groupby(actions, key=type):
         if kind in _CONCURRENT:
             yield list(run)
@@ -264,7 +270,7 @@ def _is_same_pod(pod: Json, manifest: Json, swarm: SwarmView) -> bool:
 
 
 def _is_deleted_at_once(pod: Json) -> bool:
-    """Never started, or no grace: the answer is the pod's last state, and no more events but DELETED come."""
+    """Return True for a pod that never started or has no grace period: only its DELETED event follows."""
     meta = pod["metadata"]
     return not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
 

@@ -1,7 +1,7 @@
-"""What a process does while it leads: lists, watches and turns, side by side until it is stopped or must end.
+"""The work of the leading process: lists, watches and turns, side by side until it is stopped or must end.
 
-Made and run by `main`, once per life of the process. Knows how its parts depend on each other: no turn before the first
-complete list, no watch before it either, a list at once whenever the watches had to start again.
+Made and run by `app`, once per process. Knows the order of its parts: no turn and no watch before the first complete
+list, and a list at once whenever the watches had to start again. Knows no rules about swarms.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from modelswarm_operator.reconcile.state.observed import Json, Observed
 from modelswarm_operator.settings import Settings
 
 log = logging.getLogger(__name__)
-STOP_SECONDS = 3.0  # that running turns get to end
-RESYNC_SPREAD = 0.1  # of the resync interval, over which turns are spread after a list
-RESYNCS_PER_FULL_ROUND = (
-    5  # after every so many lists all swarms take a turn, not only those that a list has changed
+STOP_SECONDS = 3.0  # for running turns to end
+RESYNC_SPREAD = 0.1  # share of the resync interval over which turns are spread after a list
+RESYNCS_PER_FULL_ROUND = 5  # every so many lists all swarms take a turn, not only the changed ones
+MAX_PAUSE_SECONDS = (
+    15.0  # seconds between two attempts of a failing list, or two starts of the watches
 )
-MAX_PAUSE_SECONDS = 15.0  # between two tries of a failing list, or two lives of the watches
 
 
 class Manager:
@@ -61,7 +61,7 @@ class Manager:
         return reconcile(observed, self._settings.policy, now)
 
     async def run(self) -> None:
-        """Until cancelled. Raises LeaseLostError, or whatever ended a part that must not end."""
+        """Run until cancelled. Raises LeaseLostError, or the error that ended a part."""
         await self._resync_with_retries()
         try:
             async with asyncio.TaskGroup() as group:
@@ -80,39 +80,37 @@ class Manager:
             self._workers_stopped.set()
 
     async def stop(self) -> None:
-        """Running turns get time to end; nothing new begins. To be cancelled after this."""
+        """Start nothing new and wait up to STOP_SECONDS for running turns. Cancel `run` after this."""
         self.workers.stop()
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._workers_stopped.wait()
         except TimeoutError:
-            log.warning(
-                "a turn did not end in time; what it left undone is done by the next leader"
-            )
+            log.warning("a turn did not end in %.0f s; the next leader completes it", STOP_SECONDS)
 
     def stuck_reason(self) -> str:
-        """Why a restart would help; "" if it would not."""
+        """Return the reason why a restart would help; "" if it would not."""
         silent = time.monotonic() - self.resync.last_attempt
         if silent > 2 * self._settings.resync_seconds + 300:
-            return f"no list was tried for {silent:.0f} s"
+            return f"no list was attempted for {silent:.0f} s"
         oldest = self.workers.longest_turn_seconds
-        return f"a turn runs for {oldest:.0f} s" if oldest > 2 * TURN_SECONDS else ""
+        return f"a turn has run for {oldest:.0f} s" if oldest > 2 * TURN_SECONDS else ""
 
     def update_metrics(self) -> None:
-        """Before the metrics are read."""
+        """Update the gauges; called before metrics are read."""
         self._metrics.count_pods(self.cache.pods.all())
         self._metrics.count_swarms(stored.view.status for stored in self.cache.swarms.all())
 
     async def _resync_with_retries(self) -> set[str]:
-        """The swarms that the list changed."""
-        pause, told = 0.5, ""
+        """List everything, with retries; return the swarms that the list changed."""
+        pause, last_problem = 0.5, ""
         while True:
             try:
                 return await self.resync.resync_all()
             except KubeError:
-                if self.resync.problem != told:
-                    told = self.resync.problem
-                    log.warning("cannot list the cluster's objects yet: %s", told)
+                if self.resync.problem != last_problem:
+                    last_problem = self.resync.problem
+                    log.warning("cannot list the cluster's objects yet: %s", last_problem)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(MAX_PAUSE_SECONDS, pause * 2)
 
@@ -123,7 +121,7 @@ class Manager:
                 async with asyncio.timeout(every * random.uniform(0.9, 1.1)):
                     await self._resync_requested.wait()
             except TimeoutError:
-                pass  # it is time
+                pass  # the interval is over
             self._resync_requested.clear()
             changed = await self._resync_with_retries()
             self._resync_done.set()
@@ -132,7 +130,7 @@ class Manager:
             self.workers.enqueue_spread(chosen, every * RESYNC_SPREAD)
 
     async def _watch_forever(self) -> None:
-        """kopf's end is not ours: it pauses, lists what was missed, and watches again."""
+        """Restart kopf whenever it ends: after a pause, and after a list of the missed changes."""
         pause = 0.5
         while True:
             kinds = [kind for kind in WATCHED if kind is not NODE or self.cache.can_read_nodes]
@@ -146,7 +144,7 @@ class Manager:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             self._resync_done.clear()
             self._resync_requested.set()
-            await self._resync_done.wait()  # what cannot be listed cannot be watched
+            await self._resync_done.wait()  # objects that cannot be listed cannot be watched
 
     def _on_watch_event(self, kind: Kind, happened: str, raw: Json) -> None:
         self._metrics.watch_events.labels(kind.plural, happened or "LISTED").inc()

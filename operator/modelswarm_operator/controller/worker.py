@@ -1,7 +1,7 @@
-"""One supervised task per swarm: it sleeps, is woken, takes a turn, and never dies of what goes wrong in one.
+"""One supervised task per swarm: it waits for events, takes turns, and survives every error of a turn.
 
-Started by `main` while this process leads. A turn looks at the cache, asks the pure core what to do and has it carried
-out. Turns of one swarm follow each other, turns of different swarms overlap up to a bound. Knows no Kubernetes.
+Started by `manager` while this process leads. A turn reads the cache, asks the pure core for a decision and has it
+carried out. Turns of one swarm are sequential, turns of different swarms overlap up to a limit. Knows no Kubernetes.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from modelswarm_operator.reconcile.state.observed import Observed
 log = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 0.05  # events come in groups
-MAX_CONCURRENT_TURNS = 16  # turns
-TURN_SECONDS = 120.0
+MAX_CONCURRENT_TURNS = 16
+TURN_SECONDS = 120.0  # deadline of a turn
 UNTHROTTLED_TURNS = 8  # turns in a row that changed something before they are spaced out
-MIN_RETRY_PAUSE = 0.1  # pause after a failing turn, doubled with every further one ...
-MAX_RETRY_PAUSE = 60.0  # ... up to this
-MAX_CONFLICT_PAUSE = 1.0  # or this, if it failed because others write too
-MAX_TIMEOUT_SECONDS = 1e9
+MIN_RETRY_PAUSE = 0.1  # seconds after a failed turn, doubled with every further one
+MAX_RETRY_PAUSE = 60.0  # seconds
+MAX_CONFLICT_PAUSE = 1.0  # seconds, after a turn that failed because others wrote too
+MAX_TIMEOUT_SECONDS = 1e9  # a longer wait has no timeout
 
 Decide = Callable[[Observed, float], Decision]
 
 
 @dataclass(slots=True)
 class WorkItem:
-    """What one swarm's task waits for."""
+    """The state of one swarm's task. Times are monotonic seconds."""
 
     triggered: asyncio.Event = field(default_factory=asyncio.Event)
-    due_at: float = 0.0  # monotonic
+    due_at: float = 0.0
     enqueued_at: float = 0.0
     started: bool = False
     failures: int = 0
-    backing_off: bool = False  # waits for `relent` or the time, not for events
+    backing_off: bool = False  # waits for `api_recovered` or the time, not for events
     api_recovered: asyncio.Event = field(
         default_factory=asyncio.Event
     )  # the API server answers again
-    throttled: bool = False  # it said for how long
-    active_turns: int = 0  # turns in a row that did something
+    throttled: bool = False  # the API server gave a time to wait
+    active_turns: int = 0  # turns in a row with actions
     outcome_unknown: bool = False  # the last turn's writes may or may not have happened
 
 
@@ -71,7 +71,7 @@ class Workers:
 
     @property
     def longest_turn_seconds(self) -> float:
-        """Seconds that the longest of the running turns has taken."""
+        """Seconds that the longest of the running turns has taken so far."""
         now = time.monotonic()
         return max((now - since for since in self._in_turn.values()), default=0.0)
 
@@ -86,20 +86,20 @@ class Workers:
             item.triggered.set()
 
     def enqueue_spread(self, uids: Iterable[str], within: float) -> None:
-        """As `wake`, spread over so many seconds."""
+        """Enqueue the swarms, spread over `within` seconds."""
         loop = asyncio.get_running_loop()
         for uid in uids:
             loop.call_later(random.uniform(0.0, within), self.enqueue, (uid,))
 
     def api_recovered(self) -> None:
-        """The API server answers: who waits because it did not need not wait longer."""
+        """End the back-off of items that failed because the API server did not answer."""
         for item in self._items.values():
             if item.failures and not item.throttled:
                 item.api_recovered.set()
                 item.triggered.set()
 
     async def run(self) -> None:
-        """Until stopped. Raises LeaseLostError; nothing else ends it."""
+        """Run until stopped. Raises LeaseLostError; no other error ends it."""
         async with asyncio.TaskGroup() as group:
             while not self._stopping.is_set():
                 await self._item_added.wait()
@@ -110,7 +110,7 @@ class Workers:
                         group.create_task(self._work(uid, item), name=f"swarm {uid}")
 
     def stop(self) -> None:
-        """Turns that run are finished; no other begins."""
+        """Let running turns end and start no other."""
         self._stopping.set()
         self._item_added.set()
         for item in self._items.values():
@@ -135,7 +135,7 @@ class Workers:
         return max(0.0, time.monotonic() - woken) if woken else 0.0
 
     async def _wait_until_due(self, item: WorkItem) -> None:
-        """Until something happens or it is time. While the API server fails, events do not shorten the wait."""
+        """Wait for an event or the time. While the API server fails, events do not shorten the wait."""
         signal = item.api_recovered if item.backing_off else item.triggered
         pause = item.due_at - time.monotonic()
         try:
@@ -143,7 +143,7 @@ class Workers:
                 await signal.wait()
                 await asyncio.sleep(DEBOUNCE_SECONDS)
         except TimeoutError:
-            pass  # it is time
+            pass  # the item is due
         item.triggered.clear()
         item.api_recovered.clear()
 
@@ -167,23 +167,23 @@ class Workers:
             item.throttled = True
         except (KubeError, TimeoutError) as error:
             self._schedule_retry(uid, item, error)
-        except Exception as error:  # a fault of ours: said in full, and the swarm is not left alone
+        except Exception as error:  # an internal error: logged in full and retried
             result = "fault"
-            log.exception("swarm %s: a turn failed by a fault of ours", uid)
+            log.exception("swarm %s: internal error in a turn", uid)
             self._schedule_retry(uid, item, error)
-            item.backing_off = False  # a new spec may be one that we can deal with
+            item.backing_off = False  # a new spec may avoid the error
         finally:
             del self._in_turn[uid]
             self._metrics.turn_seconds.labels(result).observe(time.monotonic() - started)
 
     async def _reconcile(self, uid: str, item: WorkItem) -> Decision | None:
-        """Decided and carried out on one view of the world; None: the swarm is gone."""
+        """Decide and carry out on one view; return None if the swarm does not exist any more."""
         fresh = item.outcome_unknown
         observed = await self._observe(uid, fresh)
         if observed is None:
             return None
         decision = self._decide(observed, time.time())
-        if not fresh and _deletes_objects(decision):  # never on what events alone said
+        if not fresh and _deletes_objects(decision):  # never on events alone
             observed = await self._observe(uid, True)
             if observed is None:
                 return None
@@ -200,10 +200,10 @@ class Workers:
         return self._cache.observed(uid)
 
     def _schedule_next(self, item: WorkItem, decision: Decision | None) -> None:
-        """What a turn did is looked at again at once, until there is nothing left to do."""
+        """Set the time of the next turn: at once after a turn with actions, until there are none."""
         now = time.monotonic()
         if decision is None:
-            item.due_at = now  # the swarm is gone: its task sees that and ends
+            item.due_at = now  # the swarm is deleted: its task sees that and ends
             return
         item.active_turns = item.active_turns + 1 if decision.actions else 0
         wait = float("inf")
@@ -231,9 +231,9 @@ class Workers:
         item.due_at = time.monotonic() + delay
         stored = self._cache.swarms.get(uid)
         name = stored.full_name if stored is not None else uid
-        why = str(error) or "it took too long"
+        why = str(error) or "deadline exceeded"
         log.warning(
-            "%s: turn failed (%d in a row), again in %.1f s: %s", name, item.failures, delay, why
+            "%s: turn failed (%d in a row), retry in %.1f s: %s", name, item.failures, delay, why
         )
 
 

@@ -1,8 +1,8 @@
-"""What the operator knows of the cluster: one cache, fed by events and answers, replaced by lists.
+"""The operator's cache of the cluster: fed by events and responses, replaced by lists.
 
-`wake` feeds events, `apply` the answers to its own writes (so that a turn never misses what the turn before it did),
-`resync` whole lists. Every one of them is told which swarms must be looked at again; a turn takes `observed`.
-Nothing here waits or calls anybody; who wins when two sources differ is `shelf`'s business.
+`watch` feeds events, `executor` the responses to its own writes (so that a turn always knows what the one before it
+did), `resync` whole lists. Each call returns the swarms that need a turn; a turn takes `observed`. Nothing here waits
+or does I/O; `store` decides which of two versions of an object wins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from modelswarm_operator.reconcile.state.observed import (
 
 @dataclass(frozen=True, slots=True)
 class StoredSwarm:
-    """A swarm as stored, beside what the core need not know of it."""
+    """A swarm as stored, with the fields that decide which swarm owns a served name."""
 
     view: SwarmView
     created: float
@@ -54,7 +54,7 @@ def _stored_swarm(raw: Json) -> StoredSwarm:
 
 
 def _child_view(kind: Kind) -> Callable[[Json], Json]:
-    """Without status and managed fields: they change often and decide nothing."""
+    """Return a view without status and managed fields, which change often and matter to no decision."""
     kept = ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")
 
     def view(raw: Json) -> Json:
@@ -78,12 +78,12 @@ class Cache:
         self.services: Store[Json] = Store(_child_view(SERVICE), controller_uid)
         self.budgets: Store[Json] = Store(_child_view(BUDGET), controller_uid)
         self.can_read_nodes = False
-        self._nodes: dict[str, NodeView] = {}  # made anew for every change: turns keep theirs
+        self._nodes: dict[str, NodeView] = {}  # replaced at every change, as turns keep a reference
         self._rejected: dict[str, dict[str, str]] = {}
         self._by_served_name: dict[str, dict[str, StoredSwarm]] = {}  # by served name and uid
 
     def apply_event(self, kind: Kind, deleted: bool, raw: Json) -> set[str]:
-        """One object as an event or an answer has it. Returns the swarms to look at again."""
+        """Store one object of an event or a response. Returns the swarms that need a turn."""
         store = self._store_of(kind)
         if deleted:
             meta = raw["metadata"]
@@ -93,12 +93,12 @@ class Cache:
         return self._affected_swarms(kind, [change] if change is not None else [])
 
     def forget(self, kind: Kind, uid: str) -> set[str]:
-        """The API server said that there is no such object, and not since when."""
+        """Remove an object that the API server no longer has, without knowing since which version."""
         change = self._store_of(kind).forget(uid)
         return self._affected_swarms(kind, [change] if change is not None else [])
 
     def replace(self, kind: Kind, items: Sequence[Json], listed: int, owner: str = "") -> set[str]:
-        """With everything there is of a kind (or of one swarm's) as of one moment."""
+        """Replace all objects of a kind (or those of one swarm) by a list as of one moment."""
         return self._affected_swarms(kind, self._store_of(kind).replace(items, listed, owner))
 
     def _store_of(self, kind: Kind) -> Store[Any]:
@@ -121,7 +121,7 @@ class Cache:
         return {uid for change in changes for uid in self._affected_by_swarm(change)}
 
     def _affected_by_swarm(self, change: Change[StoredSwarm]) -> set[str]:
-        """The swarm itself, and those with which it shares or shared a served name."""
+        """Return the swarm itself, and those with which it shares or shared a served name."""
         before = change.before.served_name if change.before is not None else None
         after = change.after.served_name if change.after is not None else None
         if before is not None and before != after:
@@ -145,7 +145,7 @@ class Cache:
         self._rejected.get(uid, {}).pop(what, None)
 
     def observed(self, uid: str) -> Observed | None:
-        """Everything a turn looks at; None: there is no such swarm."""
+        """Return the input of a turn; None if there is no such swarm."""
         stored = self.swarms.get(uid)
         if stored is None:
             return None
@@ -169,8 +169,10 @@ class Cache:
         return {(kind.kind, child["metadata"]["name"]): child for child in found}
 
     def _name_owner(self, stored: StoredSwarm) -> str:
-        """Who has this served name keeps it, whoever takes the same later; among those that begin, the oldest swarm.
-        Created in one second, the lower uid is older."""
+        """Return the other swarm that owns this served name; "" if this one does.
+
+        An owner keeps the name. Without one, the oldest swarm gets it; of those created in one second, the lower uid.
+        """
 
         def rank(other: StoredSwarm) -> tuple[bool, float, str]:
             return (not other.owns_served_name, other.created, other.view.uid)

@@ -1,7 +1,7 @@
-"""Kubernetes objects as they come (plain dicts) into the small values of `world`.
+"""Turns Kubernetes objects (plain dicts) into the small views of `reconcile/state/observed`.
 
-Called by `observe` for every object that changed. Absent fields are normal: a pod that nobody has touched has no
-conditions, an older API server leaves things out. Knows no client and keeps nothing.
+Called by `cache` for every object that changed. Absent fields are normal: a new pod has no conditions, an older API
+server leaves fields out. Knows no client and keeps nothing.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ DEPARTURE_TAINTS = frozenset(
     }
 )
 _TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}")
-"""What a dying server may print of its environment: status, Events and logs are read by more people than Secrets."""
+"""A hub token that a failing server may print. Status, Events and logs are read by more people than Secrets."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 def parse_time(timestamp: str | None) -> float | None:
-    """Seconds since the epoch of `2026-11-21T10:00:00Z`; what has not happened has none."""
+    """Return seconds since the epoch for a time like `2026-11-21T10:00:00Z`; None for None."""
     return parse_timestamp(timestamp) if timestamp else None
 
 
@@ -66,7 +66,7 @@ def swarm_view(raw: Json) -> SwarmView:
 
 
 def _own_annotations(meta: Json) -> dict[str, str]:
-    """Ours alone, and no chat template: a cache of a thousand pods must stay small."""
+    """Return the annotations of our domain but the chat template: a cache of 1,000 pods must stay small."""
     return {
         key: text
         for key, text in (meta.get("annotations") or {}).items()
@@ -75,7 +75,7 @@ def _own_annotations(meta: Json) -> dict[str, str]:
 
 
 def _spec_of(raw: Any) -> tuple[Spec | None, str]:
-    """Fields that this version does not know are left alone: a newer CRD may have them."""
+    """Return the spec, or None and the reason. Unknown fields are ignored: a newer CRD may have them."""
     try:
         return Spec.model_validate(raw), ""
     except ValidationError as error:
@@ -106,13 +106,13 @@ def pod_view(raw: Json) -> PodView:
 
 
 def _deleting_since(meta: Mapping[str, Any]) -> float | None:
-    """The API server stores when the grace period ends; it began that much earlier."""
+    """Return the start of the grace period: the API server stores its end."""
     ends = parse_time(meta.get("deletionTimestamp"))
     return None if ends is None else ends - float(meta.get("deletionGracePeriodSeconds") or 0)
 
 
 def _container_view(statuses: Any) -> ContainerView:
-    """Of our own container: the kubelet sorts them by name, so a mesh's proxy may come first."""
+    """Return the view of our own container: the kubelet sorts by name, so a proxy of a mesh may come first."""
     if not statuses:
         return ContainerView()
     ours = (one for one in statuses if one.get("name") == names.CONTAINER)

@@ -1,7 +1,7 @@
-"""Lists everything, so that nothing depends on having seen every event.
+"""Lists all objects, so that no decision depends on having seen every event.
 
-Used by `main`: once before the first turn, then at intervals; `tasks` asks for one swarm before it deletes anything
-and after a write whose outcome is not known. Fills the cache, tells which swarms changed; decides nothing.
+Called by `manager` before the first turn and then at intervals; `worker` lists one swarm before it deletes anything and
+after a write with an unknown outcome. Fills the cache, returns the changed swarms; decides nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Resync:
         self._cache = cache
         self._metrics = metrics
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
-        self.last_attempt = time.monotonic()  # the heartbeat that liveness looks at
-        self._changed: set[str] = set()  # by lists of a round that has not come to its end
+        self.last_attempt = time.monotonic()  # read by the liveness probe
+        self._changed: set[str] = set()  # swarms changed by a round of lists that is not complete
         self.is_synced = False
-        self.is_forbidden = False  # the last try was refused: a right was taken away
+        self.is_forbidden = False  # the last attempt was rejected: a permission is missing
         self.problem = "the first list is not complete"
 
     async def resync_all(self) -> set[str]:
-        """One list per kind (and namespace), of all swarms together; those that differ now. Raises KubeError."""
+        """List every kind (in each namespace) for all swarms; return the changed swarms. Raises KubeError."""
         self.last_attempt = time.monotonic()
         try:
             for kind in (SWARM, POD, SERVICE, BUDGET):
@@ -65,7 +65,7 @@ class Resync:
         return self._cache.replace(kind, items, min(versions))
 
     async def _list_nodes(self) -> set[str]:
-        """A namespaced install may not read them: what needs nodes is left out then."""
+        """List nodes. An install for some namespaces may not read them; all that needs nodes is left out then."""
         try:
             items, version = await self._client.list_all(NODE.path(), {})
         except RejectedError:
@@ -75,19 +75,19 @@ class Resync:
         return self._cache.replace(NODE, items, int(version))
 
     async def resync_swarm(self, swarm: SwarmView) -> set[str]:
-        """The swarm and its pods as they are now, and the nodes under them if they are not known. Raises KubeError."""
+        """List a swarm and its pods, and the nodes if one of its pods is on an unknown node. Raises KubeError."""
         try:
             raw = await self._client.get(SWARM.path(swarm.namespace, swarm.name))
         except NotFoundError:
             return self._cache.forget(SWARM, swarm.uid)
         if raw["metadata"]["uid"] != swarm.uid:
-            gone = self._cache.forget(SWARM, swarm.uid)
-            return gone | self._cache.apply_event(SWARM, False, raw)
+            affected = self._cache.forget(SWARM, swarm.uid)
+            return affected | self._cache.apply_event(SWARM, False, raw)
         changed = self._cache.apply_event(SWARM, False, raw)
         query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
         pods, version = await self._client.list_all(POD.path(swarm.namespace), query)
         changed |= self._cache.replace(POD, pods, int(version), owner=swarm.uid)
-        # Pods of a node that is gone are ended by force: not because an event of a new node was missed.
+        # Pods of a deleted node are deleted by force: an event of a new node that was missed must not cause that.
         if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm.uid):
             return changed
         return changed | await self._list_nodes()

@@ -1,10 +1,10 @@
-"""All known objects of one kind: the versions decide what is newer, a list confirms what is gone.
+"""All known objects of one kind: the resourceVersion decides which is newer, a list confirms deletions.
 
-Used by `observe`, once per kind. Nothing here waits or calls anybody, and it knows no kind by name.
+Used by `cache`, once per kind. Nothing here waits or does I/O, and it knows no kind by name.
 
-The higher resourceVersion of an object wins. A list replaces everything that it is newer than, so what was deleted
-unseen vanishes and what was created unseen appears; what an event said after the list was made stays. What is gone
-leaves its last version behind until a list confirms it, so an older list brings nothing back.
+The higher resourceVersion of an object wins. A list replaces everything that it is newer than: objects deleted without
+an event vanish, objects created without one appear; changes by events after the list stay. A deleted object leaves its
+last version behind until a list confirms the deletion, so an older list brings nothing back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Change(Generic[V]):
 
 
 class Store(Generic[V]):
-    """Of objects without an owner nothing is kept: they are not ours."""
+    """The objects of one kind by uid and by owner. Objects without an owner are not ours and are dropped."""
 
     def __init__(self, view_of: Callable[[Json], V], owner_of: Callable[[Json], str]) -> None:
         self._view_of = view_of
@@ -42,11 +42,11 @@ class Store(Generic[V]):
         self._by_owner: dict[str, dict[str, Entry[V]]] = {}
         self._deleted_versions: dict[
             str, int
-        ] = {}  # uid: the last version, of what an event said is gone
+        ] = {}  # uid: last version of objects that an event reported as deleted
         self._listed_version = 0
 
     def upsert(self, raw: Json) -> Change[V] | None:
-        """As last seen by an event, an answer or a list. None: nothing new in it."""
+        """Store an object of an event, a response or a list. Returns None if nothing changed."""
         uid, version = raw["metadata"]["uid"], int(raw["metadata"]["resourceVersion"])
         known = self._entries.get(uid)
         if version <= self._deleted_versions.get(uid, -1) or (
@@ -64,16 +64,16 @@ class Store(Generic[V]):
         return None if before == entry.view else Change(owner, before, entry.view)
 
     def delete(self, uid: str, version: int) -> Change[V] | None:
-        """Gone (or no longer ours) as of `version`."""
+        """Remove an object that is deleted (or no longer ours) as of `version`."""
         known = self._entries.get(uid)
         if known is not None and known.version > version:
-            return None  # it was seen alive after that
+            return None  # a later version was seen
         self._deleted_versions[uid] = version
         self._remove_entry(uid)
         return Change(known.owner, known.view, None) if known is not None else None
 
     def forget(self, uid: str) -> Change[V] | None:
-        """Gone for good, whatever its last version was."""
+        """Remove an object whatever its last version is."""
         known = self._entries.get(uid)
         return self.delete(uid, known.version) if known is not None else None
 
@@ -86,11 +86,11 @@ class Store(Generic[V]):
                 del self._by_owner[entry.owner]
 
     def replace(self, items: Sequence[Json], listed: int, owner: str = "") -> list[Change[V]]:
-        """With the list as of version `listed`: of everything, or of one owner's objects."""
+        """Replace all objects, or those of one owner, by the list as of version `listed`."""
         changes: list[Change[V] | None] = []
         if not owner:
             if listed < self._listed_version:
-                changes += self._clear()  # the store was set back: versions mean nothing any more
+                changes += self._clear()  # etcd was restored: old versions mean nothing any more
             self._listed_version = listed
         changes += [self.upsert(raw) for raw in items]
         present = {raw["metadata"]["uid"] for raw in items}

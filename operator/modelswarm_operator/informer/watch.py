@@ -1,9 +1,9 @@
-"""What wakes the operator: kopf watches, and every event it sees goes to the cache, nothing else.
+"""kopf's watches: every event goes to the cache, and nothing else of kopf is used.
 
-Started by `main` once this process leads. kopf runs in a thread with a loop of its own: when it ends it cancels every
-task of its loop, and it ends on answers that are odd but harmless (a 410 or a 500 of a watch request, a CRD that is
-gone). Here that costs a pause: it is started again, and whatever was missed comes with the next list. No daemons,
-no timers, no indexes, no handlers that patch: kopf writes nothing.
+Started by `manager` while this process leads. kopf runs in a thread with an event loop of its own, because it
+cancels every task of its loop when it ends. It ends on responses that are odd but harmless (a 410 or a 500 of a watch,
+a CRD that is deleted). Then `manager` starts it again, and missed changes come with the next list. No daemons, no
+timers, no indexes, no handlers that patch: kopf writes nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from modelswarm_operator.reconcile.state.observed import Json
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 300  # characters of what kopf says
+MAX_MESSAGE = 300  # characters of kopf's error message
 
 Sink = Callable[[Kind, str, Json], None]  # kind, ADDED/MODIFIED/DELETED or "" (listed), object
 
 
 class Watch:
-    """One life of kopf per `run`. The sink is called in the loop that runs it."""
+    """Runs kopf once per `run`. The sink is called in the event loop that called `run`."""
 
     def __init__(
         self, kubeconfig: Path | None, namespaces: Sequence[str], kinds: Sequence[Kind], sink: Sink
@@ -42,18 +42,18 @@ class Watch:
         self._is_over = False
 
     async def run(self) -> str:
-        """Until kopf ends; returns why. What kopf still tidies up then, its thread does without us."""
+        """Run until kopf ends; return the reason. kopf's thread may still clean up after that."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[str] = loop.create_future()
 
-        def tell(why: str) -> None:
+        def report(why: str) -> None:
             self._is_over = True
             if not ended.done():
                 ended.set_result(why)
 
         def end(why: str) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, why)
+                loop.call_soon_threadsafe(report, why)
 
         threading.Thread(
             target=self._run_kopf_thread, args=(loop, end), name="watches", daemon=True
@@ -61,24 +61,26 @@ class Watch:
         return await ended
 
     def _run_kopf_thread(self, loop: asyncio.AbstractEventLoop, end: Callable[[str], None]) -> None:
-        """The thread's whole life."""
+        """Run kopf in this thread until it ends; report the reason."""
         with _KopfErrors() as last:
             try:
                 asyncio.run(self._run_kopf(loop, last, lambda: end(last.message)))
             except BaseException as error:  # kopf also ends by being cancelled
                 end(last.message or f"{type(error).__name__}: {error}")
             else:
-                end(last.message or "it ended by itself")
+                end(last.message or "it ended without an error")
 
     async def _run_kopf(
         self, loop: asyncio.AbstractEventLoop, last: _KopfErrors, ending: Callable[[], None]
     ) -> None:
         asyncio.get_running_loop().set_exception_handler(_ignore_loop_error)
         stop = asyncio.Event()
-        last.on_unresolved = stop.set  # else it would go on without that kind for ever
+        last.on_unresolved = stop.set  # otherwise it would never watch that kind
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(self._login)
-        kopf.on.cleanup(registry=registry)(_cleanup_handler(ending))  # the watches are gone by then
+        kopf.on.cleanup(registry=registry)(
+            _cleanup_handler(ending)
+        )  # the watches have ended by then
         for kind in self._kinds:
             watched = (kind.group, kind.version, kind.plural)
             on_event = kopf.on.event(*watched, id=kind.plural, registry=registry)
@@ -100,7 +102,7 @@ class Watch:
         return seen
 
     async def _login(self, **ignored: Any) -> kopf.ConnectionInfo:
-        """Asked again after a 401: a token that was rotated is read anew."""
+        """Return the credentials. kopf calls this again after a 401, so a rotated token is read again."""
         loaded = await load_configuration(self._kubeconfig)
         scheme, _, token = str(loaded.api_key.get("BearerToken", "")).partition(" ")
         return kopf.ConnectionInfo(
@@ -115,7 +117,7 @@ class Watch:
 
 
 class _KopfErrors(logging.Handler):
-    """What kopf says before it ends, instead of its tracebacks in the log."""
+    """Keeps the last error that kopf logs, instead of its tracebacks in the log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -145,12 +147,12 @@ def _cleanup_handler(ending: Callable[[], None]) -> Any:
 
 
 def _ignore_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Of tasks that kopf leaves behind when it ends; why it ended is said once."""
+    """Ignore errors of tasks that kopf leaves behind; the reason of its end is logged once."""
     log.debug("kopf's loop: %s", context.get("message"))
 
 
 def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
-    """Every setting that matters, whatever kopf's defaults become."""
+    """Set every setting that matters, so that kopf's defaults may change."""
     settings = kopf.OperatorSettings()
     for kind in kinds:
         if kind.selector:
@@ -158,7 +160,9 @@ def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = None
     settings.watching.connect_timeout = 5
-    settings.watching.inactivity_timeout = 70  # bookmarks come every 60 s: silence is a dead stream
+    settings.watching.inactivity_timeout = (
+        70  # bookmarks come every 60 s: no data means a dead stream
+    )
     settings.watching.reconnect_backoff = 0.2
     settings.watching.chunk_size = 500
     settings.networking.request_timeout = 60
@@ -168,6 +172,6 @@ def _settings(kinds: Sequence[Kind]) -> kopf.OperatorSettings:
     settings.queueing.idle_timeout = 1
     settings.persistence.finalizer = f"{names.DOMAIN}/kopf-never-sets-this"
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # no rights on CRDs and namespaces are needed
+    settings.scanning.disabled = True  # no permissions on CRDs and namespaces are needed
     settings.process.ultimate_exiting_timeout = None
     return settings

@@ -1,1 +1,1 @@
-"""Kubernetes resources, leader election, access review, Events."""
+"""Kinds, leader election, access review and Events. The client is `modelswarm.kube`."""

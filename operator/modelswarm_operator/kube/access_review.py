@@ -1,7 +1,7 @@
-"""What the operator's account must be allowed to do, and what of it is missing.
+"""The permissions that the operator's account needs, and those that it lacks.
 
-Asked by `main` before this process tries to lead, and again while something is missing: without a right kopf would end
-over and over, and nobody would know why. The chart's roles are tested against `needs`.
+Called by `app` before this process tries to lead, and again while one is missing: without a permission kopf would end
+over and over without a reason in the log. The chart's roles are tested against these lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Permission:
     kind: Kind
     verb: str
     subresource: str = ""
-    optional: bool = False  # something is left out without it
+    optional: bool = False  # a part is left out without it
 
     @property
     def resource(self) -> str:
@@ -52,11 +52,11 @@ class MissingPermission:
 
 
 def swarm_permissions() -> Iterator[Permission]:
-    """In the namespaces of the swarms; nodes and the lease stand apart."""
+    """Permissions in the namespaces of the swarms; those for nodes and the Lease are separate."""
     for verb in ("get", "list", "watch", "patch"):
         yield Permission(SWARM, verb)
     yield Permission(SWARM, "update", "status")
-    yield Permission(SWARM, "update", "finalizers")  # where blockOwnerDeletion is enforced
+    yield Permission(SWARM, "update", "finalizers")  # needed where blockOwnerDeletion is enforced
     for verb in ("get", "list", "watch", "create", "patch", "delete"):
         yield Permission(POD, verb)
     for kind in (SERVICE, BUDGET):
@@ -78,36 +78,46 @@ def node_permissions() -> Iterator[Permission]:
 async def find_missing_permissions(
     client: KubeClient, namespaces: Sequence[str], lease_namespace: str, lease_name: str
 ) -> list[MissingPermission]:
-    """Raises KubeError if the API server cannot be asked. Of leases, only our own is asked for by name."""
-    asked: list[tuple[Permission, str | None]] = []
+    """Return the missing permissions; for Leases only of the one with `lease_name`. Raises KubeError."""
+    checks: list[tuple[Permission, str | None]] = []
     names = {("get", LEASE): lease_name, ("update", LEASE): lease_name}  # a create has no name yet
     for namespace in namespaces or (None,):
-        asked += [(need, namespace) for need in swarm_permissions()]
+        checks += [(permission, namespace) for permission in swarm_permissions()]
     if lease_namespace:
-        asked += [(need, lease_namespace) for need in lease_permissions()]
-    asked += [(need, None) for need in node_permissions()]
+        checks += [(permission, lease_namespace) for permission in lease_permissions()]
+    checks += [(permission, None) for permission in node_permissions()]
     room = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
     answers = await asyncio.gather(
         *(
-            _is_allowed(client, room, need, namespace, names.get((need.verb, need.kind), ""))
-            for need, namespace in asked
+            _is_allowed(
+                client,
+                room,
+                permission,
+                namespace,
+                names.get((permission.verb, permission.kind), ""),
+            )
+            for permission, namespace in checks
         )
     )
     return [
-        MissingPermission(need, namespace)
-        for (need, namespace), allowed in zip(asked, answers, strict=True)
+        MissingPermission(permission, namespace)
+        for (permission, namespace), allowed in zip(checks, answers, strict=True)
         if not allowed
     ]
 
 
 async def _is_allowed(
-    client: KubeClient, room: asyncio.Semaphore, need: Permission, namespace: str | None, name: str
+    client: KubeClient,
+    room: asyncio.Semaphore,
+    permission: Permission,
+    namespace: str | None,
+    name: str,
 ) -> bool:
     attributes = {
-        "group": need.kind.group,
-        "resource": need.kind.plural,
-        "subresource": need.subresource,
-        "verb": need.verb,
+        "group": permission.kind.group,
+        "resource": permission.kind.plural,
+        "subresource": permission.subresource,
+        "verb": permission.verb,
         "namespace": namespace or "",
         "name": name,
     }

@@ -1,7 +1,7 @@
-"""Kubernetes Events on swarms: what a person sees in `kubectl describe`.
+"""Kubernetes Events on swarms, as `kubectl describe` shows them.
 
-Used by `apply`. The core tells transitions only; here the same sentence is not repeated within ten minutes and no swarm
-writes more than a burst. An Event that cannot be written is logged and forgotten: nothing depends on it.
+Used by `executor`. The core records transitions only; here an equal Event is not repeated within ten minutes and no
+swarm writes more than a burst. An Event that cannot be written is logged and dropped: nothing depends on it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from modelswarm_operator.reconcile.state.actions import RecordEvent
 from modelswarm_operator.reconcile.state.observed import Json, SwarmView
 
 log = logging.getLogger(__name__)
-REPEAT_SECONDS = 600.0
-BURST = 25  # per swarm
-REFILL_SECONDS = 10.0  # per Event beyond that
-MAX_REMEMBERED = 4096  # sentences
-MAX_NOTE_BYTES = 1024  # what the API server takes
+REPEAT_SECONDS = 600.0  # before an equal Event is written again
+BURST = 25  # Events per swarm
+REFILL_SECONDS = 10.0  # per further Event beyond the burst
+MAX_REMEMBERED = 4096  # Events and swarms
+MAX_NOTE_BYTES = 1024  # the API server's limit
 
 
 class EventLimiter:
-    """Which sentences may be told now (pure)."""
+    """Decides which Events may be written now: a token bucket per swarm, and no repetitions. Pure."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -38,8 +38,8 @@ class EventLimiter:
 
     def try_acquire(self, uid: str, reason: str, message: str) -> bool:
         now, key = self._clock(), (uid, reason, message)
-        told = self._last_recorded.get(key)
-        if told is not None and now - told < REPEAT_SECONDS:
+        last = self._last_recorded.get(key)
+        if last is not None and now - last < REPEAT_SECONDS:
             return False
         left, since = self._budgets.get(uid, (float(BURST), now))
         left = min(float(BURST), left + (now - since) / REFILL_SECONDS)
@@ -66,7 +66,9 @@ class EventRecorder:
         try:
             await self._client.post(EVENT.path(swarm.namespace), self._body(swarm, event))
         except KubeError as error:
-            log.warning("an Event on %s/%s was lost: %s", swarm.namespace, swarm.name, error)
+            log.warning(
+                "an Event on %s/%s could not be written: %s", swarm.namespace, swarm.name, error
+            )
 
     def _body(self, swarm: SwarmView, event: RecordEvent) -> Json:
         regarding = {

@@ -1,9 +1,9 @@
-"""Which of several operators acts: a Lease of our own, because the client's election goes on leading when it hangs.
+"""Leader election by a Lease. Our own, because the client library's election keeps leading when its process hangs.
 
-Used by `main`: `acquire`, then `keep` beside everything else; when `keep` ends, the process must end at once. `check`
-is the fence before every write. No timestamp of another machine is ever compared with a clock: a candidate measures,
-by its own monotonic clock, for how long the Lease has not changed. The holder stops two seconds before a candidate
-may begin, counted from when its last successful renewal was *sent*.
+Used by `app`: `acquire`, then `renew_until_lost` beside everything else; when that returns, the process must end at
+once. `raise_if_lost` is the fence before every write. No timestamp of another machine is ever compared with a clock: a
+candidate measures, by its own monotonic clock, for how long the Lease has not changed. The holder stops two seconds
+before a candidate may begin, counted from when its last successful renewal was *sent*. Knows no swarm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LeaseLostError(ModelSwarmError):
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimings:
-    """Seconds."""
+    """Times in seconds."""
 
     duration: float = 8.0  # a Lease unchanged for this long is free
     margin: float = 2.0  # the holder stops this much earlier
@@ -42,7 +42,7 @@ class LeaseTimings:
 
 
 class LeaseExpiry:
-    """How long a candidate has seen the same Lease: pure, so that it can be tested in virtual time."""
+    """Measures for how long a candidate has seen the same Lease. Pure, so that it is tested in virtual time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class LeaseExpiry:
     def has_expired(self, lease: Json, me: str) -> bool:
         now, version, spec = self._clock(), lease["metadata"]["resourceVersion"], _spec(lease)
         if spec.get("holderIdentity") in (None, "", me):
-            return True  # released, or our own request whose answer was lost
+            return True  # released, or taken by our own request whose response was lost
         if version != self._version:
             self._version, self._since = version, now
         return now - self._since >= float(spec.get("leaseDurationSeconds") or 0)
@@ -87,29 +87,31 @@ class Lease:
             raise LeaseLostError("the lease ran out before a write: another operator may lead")
 
     async def acquire(self) -> None:
-        """Returns when this process leads; waits as long as it takes."""
-        expiry, told = LeaseExpiry(self._clock), ""
+        """Return when this process leads; there is no deadline."""
+        expiry, last_message = LeaseExpiry(self._clock), ""
         while True:
             try:
                 if await self._try_acquire(expiry):
                     log.info("leading as %s", self._identity)
                     return
-                told = self._log_change(
-                    told, f"standing by: {_spec(self._lease).get('holderIdentity')} leads"
+                last_message = self._log_change(
+                    last_message, f"standing by: {_spec(self._lease).get('holderIdentity')} leads"
                 )
             except ConflictError:
-                told = self._log_change(told, "standing by: another candidate was faster")
+                last_message = self._log_change(
+                    last_message, "standing by: another candidate took the lease"
+                )
             except (KubeError, TimeoutError) as error:
-                why = str(error) or "no answer in time"
-                told = self._log_change(
-                    told, f"standing by: the lease cannot be read or taken: {why}"
+                why = str(error) or "deadline exceeded"
+                last_message = self._log_change(
+                    last_message, f"standing by: the lease cannot be read or taken: {why}"
                 )
             await asyncio.sleep(self._timings.poll)
 
-    def _log_change(self, told: str, news: str) -> str:
-        if news != told:
-            log.info(news)
-        return news
+    def _log_change(self, last_message: str, message: str) -> str:
+        if message != last_message:
+            log.info(message)
+        return message
 
     async def _try_acquire(self, expiry: LeaseExpiry) -> bool:
         async with asyncio.timeout(2 * self._timings.call):
@@ -131,7 +133,7 @@ class Lease:
         self._extend_deadline(sent)
 
     async def renew_until_lost(self) -> None:
-        """Renews until that fails for too long or somebody else holds it; returns only then."""
+        """Renew the Lease; return when that fails for too long or another process holds it."""
         pause = self._timings.renew
         while self.is_held:
             await asyncio.sleep(min(pause, max(0.0, self._deadline - self._clock())))
@@ -139,12 +141,12 @@ class Lease:
         log.error("the lease is lost: this process ends at once")
 
     async def _try_renew(self) -> bool:
-        """False: to be tried again while there is time."""
+        """Renew once; return False if it failed and is to be retried while there is time."""
         try:
             async with asyncio.timeout(min(self._timings.call, self._deadline - self._clock())):
                 await self._renew()
         except (KubeError, TimeoutError) as error:
-            log.warning("the lease could not be renewed: %s", str(error) or "no answer in time")
+            log.warning("the lease could not be renewed: %s", str(error) or "deadline exceeded")
             return False
         return True
 
@@ -152,28 +154,30 @@ class Lease:
         try:
             await self._write(self._identity, transitions=0)
         except NotFoundError:
-            await self._create()  # somebody deleted it; if another was faster, that is a conflict
+            await (
+                self._create()
+            )  # it was deleted; if another candidate created it first, that is a conflict
         except ConflictError:
             self._lease = await self._client.get(self._path)
             if _spec(self._lease).get("holderIdentity") != self._identity:
                 self._deadline = 0.0
                 return
-            await self._write(self._identity, transitions=0)  # somebody edited it
+            await self._write(self._identity, transitions=0)  # it was edited by hand
 
     async def release(self) -> None:
-        """On a graceful stop: the next candidate need not wait. If it fails, it waits."""
+        """Release the Lease on a graceful stop, so that the next candidate need not wait. Failure is harmless."""
         if not self.is_held:
             return
-        self._deadline = 0.0  # nothing is written from here on, whatever becomes of the request
+        self._deadline = 0.0  # no write is allowed from here on, even if the request fails
         try:
             async with asyncio.timeout(1.0):
                 await self._clear_holder()
         except (KubeError, TimeoutError) as error:
-            log.warning("the lease could not be released: %s", str(error) or "no answer in time")
+            log.warning("the lease could not be released: %s", str(error) or "deadline exceeded")
         self._deadline = 0.0
 
     async def _clear_holder(self) -> None:
-        """A renewal that was under way when `keep` was cancelled may have come through: then there is a newer Lease."""
+        """Clear the holder. A renewal that was cancelled may have been stored: then the Lease is read again."""
         while True:
             try:
                 await self._write("", transitions=0)
@@ -200,7 +204,7 @@ class Lease:
         self._deadline = sent + self._timings.duration - self._timings.margin
 
     def _new_spec(self, transitions: int) -> Json:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for people; nobody compares it
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # for users; never compared
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": int(self._timings.duration),

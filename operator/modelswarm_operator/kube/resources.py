@@ -1,6 +1,6 @@
-"""The kinds of objects the operator deals in: how they are addressed and which of them are ours.
+"""The kinds of objects the operator uses: their API paths and the selectors of its own.
 
-Used by everything at the edge that makes a path or a selector, and by `rights`. Knows no client.
+Used by everything that makes a path or a selector, and by `access_review`. Knows no client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from modelswarm.resources.spec import API_VERSION, KIND
 from modelswarm_operator.reconcile.state import names
 
 MANAGED_SELECTOR = "app.kubernetes.io/managed-by=modelswarm-operator"
-FIELD_MANAGER = "modelswarm-operator"  # our field manager and reporting controller
+FIELD_MANAGER = "modelswarm-operator"  # the name in managed fields and Events
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Of one object, of a namespace's objects, or of all (both empty)."""
+        """Return the path of one object, of a namespace's objects, or of all objects (both empty)."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         where = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         rest = "".join(f"/{part}" for part in (name, subresource) if part)
@@ -58,7 +58,7 @@ WATCHED = (SWARM, POD, SERVICE, BUDGET, NODE)
 
 
 def controller_of(raw: dict[str, Any]) -> dict[str, Any]:
-    """The owner reference of the object's controller; empty if it has none."""
+    """Return the owner reference of the object's controller; empty if it has none."""
     for owner in raw["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return dict(owner)
@@ -66,5 +66,5 @@ def controller_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def controller_uid(raw: dict[str, Any]) -> str:
-    """Empty if there is none, and then it is not ours."""
+    """Return the uid of the object's controller; "" if it has none, and then it is not ours."""
     return str(controller_of(raw).get("uid") or "")

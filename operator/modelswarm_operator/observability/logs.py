@@ -1,4 +1,4 @@
-"""Log lines: text for people, or one JSON object each for a collector. Set up once by `main`."""
+"""Log format: text, or one JSON object per line for a collector. Set up once by `app`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def set_up_logging(as_json: bool) -> None:
     handler.setFormatter(JsonFormatter() if as_json else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    logging.getLogger("kopf").propagate = False  # `wake` keeps its last words and says them once
+    logging.getLogger("kopf").propagate = False  # `informer/watch` logs its last error once
     logging.getLogger("kopf").addHandler(logging.NullHandler())
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
-"""What Prometheus is told about the operator itself. Names are documented in docs/metrics.md; labels are bounded.
+"""The operator's own Prometheus metrics. Names are documented in docs/metrics.md; labels are bounded.
 
-Filled by the edge, read by `probes`. Knows no client; state is handed in as numbers.
+Updated by the edge, served by `probe_server`. Knows no client; state is handed in as numbers.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Metrics:
         self._start_at_zero()
 
     def _start_at_zero(self) -> None:
-        """A counter that appears with its first event shows no increase."""
+        """Create all label values: a counter that appears with its first event shows no increase."""
         for result in RESULTS:
             self.turn_seconds.labels(result)
         for ended in ("done", "failed"):

@@ -1,7 +1,7 @@
-"""The operator's own HTTP port: /live, /ready, /metrics; on the standby too.
+"""HTTP server of /live, /ready and /metrics, on the standby too.
 
-Started by `main` before anything else, so that a process that cannot reach the API server can say so. Live means that
-restarting would not help; ready means that this process could lead, or leads and sees the cluster.
+Started by `app` before anything else, so that a process that cannot reach the API server can report it. Live means that
+a restart would not help; ready means that this process could lead, or leads and sees the cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ProbeServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """The bound port. Raises UserError if it is taken."""
+        """Start and return the bound port. Raises UserError if it is taken."""
         app = web.Application()
         app.router.add_get("/live", self._answer(self._live))
         app.router.add_get("/ready", self._answer(self._ready))

@@ -1,7 +1,7 @@
-"""What is left to do for a swarm that is being deleted: end its pods, then let it go.
+"""The decisions for a swarm that is being deleted: delete its pods, then remove the finalizer.
 
-Called instead of everything else once the swarm has a deletion time. Creates nothing, ever: under a foreground
-deletion the garbage collector would be fought. Services and budgets go by their owner reference.
+Called instead of everything else once the swarm has a deletion time. Never creates anything: under a foreground
+deletion it would work against the garbage collector. Services and budgets are deleted through their owner reference.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ def is_protected(swarm: SwarmView) -> bool:
 
 
 def delete_pods(swarm: SwarmView, inventory: PodInventory, turn: Turn) -> bool:
-    """Whether the finalizer may go."""
+    """Delete all pods; return True if the finalizer may be removed."""
     if ORPHAN_FINALIZER in swarm.finalizers:
         return True
     if is_protected(swarm):
         return False
     grace = drain_seconds(swarm.spec) if swarm.spec is not None else None
-    gone = {one.pod.name for one in inventory.servers if one.node_state is NodeState.DELETED}
+    on_deleted_nodes = {
+        one.pod.name for one in inventory.servers if one.node_state is NodeState.DELETED
+    }
     pods = list(inventory.all_pods())
     for pod in pods:
-        if pod.name in gone:
-            turn.delete_pod(pod, "its node is gone", 0)
+        if pod.name in on_deleted_nodes:
+            turn.delete_pod(pod, "its node does not exist any more", 0)
         else:
             turn.delete_pod(pod, "the swarm is being deleted", grace)
-    # A node that is down reports no end; the garbage collector follows the owner reference when it can.
+    # A node that is down confirms no end; the garbage collector deletes its pods, by owner reference, when it can.
     return all(pod.deleting_since is not None and pod.name in inventory.unreachable for pod in pods)
 
 

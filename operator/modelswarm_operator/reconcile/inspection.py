@@ -1,7 +1,7 @@
-"""Finds out what a model is by a pod that sees its weights; the answer is kept in status.
+"""Inspection of a model by a pod that sees its weights; the result is kept in status.
 
-Called once per turn while the model is not known. One pod at a time; a failure is told in the pod's own words and tried
-again later, or at once when the user changes what the pod is made from.
+Called once per turn while the model is not known. One pod at a time; a failure is reported with the pod's own message
+and retried later, or at once when the user changes anything the pod is made from. Plans no spans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
 from modelswarm_operator.reconcile.status.problems import Problem, rejection, shorten
 
-_UNFIT_PREFIX = "unfit: "  # how a failure begins that the inspection itself told
+_UNFIT_PREFIX = "unfit: "  # begins the failure message of a model that the inspection rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class InspectionResult:
 
 
 def end_inspections(inventory: PodInventory, turn: Turn, keep_slot: str = "") -> None:
-    """Ends inspections and forgets their failures, except of slot `but`."""
+    """Delete inspection pods and their failures, except those of `keep_slot`."""
     for pod in inventory.inspections:
         if not keep_slot or _inspection_slot(pod) != keep_slot:
             turn.delete_pod(pod, "its inspection is not needed any more")
@@ -67,7 +67,7 @@ class _Inspection:
         self._pods = sorted(mine, key=incarnation_of_pod)
 
     def _slot_name(self) -> str:
-        """By everything the pod is made from: a corrected document starts afresh."""
+        """Return a name made from all inputs of the pod, so that a corrected document starts without failures."""
         parts = (self._spec.model, self._pool)
         text = "".join(part.model_dump_json(by_alias=True, exclude_defaults=True) for part in parts)
         return f"{names.INSPECT_SLOT}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -78,8 +78,8 @@ class _Inspection:
             known = self._read_result(self._pods[-1])
             if known is not None:
                 end_inspections(self._inventory, self._turn)
-                said = f"{known.source}: {known.family}, {known.blocks} blocks"
-                self._turn.record_event("Normal", "ModelFound", said)
+                message = f"{known.source}: {known.family}, {known.blocks} blocks"
+                self._turn.record_event("Normal", "ModelFound", message)
                 return InspectionResult(known, ())
         self._ensure_pod()
         return InspectionResult(None, tuple(self._find_problems()))
@@ -125,12 +125,12 @@ class _Inspection:
             found.append(rejection("The pod that inspects the model", self._refused))
         failure = self._turn.history_of(self._slot).last_failure
         if failure.startswith(_UNFIT_PREFIX):
-            words = shorten(failure.removeprefix(_UNFIT_PREFIX))
-            said = f"The model can't be served: {words}. It is looked at again later."
-            found.append(Problem("ModelRefused", said))
+            cause = shorten(failure.removeprefix(_UNFIT_PREFIX))
+            message = f"The model can't be served: {cause}. It is inspected again later."
+            found.append(Problem("ModelRefused", message))
         elif failure and not failure.startswith(REJECTED_PREFIX):
-            said = f"{address} can't be inspected: {shorten(failure)}. It is tried again."
-            found.append(Problem("InspectionFailed", said))
+            message = f"{address} can't be inspected: {shorten(failure)}. It is retried."
+            found.append(Problem("InspectionFailed", message))
         return found
 
 
@@ -139,7 +139,7 @@ def _inspection_slot(pod: PodView) -> str:
 
 
 def _has_ended(pod: PodView) -> bool:
-    """Its own container decides: one that a mesh puts beside it never ends."""
+    """Return True if the inspection's own container has ended: one that a service mesh adds never ends."""
     over = pod.phase in ("Succeeded", "Failed") or pod.container.exit_code is not None
     return pod.deleting_since is None and over
 
@@ -154,5 +154,5 @@ def _result_of(spec: Spec, pod: PodView) -> ModelStatus:
     if container.exit_code == EXIT_REFUSED and container.exit_message:
         raise UserError("model", _UNFIT_PREFIX + container.exit_message)
     if container.exit_code or (pod.phase == "Failed" and not container.exit_message):
-        raise UserError("model", f"pod {pod.name} ended: {message or 'it said nothing'}")
+        raise UserError("model", f"pod {pod.name} ended: {message or 'no message'}")
     return parse_inspection(spec.model, message)

@@ -1,7 +1,7 @@
-"""The operator's decision: from what is observed to what is done about it. A pure function, called once per turn.
+"""The operator's decision: from observed state to actions. A pure function, called once per turn.
 
-The same world and the same time give the same actions, and a world that is as it should be gives none. Nothing is
-remembered between turns but what is in status, so it does not matter which operator decides, or when it died.
+The same input and the same time give the same actions, and a swarm that matches its spec gives none. All memory between
+turns is in status, so it does not matter which operator decides, or when an earlier one ended.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _NOT_SERVING = ServingResult((), (), 0, 0, 0)
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a turn found out, beside what it wrote into the ledger."""
+    """The findings of a turn; its decisions are in `Turn`."""
 
     model: ModelStatus | None
     plan: PlanStatus | None
-    model_hash: str = ""  # of the servers that are wanted; "": not known
+    model_hash: str = ""  # of the wanted servers; "": not known
     problems: list[Problem] = field(default_factory=list)
     serving: ServingResult = _NOT_SERVING
     is_held: bool = False
@@ -65,7 +65,7 @@ class _Reconciliation:
         self.turn = self._start_turn()
 
     def _start_turn(self) -> Turn:
-        asked = names.reconcile_request(self.swarm.annotations)
+        requested = names.reconcile_request(self.swarm.annotations)
         slots = slot_histories(self.stored)
         spans = len(self.stored.plan.spans) if self.stored.plan else 1
         turn = Turn(
@@ -78,7 +78,9 @@ class _Reconciliation:
                 self.policy.min_budget, self.policy.budget_per_slot * spans * self._replicas
             ),
         )
-        if asked != self.stored.reconciled_at:  # a person asks: no waiting, and a fresh budget
+        if (
+            requested != self.stored.reconciled_at
+        ):  # the user asks for a retry: no waiting, and a fresh budget
             turn.reset_failures()
         turn.requeue_at(self.inventory.next_change_at)
         return turn
@@ -91,11 +93,11 @@ class _Reconciliation:
 
     @property
     def _served_name(self) -> str:
-        """What it has: while another swarm has the name that it asks for, the one it had before."""
+        """Return the swarm's served name; while another swarm has the requested one, the name it had before."""
         if self.observed.served_name_taken_by:
             return self.stored.served_name
-        asked = self.swarm.spec.model.served_name if self.swarm.spec is not None else None
-        return asked or self.swarm.name
+        requested = self.swarm.spec.model.served_name if self.swarm.spec is not None else None
+        return requested or self.swarm.name
 
     def decide(self) -> Decision:
         outcome = _Outcome(self.stored.model, self.stored.plan)
@@ -109,15 +111,15 @@ class _Reconciliation:
         return self._conclude(spec, outcome)
 
     def _hold(self, outcome: _Outcome, reason: str, message: str) -> None:
-        """Nothing is started or ended: what runs is better than what such a spec would make of it."""
+        """Start and delete nothing: the running pods are better than the result of such a spec."""
         outcome.is_held = True
         outcome.problems.append(Problem(reason, message))
 
     def _reconcile_spec(self, spec: Spec, outcome: _Outcome) -> None:
         if other := self.observed.served_name_taken_by:
             served = spec.model.served_name or self.swarm.name
-            said = f"The model name {served!r} is served by ModelSwarm {other} already; give this one another"
-            self._hold(outcome, "ServedNameTaken", f"{said} spec.model.servedName.")
+            message = f"The model name {served!r} is served by ModelSwarm {other} already; give this one another"
+            self._hold(outcome, "ServedNameTaken", f"{message} spec.model.servedName.")
             return
         try:
             known = self._find_model(spec, outcome)
@@ -129,10 +131,10 @@ class _Reconciliation:
             self._hold(outcome, "InvalidSpec", str(error))
             return
         if ignored:
-            said = (
+            message = (
                 f"These fields are the operator's and stay as it sets them: {', '.join(ignored)}."
             )
-            outcome.problems.append(Problem("PodTemplateReserved", said))
+            outcome.problems.append(Problem("PodTemplateReserved", message))
         self._record_plan(layout)
         outcome.model, outcome.plan, outcome.model_hash = known, layout.status, layout.model_hash
         outcome.serving = reconcile_serving(
@@ -141,7 +143,7 @@ class _Reconciliation:
         outcome.problems += outcome.serving.problems
 
     def _find_model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
-        """None: an inspection is on its way."""
+        """Return None while an inspection runs."""
         known = known_model(spec.model, self.stored.model)
         if known is not None:
             end_inspections(self.inventory, self.turn)
@@ -213,7 +215,7 @@ class _Reconciliation:
         actions: list[Action] = []
         if status != self.swarm.status:
             actions.append(WriteStatus(status))
-        # Creates first: a label or a Service that some webhook does not let through must not hold up a replacement.
+        # Creates first: a label or a Service that a webhook rejects must not delay a replacement.
         actions += [*first, *turn.creates, *turn.deletes.values(), *turn.labels, *last]
         actions += [*transition_events(updates, before), *turn.events()]
         wake_at = turn.next_requeue

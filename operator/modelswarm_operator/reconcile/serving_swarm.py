@@ -1,6 +1,6 @@
-"""One turn for a swarm whose model and plan are known: keeper, planner, children, and what is wrong.
+"""One turn of a swarm whose model and plan are known: fill slots, roll out, owned objects, problems.
 
-Called by `reconcile`. Puts the pieces in their order; the rules are in the modules it calls.
+Called by `reconciler`. Only puts the steps in order; the rules are in the modules it calls.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from modelswarm_operator.reconcile.status.problems import (
     rejection,
 )
 
-WantedSlots = Sequence[Sequence[SlotState]]  # the wanted slots, span by span
+WantedSlots = Sequence[Sequence[SlotState]]  # the wanted slots by span
 
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """What was found on the way; what was decided is in the ledger."""
+    """The findings of the turn; its decisions are in `Turn`."""
 
     problems: tuple[Problem, ...]
     children: tuple[ApplyChild | DeleteChild, ...]
-    from_older_plan: int  # pods of an earlier plan that are still there
-    outdated: int  # servers of an older recipe
-    surplus: int  # other pods that are to go
+    from_older_plan: int  # pods of an earlier plan that still exist
+    outdated: int  # servers of an older pod template
+    surplus: int  # other pods that are to be deleted
 
 
 def reconcile_serving(
@@ -71,10 +71,10 @@ def reconcile_serving(
     chosen = _wanted_slots(spec, layout, by_slot, turn)
     make = PodBuilder(builder, spec, layout, inventory)
     filler = SlotFiller(turn, observed.rejected, make, len(layout.pools))
-    for states, renew in [(states, slots_to_replace(states, spec, turn)) for states in chosen]:
-        filler.fill_slots(states, renew)
-    unwanted = _surplus_servers(by_slot, chosen)
-    _retire(spec, layout, inventory, turn, chosen, unwanted, by_slot.from_older_plan)
+    for states, replace in [(states, slots_to_replace(states, spec, turn)) for states in chosen]:
+        filler.fill_slots(states, replace)
+    surplus = _surplus_servers(by_slot, chosen)
+    _retire(spec, layout, inventory, turn, chosen, surplus, by_slot.from_older_plan)
     children = child_actions(
         builder, observed.children, observed.rejected, turn, len(layout.spans), spec.replicas
     )
@@ -84,29 +84,31 @@ def reconcile_serving(
         from_older_plan=len(by_slot.from_older_plan),
         outdated=sum(len(state.outdated) for states in chosen for state in states),
         surplus=sum(one.is_terminating for one in inventory.servers)
-        + sum(not one.is_terminating for one in unwanted),
+        + sum(not one.is_terminating for one in surplus),
     )
 
 
 def _clean_up(inventory: PodInventory, turn: Turn) -> None:
-    """What needs no plan to be put right."""
+    """Correct everything that needs no plan."""
     for server in inventory.servers:
         if server.node_state is NodeState.DELETED:
-            turn.delete_pod(server.pod, "its node is gone", 0)
+            turn.delete_pod(server.pod, "its node does not exist any more", 0)
     for pod in inventory.orphans:
         turn.delete_pod(pod, "it fills no slot")
     for pod, right in inventory.mislabelled:
         turn.labels.append(LabelPod(pod.name, pod.uid, right))
         if right.get(names.ROLE) == names.KEPT:
             turn.record_event(
-                "Normal", "Kept", f"Pod {pod.name} is left alone; its slot gets another server"
+                "Normal",
+                "Kept",
+                f"Pod {pod.name} is kept out of service; its slot gets another server",
             )
 
 
 def _wanted_slots(
     spec: Spec, layout: Layout, by_slot: ServersBySlot, turn: Turn
 ) -> list[list[SlotState]]:
-    """The wanted slots; what was remembered of others is forgotten."""
+    """Return the wanted slots and drop the history of all others."""
     wanted = fillable_slots(spec, by_slot, len(layout.spans))
     every = slot_states(by_slot, turn.slots, layout, turn.policy)
     chosen = [
@@ -125,16 +127,16 @@ def _surplus_servers(by_slot: ServersBySlot, chosen: WantedSlots) -> list[Server
 
 
 def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, chosen: WantedSlots,
-            unwanted: Iterable[Server], foreign: Iterable[Server]) -> None:  # fmt: skip
+            surplus: Iterable[Server], from_older_plan: Iterable[Server]) -> None:  # fmt: skip
     blocks = layout.spans[-1].last
     today = [one for one in inventory.servers if one.model_hash == layout.model_hash]
     covered = spec.replicas == 0 or min(coverage_by_block(today, blocks)) > 0
     retirement = Retirement(inventory.servers, blocks, turn, drain_seconds(spec))
     for states in chosen:
         retire_replaced(states, spec, retirement, turn)
-    retire_surplus(unwanted, spec, retirement)
+    retire_surplus(surplus, spec, retirement)
     waiting = max_unschedulable(chosen)
-    retire_older_plan(foreign, spec, retirement, layout.model_hash, covered, waiting)
+    retire_older_plan(from_older_plan, spec, retirement, layout.model_hash, covered, waiting)
 
 
 def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn,
@@ -151,7 +153,7 @@ def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: Po
     for states in chosen:
         found += _empty_slot_problems(states, turn, observed.rejected)
     for what, why in observed.rejected.items():
-        if "/" in what and what in turn.slots:  # else it is right by now, or not wanted
+        if "/" in what and what in turn.slots:  # else it is correct by now, or not wanted
             found.append(rejection(what.replace("/", " "), why))
     if turn.is_budget_spent:
         found.append(_budget_problem(turn))
@@ -164,22 +166,22 @@ def _empty_slot_problems(
     found = []
     for state in states:
         slot = str(state.key)
-        memory = turn.history_of(slot)
+        history = turn.history_of(slot)
         if state.current is not None or state.candidate is not None:
             continue
         if refused := rejected.get(slot, ""):
             found.append(rejection(f"The pod of slot {slot}", refused))
-        elif memory.failures and not memory.last_failure.startswith(REJECTED_PREFIX):
-            said = f"Slot {slot} failed {memory.failures} times; last: {memory.last_failure}"
-            found.append(Problem("ServersFailing", said, slot))
+        elif history.failures and not history.last_failure.startswith(REJECTED_PREFIX):
+            message = f"Slot {slot} failed {history.failures} times; last: {history.last_failure}"
+            found.append(Problem("ServersFailing", message, slot))
     return found
 
 
 def _budget_problem(turn: Turn) -> Problem:
-    last = max(turn.slots.values(), key=lambda memory: memory.not_before).last_failure
+    last = max(turn.slots.values(), key=lambda history: history.not_before).last_failure
     return Problem(
         "RestartBudgetUsedUp",
         f"{turn.failures} servers failed, which is more than what is replaced quickly; each further one waits "
-        f"{turn.policy.backoff_limit:.0f} s. Last: {last}. When the cause is mended, annotate the swarm with "
+        f"{turn.policy.backoff_limit:.0f} s. Last: {last}. When the cause is fixed, annotate the swarm with "
         f"{names.RECONCILE_AT} to try at once.",
     )

@@ -156,7 +156,7 @@ class Node:
 
     # Messages of links (LinkHandler)
 
-    def linked(self, peer: PeerId, hello: Hello) -> None:
+    def on_link_up(self, peer: PeerId, hello: Hello) -> None:
         if hello.role is Role.GATEWAY:
             self._heartbeats.on_peer_connected(peer)
             if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
@@ -165,12 +165,12 @@ class Node:
         self._core.on_peer_connected(peer, hello.role, self._clock(), hello.target, lease)
         self._flush()
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
+    def on_link_down(self, peer: PeerId, reason: str) -> None:
         self._heartbeats.on_peer_lost(peer)
         self._core.on_peer_lost(peer, self._clock())
         self._flush()
 
-    def received(self, peer: PeerId, items: list[Item]) -> None:
+    def on_items(self, peer: PeerId, items: list[Item]) -> None:
         now = self._clock()
         for item in items:
             if type(item) is ModelFileRequest:

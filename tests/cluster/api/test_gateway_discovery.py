@@ -338,7 +338,7 @@ def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
         api.stop_apiserver("second")
         pods.kubectl = api.kubectl.in_namespace(pods.namespace)
     eventually("all is known", lambda: peers(doors) == {"new", "kept"})
-    assert "cannot be watched, what is known stays" in pods.log("gateway")
+    assert "keeping the known ones" in pods.log("gateway")
 
 
 def test_silent_api_server_delays_no_stream(own_pods: PodSwarm) -> None:

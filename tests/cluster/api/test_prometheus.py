@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.eventually import eventually
 from support.kubernetes.operator_scene import scene, swarm
 from support.kubernetes.pods_with_processes import PodSwarm
 from support.kubernetes.prometheus import (
@@ -21,7 +22,6 @@ from support.kubernetes.prometheus import (
     follow_pods,
     lint,
     run_prometheus,
-    wait_for,
 )
 
 from tools.dashboard.operator_rows import GATEWAY_VIEW, GATEWAY_WATCHES, OPERATOR_ROWS
@@ -36,10 +36,11 @@ CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
 
 
 def wait_number(prometheus: Prometheus, expr: str, wanted: float) -> None:
-    wait_for(
+    eventually(
+        f"{expr} to be {wanted}",
         lambda: prometheus.number(expr) == wanted,
         SEEN_SECONDS,
-        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.target_errors()}",
+        lambda: (prometheus.number(expr), prometheus.target_errors()),
     )
 
 
@@ -76,14 +77,14 @@ def test_gateway_metrics_count_the_known_pods(
         assert doors.metric("modelswarm_gateway_pod_watch_up") == 1
         assert doors.metric("modelswarm_gateway_kube_api_failures_total") == 0
         pods.delete_pod("b0")
-        wait_for(lambda: known("terminating") == 1, SEEN_SECONDS, lambda: "not seen to leave")
+        eventually("a terminating pod", lambda: known("terminating") == 1, SEEN_SECONDS)
         assert doors.metric("modelswarm_gateway_coverage") == 1  # it runs, and serves until it ends
         pods.remove_pod("b0")
-        wait_for(lambda: known("terminating") == 0, SEEN_SECONDS, lambda: "not seen to go")
-        wait_for(
+        eventually("its end", lambda: known("terminating") == 0, SEEN_SECONDS)
+        eventually(
+            "its blocks to be missed",
             lambda: doors.metric("modelswarm_gateway_coverage") == 0,
             SEEN_SECONDS,
-            lambda: "no server holds its blocks",
         )
         assert not lint(httpx.get(f"http://{doors.metrics}/metrics", timeout=10).content)
 

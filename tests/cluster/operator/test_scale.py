@@ -91,14 +91,14 @@ def test_thousand_swarms_are_changed_at_once_and_restarted() -> None:
     count = round(1000 * SCALE)
     with control_plane(audit=True) as plane:
         for number in range(count):
-            plane.plain.post(
+            plane.client.post(
                 SWARMS.format(plane.namespace), small(f"swarm-{number}", spans=3, replicas=1)
             )
         wait_whole(plane, count, 3 * count, "from nothing")
         restarted(plane, count, 3 * count)
         for number in range(count):
             path = f"{SWARMS.format(plane.namespace)}/swarm-{number}"
-            plane.plain.patch(path, {"spec": {"rollout": {"surge": 2}}})
+            plane.client.patch(path, {"spec": {"rollout": {"surge": 2}}})
         wait_whole(plane, count, 3 * count, "all changed at once")
 
 
@@ -108,7 +108,9 @@ def test_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
     """Case 57; and 58 for one large swarm."""
     replicas = round(250 * SCALE)
     with control_plane(audit=True) as plane:
-        plane.plain.post(SWARMS.format(plane.namespace), small("large", spans=4, replicas=replicas))
+        plane.client.post(
+            SWARMS.format(plane.namespace), small("large", spans=4, replicas=replicas)
+        )
         wait_whole(plane, 1, 4 * replicas, "from nothing")
         restarted(plane, 1, 4 * replicas)
 
@@ -127,7 +129,7 @@ def wait_whole(plane: ControlPlane, swarms: int, pods: int, what: str) -> None:
     made = Counter(
         (pod["metadata"]["labels"]["modelswarm.io/swarm-uid"],
          pod["metadata"]["labels"]["modelswarm.io/slot"])
-        for pod in plane.plain.items(PODS.format(plane.namespace))
+        for pod in plane.client.items(PODS.format(plane.namespace))
     )  # fmt: skip
     assert len(made) == pods
     assert set(made.values()) == {1}
@@ -136,13 +138,13 @@ def wait_whole(plane: ControlPlane, swarms: int, pods: int, what: str) -> None:
 
 def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
     """Restart the operator; the next process must write nothing but its Lease."""
-    skip, _ = plane.requests()
+    skip, _ = plane.read_requests()
     plane.operator.kill()
     plane.operator.start()
     plane.operator.wait_ready(LEAST_SECONDS)
     wait_whole(plane, swarms, pods, "after a restart")
     time.sleep(10.0)  # every swarm has been reconciled
-    _, seen = plane.requests(skip)
+    _, seen = plane.read_requests(skip)
     asked = ("leases", "selfsubjectaccessreviews")
     writes = [each for each in seen if each[0] in WRITES and each[1] not in asked]
     print(f"after a restart: {len(seen)} requests")

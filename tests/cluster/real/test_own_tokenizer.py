@@ -64,7 +64,7 @@ def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> N
     refused = degraded(release, "ModelRefused")
     assert refused == (
         f"The model can't be served: {bare}: /mnt/modelswarm/{claim}/bare has no tokenizer.json; "
-        "a fast tokenizer is needed. It is looked at again later."
+        "a fast tokenizer is needed. It is inspected again later."
     )
 
     document["spec"]["model"] |= {"tokenizer": words, "chatTemplate": ONCE}

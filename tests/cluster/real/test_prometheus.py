@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.eventually import eventually
 from support.kubernetes.api_client import PODS, ApiClient
 from support.kubernetes.prometheus import (
     Prometheus,
@@ -22,7 +23,6 @@ from support.kubernetes.prometheus import (
     follow_pods,
     run_prometheus,
     summary,
-    wait_for,
 )
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import SWARM, Release
@@ -107,7 +107,7 @@ def busy(release: Release) -> str:
             found.extend(pod["metadata"]["name"] for line in page.splitlines() if RUNS.match(line))
         return bool(found)
 
-    wait_for(seen, SEEN_SECONDS, lambda: "no session runs anywhere")
+    eventually("a running session", seen, SEEN_SECONDS)
     return found[-1]
 
 
@@ -133,8 +133,9 @@ def wait_number(
         found = prometheus.number(expr)
         return found >= wanted if at_least else found == wanted
 
-    wait_for(
+    eventually(
+        f"{expr} to be {wanted}",
         seen,
         seconds,
-        lambda: f"{expr} is {prometheus.number(expr)}, not {wanted}: {prometheus.target_errors()}",
+        lambda: (prometheus.number(expr), prometheus.target_errors()),
     )

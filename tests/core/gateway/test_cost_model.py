@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 from support.core.fleets import IDLE, cover, hello, place, registry_of
 
-from bench.routing.load_gini import gini
+from bench.routing.load_gini import gini_coefficient
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.core.routing.cost_model import HopCost, Needs
@@ -219,7 +219,7 @@ def herding(seed: int, *, cheapest: bool = False, forgetful: bool = False) -> fl
                 got[leg.peer] += 1
             else:
                 got[place(registry, SERVERS[0], float(wave), cheapest=cheapest)] += 1
-    return gini([got[server.peer] for server in SERVERS])
+    return gini_coefficient([got[server.peer] for server in SERVERS])
 
 
 def test_gateways_that_know_the_same_old_beats_do_not_all_take_the_same_servers() -> None:

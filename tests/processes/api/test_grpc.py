@@ -97,7 +97,7 @@ def test_a_stream_gives_the_same_in_pieces(channel: grpc.Channel) -> None:
         position += len(part.token_ids)
 
 
-def test_both_doors_give_the_same(channel: grpc.Channel, doors: Doors) -> None:
+def test_http_and_grpc_give_the_same(channel: grpc.Channel, doors: Doors) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
     by_http = httpx.post(f"{doors.url}/v1/chat/completions", json=body, timeout=30).json()
     chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", content="hi")])
@@ -106,7 +106,7 @@ def test_both_doors_give_the_same(channel: grpc.Channel, doors: Doors) -> None:
     assert by_grpc.usage.total_tokens == by_http["usage"]["total_tokens"]
 
 
-def test_tokens_zero_and_stops(channel: grpc.Channel) -> None:
+def test_token_prompt_zero_tokens_and_stop_strings(channel: grpc.Channel) -> None:
     by_text = generate(channel)
     by_tokens = generate(channel, tokens=api_pb2.TokenIds(ids=encode_bytes("tell me")))
     assert by_tokens.text == by_text.text
@@ -225,7 +225,7 @@ def test_reflection_names_the_services(channel: grpc.Channel) -> None:
 
 
 @pytest.mark.full
-def test_a_session_that_breaks_is_internal_and_then_unavailable(
+def test_broken_session_is_internal_and_then_unavailable(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with two_spans(tmp_path_factory.mktemp("broken"), context=ENDLESS) as swarm:
@@ -250,7 +250,7 @@ def test_a_session_that_breaks_is_internal_and_then_unavailable(
             )
 
 
-def test_the_announcement_names_the_grpc_door(doors: Doors, swarm: HashSwarm) -> None:
+def test_announcement_names_the_grpc_address(doors: Doors, swarm: HashSwarm) -> None:
     said = json.loads((swarm.root / "gateway.json").read_text())
     assert said["grpc"] == doors.grpc
     assert said["peer"].startswith("gateway/")

@@ -49,7 +49,7 @@ def test_held_stream_gets_comments_with_the_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_an_answer_that_has_not_begun_is_seen_to_wait(tmp_path: Path) -> None:
+def test_answer_that_has_not_begun_gets_comments(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
         doors = swarm.gateway(*OFTEN)
         expected = whole(doors, IDS)

@@ -86,7 +86,7 @@ def test_a_stream_gives_usage_only_when_asked(client: httpx.Client) -> None:
     assert all(event["usage"] is None for event in said[:-1])
 
 
-def test_every_token_comes_once_and_in_order_and_text_is_their_text(client: httpx.Client) -> None:
+def test_tokens_come_once_in_order_and_match_the_text(client: httpx.Client) -> None:
     whole = completion(client, max_tokens=300)
     tokens = whole["choices"][0]["token_ids"]
     body = {"model": MODEL, "prompt": "tell me", "ignore_eos": True, "max_tokens": 300}
@@ -152,7 +152,7 @@ def test_zero_tokens_only_read_the_prompt(client: httpx.Client) -> None:
     ] == ["length"]
 
 
-def test_text_completions_give_sixteen_tokens_unless_told(client: httpx.Client) -> None:
+def test_text_completion_has_sixteen_tokens_by_default(client: httpx.Client) -> None:
     assert completion(client)["usage"]["completion_tokens"] == 16
 
 
@@ -163,7 +163,7 @@ def test_token_prompts_are_taken_as_they_are(client: httpx.Client) -> None:
     assert completion(client, prompt=[BEGIN], max_tokens=1)["usage"]["prompt_tokens"] == 1
 
 
-def test_the_same_seed_gives_the_same_text_and_another_one_does_not(client: httpx.Client) -> None:
+def test_text_is_determined_by_the_seed(client: httpx.Client) -> None:
     def text(**fields: Any) -> str:
         said: str = completion(client, max_tokens=30, **fields)["choices"][0]["text"]
         return said
@@ -173,7 +173,7 @@ def test_the_same_seed_gives_the_same_text_and_another_one_does_not(client: http
     assert text(temperature=1) != text(temperature=1)
 
 
-def test_a_named_session_goes_on_from_what_it_has(client: httpx.Client) -> None:
+def test_named_session_continues_its_log(client: httpx.Client) -> None:
     first = completion(client, prompt="once upon", max_tokens=20, session_id="story")
     log = encode_bytes("once upon") + first["choices"][0]["token_ids"]
     more = [*log, *encode_bytes(" and then")]

@@ -44,7 +44,7 @@ def template(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_of_the_tokenizer_all_come_from_its_own_folder(
+def test_tokenizer_files_come_from_its_own_folder(
     folder: Path, words: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "x").mkdir()
@@ -62,15 +62,13 @@ def test_files_of_the_tokenizer_all_come_from_its_own_folder(
     assert files.read_file("../x/config.json") is None
 
 
-def test_a_template_replaces_that_of_model_and_tokenizer(folder: Path, words: Path) -> None:
+def test_template_flag_replaces_the_models_template(folder: Path, words: Path) -> None:
     for files in (ModelFiles(folder, None, b"t"), ModelFiles(folder, words, b"t")):
         assert files.read_file("chat_template.jinja") == b"t"
     assert ModelFiles(None, None, b"t").read_file("chat_template.jinja") == b"t"
 
 
-def test_other_words_are_another_revision_and_the_same_ones_the_same(
-    folder: Path, words: Path
-) -> None:
+def test_revision_follows_the_tokenizer_files(folder: Path, words: Path) -> None:
     marks = [
         ModelFiles(folder).revision_suffix,
         ModelFiles(folder, words).revision_suffix,
@@ -99,7 +97,7 @@ def test_a_template_that_is_none_is_refused(tmp_path: Path, content: bytes, sent
         open_model_files(None, None, tmp_path / "t")
 
 
-def test_words_that_are_not_there_are_refused_by_the_flag_that_names_them(tmp_path: Path) -> None:
+def test_missing_tokenizer_is_refused_by_the_flag_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--chat-template: .*/none cannot be read: No such file"):
         open_model_files(None, None, tmp_path / "none")
     with pytest.raises(UserError, match=r"--tokenizer: 's3://b' is not a model address"):
@@ -107,7 +105,7 @@ def test_words_that_are_not_there_are_refused_by_the_flag_that_names_them(tmp_pa
 
 
 @pytest.mark.full
-def test_a_model_without_a_tokenizer_is_served_with_another(
+def test_model_without_tokenizer_is_served_with_another(
     tmp_path: Path, folder: Path, words: Path
 ) -> None:
     bare = make_model(tmp_path / "bare", "llama")
@@ -123,7 +121,7 @@ def test_a_model_without_a_tokenizer_is_served_with_another(
 
 
 @pytest.mark.full
-async def test_gateways_get_the_files_of_the_flags_and_their_revision(
+async def test_gateway_receives_the_files_of_the_flags(
     tmp_path: Path, folder: Path, words: Path, template: Path
 ) -> None:
     flags = ("--hash-model", "--model", f"file://{folder}")
@@ -172,7 +170,7 @@ def test_a_document_with_a_template_is_answered_by_it(folder: Path, tmp_path: Pa
         ({"quantization": "int8"}, "spec.model.quantization: 'int8' is not served yet"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_starts(
+def test_unusable_tokenizer_is_refused_before_start(
     folder: Path, change: dict[str, str], sentence: str
 ) -> None:
     model = {"source": f"file://{folder}", **change}

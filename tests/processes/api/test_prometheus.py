@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.eventually import eventually
 from support.kubernetes.prometheus import (
     Prometheus,
     Targets,
     check_panels,
     config,
     run_prometheus,
-    wait_for,
 )
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
@@ -45,28 +45,28 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
 
 
 @pytest.mark.soak
-def test_every_panel_has_an_answer_and_a_kill_shows(swarm: Running, tmp_path: Path) -> None:
+def test_every_dashboard_panel_shows_data_and_a_kill(swarm: Running, tmp_path: Path) -> None:
     with (
         Targets() as targets,
         run_prometheus(config(targets, EVERY), tmp_path / "prometheus") as prometheus,
     ):
         targets.show_local(processes(swarm))
         wait_healthy(prometheus, 5)
-        wait_for(lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS, lambda: "no coverage")
+        eventually("coverage", lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS)
         with ThreadPoolExecutor(CLIENTS) as clients:
             list(clients.map(lambda seed: swarm.ask(ask(seed, 40)), range(CLIENTS)))
             assert prometheus.number(REROUTES) == 0
             kill_midway(swarm)
-        wait_for(lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS, lambda: "no reroute")
-        wait_for(lambda: prometheus.number(RECOVERIES) >= 1, SEEN_SECONDS, lambda: "no recovery")
-        wait_for(lambda: prometheus.number(LEAST) == 1, SEEN_SECONDS, lambda: "no dip")
+        eventually("a reroute", lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS)
+        eventually("a recovery", lambda: prometheus.number(RECOVERIES) >= 1, SEEN_SECONDS)
+        eventually("less coverage", lambda: prometheus.number(LEAST) == 1, SEEN_SECONDS)
         swarm.wait_whole()
         targets.show_local(processes(swarm))
         wait_healthy(prometheus, 5)
-        wait_for(
+        eventually(
+            "full coverage",
             lambda: prometheus.number("min(modelswarm_gateway_coverage)") == 2,
             SEEN_SECONDS,
-            lambda: "coverage stays low",
         )
         check(prometheus)
 
@@ -100,8 +100,9 @@ def processes(swarm: Running) -> dict[str, str]:
 
 
 def wait_healthy(prometheus: Prometheus, count: int) -> None:
-    wait_for(
+    eventually(
+        f"{count} scraped targets",
         lambda: len(prometheus.healthy("modelswarm")) == count,
         SEEN_SECONDS,
-        lambda: f"not all are scraped: {prometheus.target_errors()}",
+        prometheus.target_errors,
     )

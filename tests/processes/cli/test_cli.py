@@ -66,7 +66,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
             swarm.stop()
 
 
-def test_status_shows_every_server_with_its_blocks_and_health(shell: Shell) -> None:
+def test_status_shows_blocks_and_health_of_each_server(shell: Shell) -> None:
     shown = shell.output("status")
 
     assert "tiny: ready, 4 blocks" in shown
@@ -82,7 +82,7 @@ def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
     assert len(told["servers"]) == 4
 
 
-def test_generate_prints_the_same_at_once_and_as_a_stream(shell: Shell) -> None:
+def test_generate_prints_the_same_streamed_or_whole(shell: Shell) -> None:
     once = shell.output("generate", "hello", "--max-tokens", "20")
     streamed = shell.output("generate", "hello", "--max-tokens", "20", "--stream")
 
@@ -150,7 +150,7 @@ def test_wrong_input_gets_one_sentence_and_exit_code_2(
     assert done.stdout.strip() == ""
 
 
-def test_a_gateway_that_is_not_there_is_a_failure_with_one_sentence(shell: Shell) -> None:
+def test_missing_gateway_is_one_sentence_and_exit_code_1(shell: Shell) -> None:
     for arguments in (
         ("generate", "hello", "--url", "http://127.0.0.1:1"),
         ("status", "--url", "127.0.0.1:1"),
@@ -163,7 +163,7 @@ def test_a_gateway_that_is_not_there_is_a_failure_with_one_sentence(shell: Shell
         assert "Traceback" not in done.stderr
 
 
-def test_without_a_swarm_the_commands_say_how_to_start_one(shell: Shell, tmp_path: Path) -> None:
+def test_commands_without_a_swarm_tell_how_to_start_one(shell: Shell, tmp_path: Path) -> None:
     elsewhere = dataclasses.replace(shell, runtime=tmp_path)
 
     for arguments in (("status",), ("generate", "hello"), ("chat",)):
@@ -172,7 +172,7 @@ def test_without_a_swarm_the_commands_say_how_to_start_one(shell: Shell, tmp_pat
         assert "start one with `modelswarm up FILE`" in done.stderr
 
 
-def test_chat_keeps_one_session_over_its_turns_and_a_new_one_begins_again(shell: Shell) -> None:
+def test_chat_keeps_one_session_until_a_new_one_begins(shell: Shell) -> None:
     said = shell.output("chat", "--max-tokens", "12", typed="hi\nand now?\n/new\nhi\n/quit\n")
 
     first, second, again = said.split("\n")[:3]
@@ -182,7 +182,7 @@ def test_chat_keeps_one_session_over_its_turns_and_a_new_one_begins_again(shell:
     assert len(sessions) == 2
 
 
-def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: Shell) -> None:
+def test_routes_shows_costs_and_reasons_of_each_route(shell: Shell) -> None:
     shell.output("chat", "--max-tokens", "5", typed="hi\n/quit\n")  # its session is kept
     shown = shell.output("routes")
     told = json.loads(shell.output("routes", "--model", "tiny", "--json"))
@@ -199,7 +199,7 @@ def test_routes_shows_what_servers_cost_and_why_a_session_has_its_route(shell: S
     assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal routes, added up
 
 
-def test_a_verbose_chat_names_the_servers_that_answered(shell: Shell) -> None:
+def test_verbose_chat_names_the_servers(shell: Shell) -> None:
     # Said for a while, so that the route can be asked for meanwhile.
     done = shell.run("chat", "-v", "--max-tokens", "450", typed="Go on.\n")
 
@@ -214,7 +214,7 @@ def test_a_failed_turn_does_not_end_the_chat(shell: Shell) -> None:
     assert done.stdout.strip() != ""
 
 
-def test_an_output_that_nobody_reads_is_no_traceback(shell: Shell) -> None:
+def test_closed_output_pipe_is_no_traceback(shell: Shell) -> None:
     command = f"{sys.executable} -m modelswarm.cli generate hello --stream | true"
     env = {**os.environ, "XDG_RUNTIME_DIR": str(shell.runtime)}
     done = subprocess.run(
@@ -224,7 +224,7 @@ def test_an_output_that_nobody_reads_is_no_traceback(shell: Shell) -> None:
     assert done.stderr == ""
 
 
-def test_plan_prints_spans_memory_and_room_and_starts_nothing(shell: Shell, tmp_path: Path) -> None:
+def test_plan_prints_spans_and_memory_and_starts_nothing(shell: Shell, tmp_path: Path) -> None:
     spans = {"ranges": [{"first": 0, "last": 1}, {"first": 1, "last": 4}]}
     sessions = {"maxLength": 100, "concurrent": 3}
     path = write_document(
@@ -254,9 +254,7 @@ def test_plan_fits_the_memory_it_is_given(shell: Shell, tmp_path: Path) -> None:
     assert "0:2" in split
 
 
-def test_plan_of_a_hub_model_downloads_only_what_tells_its_size(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_plan_of_a_hub_model_downloads_only_headers(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "swarm.yaml"
     model = {"source": "hf://org/tiny", "revision": "main"}
     write_document(path, shell.folder, model=model, spans={"count": 2})
@@ -286,7 +284,7 @@ def test_help_is_written_for_newcomers(shell: Shell) -> None:
         assert "Usage: modelswarm" in shell.output(command, "--help")
 
 
-def test_a_server_is_drained_shown_so_and_used_again(shell: Shell) -> None:
+def test_drained_server_is_shown_and_used_again_after_undo(shell: Shell) -> None:
     assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n"
     assert re.search(r"tiny-s0-r0 +0:2 +draining", shell.output("status"))
     assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
@@ -294,7 +292,7 @@ def test_a_server_is_drained_shown_so_and_used_again(shell: Shell) -> None:
     assert re.search(r"tiny-s0-r0 +0:2 +linked", shell.output("status"))
 
 
-def test_draining_a_server_that_is_not_there_names_those_that_are(shell: Shell) -> None:
+def test_draining_an_unknown_server_names_the_known_ones(shell: Shell) -> None:
     done = shell.run("drain", "tiny-s9-r9")
     assert done.returncode == 2
     for name in ("tiny-s9-r9", "tiny-s0-r0", "tiny-s0-r1", "tiny-s1-r0", "tiny-s1-r1"):
@@ -302,7 +300,7 @@ def test_draining_a_server_that_is_not_there_names_those_that_are(shell: Shell) 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_drain_that_would_uncover_a_block_is_refused_and_says_which(shell: Shell) -> None:
+def test_drain_of_only_server_is_refused_with_its_blocks(shell: Shell) -> None:
     shell.output("drain", "tiny-s1-r0")
     try:
         for more in ((), ("--wait", "0.3")):

@@ -26,7 +26,7 @@ def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProc
     )
 
 
-def test_the_demo_as_make_runs_it_counts_to_200_through_the_kill(tmp_path: Path) -> None:
+def test_make_demo_counts_to_200_through_the_kill(tmp_path: Path) -> None:
     done = demo(EXAMPLE, tmp_path)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +37,7 @@ def test_the_demo_as_make_runs_it_counts_to_200_through_the_kill(tmp_path: Path)
     assert "identical to the run without a failure: yes" in done.stdout
 
 
-def test_the_demo_wants_a_second_server_of_every_span(tmp_path: Path) -> None:
+def test_demo_needs_two_servers_of_every_span(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", "llama")
     document = write_document(tmp_path / "swarm.yaml", folder)
 
@@ -62,7 +62,7 @@ def test_gaps_are_between_arrivals_of_tokens() -> None:
     assert CALM.tokens == late.tokens == (1, 2, 3)
 
 
-def test_a_run_is_identical_only_with_the_same_tokens_in_their_places() -> None:
+def test_run_is_identical_only_with_same_tokens_and_positions() -> None:
     same = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 6))
     changed = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 4), 6))
     doubled = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 5))
@@ -73,6 +73,6 @@ def test_a_run_is_identical_only_with_the_same_tokens_in_their_places() -> None:
     assert [verdict.is_success for verdict in verdicts] == [True, False, False, False]
 
 
-def test_a_session_that_did_not_move_is_no_success() -> None:
+def test_session_that_did_not_move_is_a_failure() -> None:
     assert not Comparison(CALM, CALM, "x", ("w", "x")).is_success
     assert not Comparison(CALM, CALM, "x", ()).is_success

@@ -89,7 +89,7 @@ def test_a_system_message_changes_nothing(model: LlamaForCausalLM) -> None:
     assert answer(model, [system, *say("What is 3 + 4?")]) == "3 + 4 = 7."
 
 
-def test_the_folder_has_eight_blocks_in_several_shards_and_is_small() -> None:
+def test_demo_model_folder_is_small_and_sharded() -> None:
     config = json.loads((FOLDER / "config.json").read_text())
     index = json.loads((FOLDER / "model.safetensors.index.json").read_text())
     shards = set(index["weight_map"].values())

@@ -59,7 +59,7 @@ def supervised(
         supervisor.stop()
 
 
-def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> None:
+def test_jobs_run_after_start_and_none_after_stop(tmp_path: Path) -> None:
     with supervised(tmp_path, stand_in(tmp_path, "a"), stand_in(tmp_path, "b")) as supervisor:
         views = supervisor.job_statuses()
         assert [view.state for view in views] == [JobState.READY, JobState.READY]
@@ -69,7 +69,7 @@ def test_all_jobs_run_when_start_returns_and_none_after_stop(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*.pid"))
 
 
-def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
+def test_killed_job_restarts_after_backoff_as_new_incarnation(
     tmp_path: Path,
 ) -> None:
     changes: list[JobChange] = []
@@ -99,7 +99,7 @@ def test_a_killed_job_is_started_again_after_the_backoff_as_a_new_incarnation(
 
 
 @pytest.mark.full
-def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_crash_looping_job_leaves_the_others_alone(tmp_path: Path) -> None:
     dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
     jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
     with supervised(tmp_path, *jobs, backoff=lambda: RestartBackoff(initial=0.05)) as supervisor:
@@ -111,7 +111,7 @@ def test_one_job_that_keeps_dying_leaves_the_others_alone(tmp_path: Path) -> Non
         assert len(list(tmp_path.glob("bad-*.log"))) <= 3
 
 
-def test_a_process_that_does_not_hear_sigterm_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor([stand_in(tmp_path, "a", "--deaf")], dict(os.environ), tmp_path)
     supervisor.start(SOON)
     pid = supervisor.job_statuses()[0].pid
@@ -132,7 +132,7 @@ def test_a_frozen_process_is_killed_too(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-def test_lower_ranks_are_gone_before_higher_ones_are_told(tmp_path: Path) -> None:
+def test_lower_ranks_stop_before_higher_ones(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     script = (
         "import os,signal,sys,time\n"
@@ -161,7 +161,7 @@ def test_lower_ranks_are_gone_before_higher_ones_are_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
+def test_start_reports_the_sentence_of_a_process_with_bad_flags(
     tmp_path: Path,
 ) -> None:
     refusing = (
@@ -179,7 +179,7 @@ def test_a_process_that_refuses_its_flags_ends_the_start_with_its_own_sentence(
 
 
 @pytest.mark.full
-def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_path: Path) -> None:
+def test_start_reports_the_last_log_lines_of_a_crash(tmp_path: Path) -> None:
     crashing = "import os,sys; sys.stderr.write('one\\ntwo\\n'); sys.stderr.flush(); os.kill(os.getpid(), 10)"
     bad = Job("bad", lambda *_: (sys.executable, "-c", crashing), lambda pid: False, lambda: None)
 
@@ -192,7 +192,7 @@ def test_a_process_that_crashes_at_the_start_is_shown_with_its_last_words(tmp_pa
 
 
 @pytest.mark.full
-def test_a_process_that_never_gets_ready_ends_the_start_in_time(tmp_path: Path) -> None:
+def test_process_that_is_never_ready_ends_the_start(tmp_path: Path) -> None:
     job = stand_in(tmp_path, "slow")
     never = Job("slow", job.command, lambda pid: False, job.remove_files)
     supervisor = Supervisor([never], dict(os.environ), tmp_path)
@@ -226,9 +226,7 @@ time.sleep(60)
         *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGTERM, signal.SIGHUP)),
     ],
 )
-def test_no_child_outlives_a_parent_that_dies_without_a_word(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_no_child_outlives_a_killed_parent(tmp_path: Path, number: signal.Signals) -> None:
     command = (sys.executable, "-c", PARENT, str(tmp_path), str(TESTS))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -71,7 +71,7 @@ def linked(swarm: LocalSwarm) -> set[str]:
 
 
 @pytest.mark.full
-def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
+def test_killed_up_leaves_no_process_and_frees_its_name(
     folder: Path, tmp_path: Path, runtime: Path
 ) -> None:
     document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 2}, replicas=2)
@@ -96,7 +96,7 @@ def test_no_process_outlives_a_killed_up_and_its_name_can_be_used_again(
         *(pytest.param(n, marks=pytest.mark.full) for n in (signal.SIGINT, signal.SIGHUP)),
     ],
 )
-def test_a_stopped_up_leaves_neither_processes_nor_files(
+def test_stopped_up_leaves_no_process_and_no_file(
     folder: Path, tmp_path: Path, runtime: Path, number: signal.Signals
 ) -> None:
     document = write_document(tmp_path / "swarm.yaml", folder)
@@ -109,7 +109,7 @@ def test_a_stopped_up_leaves_neither_processes_nor_files(
     assert list(runtime.iterdir()) == []
 
 
-def test_a_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> None:
+def test_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> None:
     with LocalSwarm(plan(folder, spans=2, replicas=2), HASH) as swarm:
         before = answer(swarm)
         victim = swarm.servers[0]
@@ -160,7 +160,7 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: P
         (("--memory", "10Ki"), "memory: a server of blocks 0:4 needs"),
     ],
 )
-def test_flags_that_cannot_work_are_refused_before_anything_starts(
+def test_impossible_flags_are_refused_before_start(
     folder: Path, tmp_path: Path, flags: tuple[str, ...], sentence: str
 ) -> None:
     document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 1})
@@ -169,9 +169,7 @@ def test_flags_that_cannot_work_are_refused_before_anything_starts(
 
 
 @pytest.mark.full
-def test_documents_that_cannot_run_here_are_refused_before_anything_starts(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_document_that_cannot_run_is_refused_before_start(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "swarm.yaml"
     wrong: list[tuple[dict[str, object], str]] = [
         ({"replicas": 0}, "spec.replicas: 0 suspends the swarm"),
@@ -191,7 +189,7 @@ def test_documents_that_cannot_run_here_are_refused_before_anything_starts(
 
 
 @pytest.mark.full
-def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_truncated_model_is_refused_before_start(tmp_path: Path) -> None:
     broken = make_model(tmp_path / "model", "llama")
     shard = sorted(broken.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
@@ -202,7 +200,7 @@ def test_a_truncated_model_is_refused_before_anything_starts(tmp_path: Path) -> 
 
 
 @pytest.mark.full
-def test_a_second_swarm_of_the_same_name_is_refused_and_the_first_goes_on(folder: Path) -> None:
+def test_second_swarm_of_the_same_name_is_refused(folder: Path) -> None:
     one = plan(folder, spans=1, replicas=1)
     with LocalSwarm(one, HASH) as swarm:
         with pytest.raises(Exception, match=r"a swarm 'tiny' runs already \(pid \d+\)"):

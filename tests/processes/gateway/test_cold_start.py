@@ -45,7 +45,7 @@ async def refusal(node: Node) -> Code:
     return refused.value.code
 
 
-async def test_a_model_is_unknown_only_once_every_server_has_been_tried(node: Node) -> None:
+async def test_model_is_unknown_only_after_all_servers_were_tried(node: Node) -> None:
     assert await refusal(node) is Code.NO_SERVERS, "nobody was looked for"
     node.discover_servers()
     assert await refusal(node) is Code.NO_SERVERS, "somebody has not answered yet"

@@ -35,7 +35,7 @@ def leave(swarm: HashSwarm, doors: Doors) -> None:
     eventually("it says that it leaves", lambda: not swarm.is_ready(doors))
 
 
-def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
+def test_stopping_gateway_serves_late_clients_and_closes(
     swarm: HashSwarm,
 ) -> None:
     doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "5")
@@ -51,7 +51,7 @@ def test_a_gateway_that_leaves_serves_those_who_come_late_and_sends_them_away(
     assert 2.0 <= time.monotonic() - began < 5.0
 
 
-def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
+def test_stopping_gateway_exits_when_requests_cease(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "10")
     leave(swarm, doors)
     began = last = time.monotonic()
@@ -63,7 +63,7 @@ def test_it_goes_when_nobody_asks_it_any_more(swarm: HashSwarm) -> None:
     assert time.monotonic() - last >= 2.0
 
 
-def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
+def test_constant_requests_do_not_keep_the_gateway(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--shutdown-delay", "1", "--drain-timeout", "2")
     began = time.monotonic()
     leave(swarm, doors)
@@ -74,7 +74,7 @@ def test_who_never_ceases_to_ask_does_not_keep_it(swarm: HashSwarm) -> None:
     assert swarm.processes["gateway"].wait(10) == 0
 
 
-def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwarm) -> None:
+def test_kept_connection_closes_after_its_next_answer(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--shutdown-delay", "2")
     kept = http.client.HTTPConnection(doors.http, timeout=10)
     kept.request("GET", "/health")
@@ -90,7 +90,7 @@ def test_a_connection_that_is_kept_open_ends_with_its_next_answer(swarm: HashSwa
     assert swarm.processes["gateway"].wait(10) == 0
 
 
-def test_an_idle_connection_is_closed_before_the_answers_have_ended(swarm: HashSwarm) -> None:
+def test_idle_connection_is_closed_before_answers_end(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--drain-timeout", "20")
     idle = http.client.HTTPConnection(doors.http, timeout=10)
     idle.request("GET", "/health")
@@ -106,7 +106,7 @@ def test_an_idle_connection_is_closed_before_the_answers_have_ended(swarm: HashS
     assert swarm.processes["gateway"].wait(10) == 0
 
 
-def test_grpc_clients_hear_that_it_leaves_and_then_find_nobody(swarm: HashSwarm) -> None:
+def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> None:
     doors = swarm.gateway("--shutdown-delay", "1.5", "--drain-timeout", "20")
     with grpc.insecure_channel(doors.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
@@ -132,7 +132,7 @@ def test_grpc_clients_hear_that_it_leaves_and_then_find_nobody(swarm: HashSwarm)
             next(watching)
 
 
-def test_too_many_watchers_of_the_swarm_are_told_so(swarm: HashSwarm) -> None:
+def test_too_many_swarm_watchers_are_refused(swarm: HashSwarm) -> None:
     doors = swarm.gateway()
     with grpc.insecure_channel(doors.grpc) as channel:
         stub = api_pb2_grpc.SwarmStub(channel)

@@ -165,12 +165,12 @@ async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> 
         assert unready_reason([it.watch]) is None
 
 
-async def test_all_namespaces_are_watched_by_one_watch(tmp_path: Path) -> None:
+async def test_all_namespaces_share_one_watch(tmp_path: Path) -> None:
     async with watching(tmp_path, [listed("7", pod("a"))], [watched()], scope="") as it:
         await it.until_present("a")
 
 
-async def test_a_watch_goes_on_from_the_last_version_it_heard_of(tmp_path: Path) -> None:
+async def test_watch_goes_on_from_the_last_version(tmp_path: Path) -> None:
     watches = [
         watched(event("ADDED", "8", pod("b")), event("BOOKMARK", "20"), stays=1.1),
         watched(event("ADDED", "21", pod("c")), cut=True),
@@ -195,7 +195,7 @@ GONE = {"code": 410, "message": "too old resource version", "metadata": {}}
     ],
     ids=["in the watch", "as its status", "another error", "a store that went back"],
 )
-async def test_what_a_watch_has_missed_is_listed(tmp_path: Path, gone: Answer) -> None:
+async def test_missed_changes_are_listed_again(tmp_path: Path, gone: Answer) -> None:
     """A pod that went meanwhile must not stay as a ghost."""
     lists = [listed("7", pod("ghost"), pod("a")), listed("90", pod("a"), pod("new"))]
     async with watching(tmp_path, lists, [gone, watched()]) as it:
@@ -235,9 +235,7 @@ async def test_a_list_that_fails_is_tried_again(tmp_path: Path, bad: Answer) -> 
     ],
     ids=["garbage", "no object", "odd object", "a list", "ends at once", "too many requests"],
 )
-async def test_a_watch_that_fails_is_tried_again_and_what_is_known_stays(
-    tmp_path: Path, bad: Answer
-) -> None:
+async def test_failed_watch_is_retried_and_known_pods_stay(tmp_path: Path, bad: Answer) -> None:
     watches = [bad, bad, watched(event("ADDED", "8", pod("b")))]
     async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
         await it.until(lambda: it.watch.failures == 2)
@@ -249,7 +247,7 @@ async def test_a_watch_that_fails_is_tried_again_and_what_is_known_stays(
 
 
 @pytest.mark.full
-async def test_the_api_server_is_given_the_time_it_asks_for(tmp_path: Path) -> None:
+async def test_retry_after_of_the_api_server_is_kept(tmp_path: Path) -> None:
     busy = refused(429, **{"Retry-After": "1"})
     async with watching(tmp_path, [busy, listed("7", pod("a"))], [watched()]) as it:
         began = asyncio.get_running_loop().time()
@@ -258,7 +256,7 @@ async def test_the_api_server_is_given_the_time_it_asks_for(tmp_path: Path) -> N
 
 
 @pytest.mark.full
-async def test_an_api_server_that_is_gone_is_asked_less_and_less_often(tmp_path: Path) -> None:
+async def test_retries_of_a_lost_api_server_back_off(tmp_path: Path) -> None:
     began = asyncio.get_running_loop().time()
     async with watching(tmp_path, [refused(503)], [watched()]) as it:
         await it.until(lambda: len(it.script.asked) == 4)
@@ -266,7 +264,7 @@ async def test_an_api_server_that_is_gone_is_asked_less_and_less_often(tmp_path:
 
 
 @pytest.mark.full
-async def test_a_connection_that_says_nothing_is_given_up(
+async def test_silent_watch_connection_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_reflector, "WATCH_SECONDS", 1.0)
@@ -278,7 +276,7 @@ async def test_a_connection_that_says_nothing_is_given_up(
 
 
 @pytest.mark.full
-async def test_a_list_from_time_to_time_puts_right_what_a_watch_forgot(
+async def test_periodic_list_repairs_what_a_watch_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_reflector, "RELIST_SECONDS", 0.5)
@@ -287,7 +285,7 @@ async def test_a_list_from_time_to_time_puts_right_what_a_watch_forgot(
         await it.until_present("a")
 
 
-async def test_a_namespace_that_may_not_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_forbidden_namespace_does_not_stop_the_others(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     async with (
         watching(tmp_path, [refused(403, "pods is forbidden")], [watched()]) as closed,

@@ -22,7 +22,7 @@ LATE = 1500  # tokens; a stop falls into so long an answer, and it ends before t
 
 
 @pytest.mark.full
-def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+def test_stop_lets_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=4096) as swarm:
         doors = swarm.gateway()
         got: list[int] = []
@@ -44,7 +44,7 @@ def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_an_answer_that_outlasts_the_drain_is_told_so(tmp_path: Path) -> None:
+def test_answer_that_outlasts_the_drain_gets_an_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
         doors = swarm.gateway("--drain-timeout", "0.5")
         swarm.kill("s1")
@@ -77,7 +77,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
     command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
     for door in ("--http", "--grpc", "--metrics"):

@@ -30,7 +30,7 @@ def had_by(doors: list[Doors], body: dict[str, Any]) -> list[int]:
     return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in doors]
 
 
-def test_a_name_that_two_gateways_are_asked_for_at_once_is_opened_by_one(tmp_path: Path) -> None:
+def test_name_asked_of_two_gateways_at_once_has_one_owner(tmp_path: Path) -> None:
     """Two spans of two servers: each gateway finds a route that the other one has no part in."""
     with two_spans(tmp_path, *LEASE) as swarm:
         swarm.server("t0", "0:2", *LEASE)
@@ -63,7 +63,7 @@ def replace_all(swarm: HashSwarm, doors: list[Doors]) -> None:
         eventually("new servers", lambda at=each: at.metric("modelswarm_gateway_servers") == 4)  # type: ignore[misc]
 
 
-def test_a_session_that_no_server_knows_any_more_is_had_by_one_gateway(tmp_path: Path) -> None:
+def test_session_unknown_to_all_servers_has_one_owner(tmp_path: Path) -> None:
     """It rests while all its servers are replaced: another gateway that is asked for it finds it nowhere."""
     with two_spans(tmp_path, *LEASE) as swarm:
         doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
@@ -74,7 +74,7 @@ def test_a_session_that_no_server_knows_any_more_is_had_by_one_gateway(tmp_path:
         assert [had_by(doors, body) for body in bodies] == [[503, 200]] * len(bodies)
 
 
-def test_a_client_that_left_while_a_lease_was_waited_for_may_come_back(tmp_path: Path) -> None:
+def test_client_may_return_after_leaving_during_a_lease(tmp_path: Path) -> None:
     lease = ("--lease", "6")
     with two_spans(tmp_path, *lease) as swarm:
         one, two = (swarm.gateway(*lease, name=name) for name in ("one", "two"))
@@ -88,7 +88,7 @@ def test_a_client_that_left_while_a_lease_was_waited_for_may_come_back(tmp_path:
         assert ask(two, body, **headers) == 200
 
 
-def test_a_session_at_rest_is_used_while_its_gateway_waits_for_other_answers(
+def test_draining_gateway_answers_for_its_idle_session(
     tmp_path: Path,
 ) -> None:
     """Told to end, it takes nothing new; what is here, nobody else can answer for."""

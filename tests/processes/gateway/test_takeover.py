@@ -135,7 +135,7 @@ def test_stopped_gateway_hands_its_streams_over(swarm: HashSwarm) -> None:
 
 
 @pytest.mark.full
-def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
+def test_request_is_forwarded_to_the_gateway_of_its_session(
     swarm: HashSwarm,
 ) -> None:
     one, two = gateway(swarm, "first"), gateway(swarm, "second")
@@ -173,7 +173,7 @@ def test_a_request_for_a_session_of_another_living_gateway_is_passed_on_to_it(
 
 
 @pytest.mark.full
-def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) -> None:
+def test_client_resumes_its_stream_where_it_stopped(swarm: HashSwarm) -> None:
     doors = gateway(swarm, "alone")
     body = SEEDED | {"session_id": "left"}
     _, tokens, last, _ = read(doors, body, events=30)
@@ -185,7 +185,7 @@ def test_a_client_that_left_finds_its_stream_where_it_stopped(swarm: HashSwarm) 
 
 
 @pytest.mark.full
-def test_what_cannot_be_resumed_is_said(swarm: HashSwarm) -> None:
+def test_request_that_cannot_be_resumed_is_refused(swarm: HashSwarm) -> None:
     doors = gateway(swarm, "strict")
     body = SEEDED | {"session_id": "new", "stream": True}
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_resumed_is_said(swarm: HashSwarm) -> None:
 
 
 @pytest.mark.full
-def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
+def test_thawed_gateway_gives_up_sessions_that_were_taken_over(
     swarm: HashSwarm,
 ) -> None:
     one, two = gateway(swarm, "frozen"), gateway(swarm, "awake")
@@ -228,7 +228,7 @@ def test_a_frozen_gateway_that_comes_back_lets_go_of_what_another_has_adopted(
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM])
-def test_answers_that_were_passed_on_go_on_here_when_their_gateway_is_gone(
+def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
     swarm: HashSwarm, number: signal.Signals
 ) -> None:
     """Who reads them knows nothing of ids. The connections of one that stands still stay open all the while."""
@@ -287,7 +287,7 @@ def call_through(
 
 
 @pytest.mark.full
-def test_a_call_that_was_passed_on_to_a_gateway_that_stands_still_is_answered_here(
+def test_call_forwarded_to_frozen_gateway_is_answered_here(
     swarm: HashSwarm,
 ) -> None:
     one, two = gateway(swarm, "still"), gateway(swarm, "there")

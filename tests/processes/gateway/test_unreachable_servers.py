@@ -61,7 +61,7 @@ def last_id(doors: Doors, body: dict[str, Any]) -> str:
     return [line[4:] for line in said.text.splitlines() if line.startswith("id: ")][-1]
 
 
-def test_a_session_whose_servers_are_silent_for_a_moment_is_not_opened_anew(
+def test_session_of_silent_servers_is_not_opened_again(
     swarm: HashSwarm, gateways: tuple[Doors, Doors]
 ) -> None:
     one, two = gateways
@@ -77,7 +77,7 @@ def test_a_session_whose_servers_are_silent_for_a_moment_is_not_opened_anew(
     assert two.metric(GENERATED, kind="generated") == before, "passed on to who has it"
 
 
-def test_a_stream_is_not_lost_as_long_as_a_server_may_know_it(
+def test_resumed_stream_waits_while_a_server_may_know_it(
     swarm: HashSwarm, gateways: tuple[Doors, Doors]
 ) -> None:
     one, two = gateways
@@ -93,7 +93,7 @@ def test_a_stream_is_not_lost_as_long_as_a_server_may_know_it(
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_a_new_name_does_not_wait_for_a_server_that_was_killed(
+def test_new_name_does_not_wait_for_a_killed_server(
     swarm: HashSwarm, gateways: tuple[Doors, Doors]
 ) -> None:
     one, _ = gateways

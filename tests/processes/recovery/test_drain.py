@@ -107,7 +107,7 @@ def runs_on(running: Running, name: str) -> set[str]:
     }
 
 
-def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -> None:
+def test_draining_every_server_in_turn_disturbs_no_stream(swarm: Running) -> None:
     with unnoticed(swarm, "drain"):
         for slot in swarm.local.slots:
             there, before = runs_on(swarm, slot.name), moves(swarm, "drain")
@@ -122,9 +122,7 @@ def test_every_server_is_drained_in_turn_and_no_stream_notices(swarm: Running) -
 
 @pytest.mark.full
 @pytest.mark.parametrize("span", [0, 1])
-def test_a_server_that_is_told_to_end_does_so_when_its_sessions_have_left(
-    swarm: Running, span: int
-) -> None:
+def test_stopped_server_exits_when_its_sessions_have_left(swarm: Running, span: int) -> None:
     with unnoticed(swarm, "shutdown"):
         running = [s.route for s in swarm.sessions() if s.state == "running"]
         peer = running[0][span].peer
@@ -133,7 +131,7 @@ def test_a_server_that_is_told_to_end_does_so_when_its_sessions_have_left(
 
 
 @pytest.mark.full
-def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
+def test_idle_session_migrates_with_its_next_turn(swarm: Running) -> None:
     swarm.wait_whole()
     first = Ask(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
     one = swarm.ask(first)
@@ -153,7 +151,7 @@ def test_a_session_that_rests_leaves_with_its_next_turn(swarm: Running) -> None:
 
 
 @pytest.mark.full
-def test_a_drain_waits_for_a_server_that_takes_over(swarm: Running) -> None:
+def test_drain_waits_for_a_replacement_server(swarm: Running) -> None:
     """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
     swarm.wait_whole()
     names = [slot.name for slot in swarm.local.slots if "-s1-" in slot.name]

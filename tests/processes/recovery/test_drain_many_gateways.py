@@ -55,7 +55,7 @@ def wait_used(doors: Doors) -> None:
 
 
 @pytest.mark.full
-def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
+def test_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
     one, two = swarm.gateway(name="one"), swarm.gateway(name="two")
     whole(two, RESTS)
     answer = lines(two, STREAM)
@@ -84,7 +84,7 @@ def test_a_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
 
 
 @pytest.mark.full
-def test_a_drain_whose_other_gateways_do_not_move_their_sessions_does_not_say_that_it_is_empty(
+def test_drain_reports_sessions_that_other_gateways_keep(
     tmp_path: Path,
 ) -> None:
     with two_spans(tmp_path) as swarm:

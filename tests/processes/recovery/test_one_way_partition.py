@@ -44,7 +44,7 @@ def scene(toy_folder: Path) -> Iterator[World]:
 # In this order: a link that swallowed rows is a last resort for 30 s, so whoever then loses its tail for another reason
 # may have to leave its head as well.
 @pytest.mark.parametrize("link", ["tail to gateway", "head to tail", "tail to head"])
-def test_an_answer_ends_while_one_direction_of_a_link_is_dead(scene: World, link: str) -> None:
+def test_one_way_partition_reroutes_only_its_link(scene: World, link: str) -> None:
     """Of a few tries in one nobody else falls silent; who stands still for want of a processor does, and is left."""
     others = [one_direction_dies(scene, link)]
     while others[-1] and len(others) < TRIES:

@@ -62,7 +62,7 @@ def generated(model: PreTrainedModel, ask: Ask) -> tuple[int, ...]:
     return tuple(tokens[len(ask.prompt) :])
 
 
-def test_greedy_answers_equal_generate_through_one_two_and_four_spans(
+def test_greedy_answers_equal_generate_for_any_span_count(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
     asks = greedy_asks()
@@ -73,7 +73,7 @@ def test_greedy_answers_equal_generate_through_one_two_and_four_spans(
         assert [answer.tokens for answer in together] == right, f"{spans} spans, 8 at once"
 
 
-def test_seeded_sampling_is_the_same_through_one_two_and_four_spans_alone_and_in_any_batch(
+def test_seeded_sampling_ignores_span_count_and_batch(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
     asks = sampled_asks()

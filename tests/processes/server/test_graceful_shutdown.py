@@ -44,7 +44,7 @@ async def gone(server: ServerProcess) -> int | None:
     return await asyncio.wait_for(server.exit_code(), 30)
 
 
-async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_path: Path) -> None:
+async def test_stopping_server_serves_until_its_session_has_left(tmp_path: Path) -> None:
     async with (
         servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
         fake_gateway([server]) as gateway,
@@ -65,7 +65,7 @@ async def test_a_server_that_is_to_stop_serves_until_its_session_has_left(tmp_pa
 
 
 @pytest.mark.full
-async def test_a_session_that_nobody_moves_holds_a_server_up_no_longer_than_its_limit(
+async def test_unmoved_session_delays_exit_only_to_drain_timeout(
     tmp_path: Path,
 ) -> None:
     async with (
@@ -92,7 +92,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_sessions_at_rest_and_those_of_lost_gateways_hold_nobody_up(tmp_path: Path) -> None:
+async def test_idle_and_orphaned_sessions_do_not_delay_exit(tmp_path: Path) -> None:
     async with (
         servers(tmp_path, ["0:8"], *HASH, "--drain-timeout", "600") as (server,),
         fake_gateway([server]) as gateway,

@@ -78,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-def test_a_server_lives_before_it_serves_and_tells_why_it_does_not(model: Path) -> None:
+def test_loading_server_is_live_and_gives_its_reason(model: Path) -> None:
     with running("--model", f"file://{model}") as pod:
         eventually("the page is open", lambda: pod.ask("/live")[0] == 200)
         status, body = pod.ask("/ready")
@@ -92,7 +92,7 @@ def test_a_server_lives_before_it_serves_and_tells_why_it_does_not(model: Path) 
         assert pod.end()[0] == 0
 
 
-async def test_others_are_told_the_address_to_advertise() -> None:
+async def test_hello_carries_the_advertised_address() -> None:
     with running(*HASH, "--advertise", "pod.example:7000") as pod:
         await asyncio.to_thread(pod.wait_ready)
         node = Node(hello("gateway/1/x"))
@@ -106,7 +106,7 @@ async def test_others_are_told_the_address_to_advertise() -> None:
             await node.links.close()
 
 
-def test_probes_are_answered_while_many_connections_say_nothing() -> None:
+def test_probes_are_answered_beside_silent_connections() -> None:
     with running(*HASH) as pod:
         pod.wait_ready()
         host, _, port = pod.page.partition(":")
@@ -145,7 +145,7 @@ def test_the_last_line_is_the_reason(flags: tuple[str, ...], said: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
-def test_a_server_needs_no_name_no_home_and_writes_nothing(model: Path, tmp_path: Path) -> None:
+def test_server_runs_without_user_name_home_and_writes(model: Path, tmp_path: Path) -> None:
     """As uid 65532, which has no passwd entry; it can read our files, as an image's, and write none of them."""
     tmp = tmp_path / "tmp"
     tmp.mkdir(mode=0o777)

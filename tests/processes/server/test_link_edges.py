@@ -12,7 +12,7 @@ from modelswarm.protocol.messages import Heartbeat
 
 
 @pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere"])
-async def test_an_address_that_is_none_is_a_failed_dial(target: str) -> None:
+async def test_invalid_address_is_a_failed_dial(target: str) -> None:
     async with nodes("a") as [a]:
         a.links.dial(Address("b/1/x", target))
         await a.heard.until(lambda: bool(a.heard.down))
@@ -21,7 +21,7 @@ async def test_an_address_that_is_none_is_a_failed_dial(target: str) -> None:
         await a.heard.until(lambda: len(a.heard.down) == 2)
 
 
-async def test_a_handler_that_fails_when_a_link_goes_leaves_no_task_behind() -> None:
+async def test_failing_unlink_handler_leaves_no_task() -> None:
     async with nodes("a", "b") as [a, b]:
         before = len(asyncio.all_tasks())
         await joined(a, b)
@@ -29,13 +29,13 @@ async def test_a_handler_that_fails_when_a_link_goes_leaves_no_task_behind() -> 
         def fails(peer: PeerId, reason: str) -> None:
             raise RuntimeError("a fault of ours")
 
-        a.heard.unlinked = fails  # type: ignore[method-assign]
+        a.heard.on_link_down = fails  # type: ignore[method-assign]
         b.links.unlink(a.peer, "enough")
         await b.heard.until(lambda: bool(b.heard.down))
         async with asyncio.timeout(DEADLINE):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        del a.heard.unlinked
+        del a.heard.on_link_down
         a.links.dial(b.address)
         await b.heard.until(lambda: len(b.heard.up) == 2)
         a.send(b.address, [Heartbeat(steps=7)])

@@ -54,7 +54,7 @@ def positions(items: Sequence[Item], kind: type[Rows | Token]) -> list[int]:
     ]
 
 
-async def test_both_ends_hear_who_the_other_is() -> None:
+async def test_both_ends_receive_hello() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         assert [(h.peer, h.target) for h in a.heard.up] == [(b.peer, b.target)]
@@ -81,7 +81,7 @@ async def test_each_lane_keeps_its_order_in_both_directions() -> None:
         ]
 
 
-async def test_what_is_sent_together_arrives_together() -> None:
+async def test_items_sent_together_arrive_together() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         a.send(b.address, [Close(1), *(Token(i, EPOCH, 1, 1) for i in range(64)), rows(1)])
@@ -104,7 +104,7 @@ def positions_count(node: Node) -> list[int]:
     return [item.count for item in node.heard.items if isinstance(item, Rows)]
 
 
-async def test_sending_to_an_address_dials_it_and_loses_nothing() -> None:
+async def test_sending_to_an_address_dials_it() -> None:
     async with nodes("a", "b") as (a, b):
         a.send(b.address, [Token(1, EPOCH, i, i) for i in range(10)])
         a.send(b.address, [rows(0)], Lane.BULK)
@@ -134,14 +134,14 @@ async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
         assert (len(a.heard.down), len(b.heard.down)) == (1, 1)
 
 
-async def test_a_refused_connection_is_told_at_once() -> None:
+async def test_refused_connection_is_reported_before_its_timeout() -> None:
     async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
         a.links.dial(Address("nobody", "127.0.0.1:1"))
         await a.heard.until(lambda: bool(a.heard.down))
         assert a.heard.down[0][0] == "nobody"
 
 
-async def test_a_peer_that_accepts_but_never_answers_is_given_up() -> None:
+async def test_peer_that_never_answers_is_given_up() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -151,7 +151,7 @@ async def test_a_peer_that_accepts_but_never_answers_is_given_up() -> None:
             assert "did not answer" in a.heard.down[0][1]
 
 
-async def test_another_process_at_the_address_is_not_the_peer() -> None:
+async def test_other_process_at_the_address_is_refused() -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address("b/1/before-its-restart", b.target))
         await a.heard.until(lambda: bool(a.heard.down))
@@ -162,7 +162,7 @@ async def test_another_process_at_the_address_is_not_the_peer() -> None:
         await joined(a, b)
 
 
-async def test_looking_for_somebody_else_at_an_address_leaves_the_link_to_who_is_there() -> None:
+async def test_dialling_another_identity_keeps_the_existing_link() -> None:
     """An address that went to another pod: the dial for the one before must not end the link to the new one."""
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
@@ -175,7 +175,7 @@ async def test_looking_for_somebody_else_at_an_address_leaves_the_link_to_who_is
         assert not b.heard.down
 
 
-async def test_a_pod_is_dialled_without_knowing_who_lives_in_it() -> None:
+async def test_pod_is_dialled_without_its_nonce() -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address("b/1", b.target))
         await a.heard.until(lambda: bool(a.heard.up))
@@ -193,7 +193,7 @@ async def test_a_pod_is_dialled_without_knowing_who_lives_in_it() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["b", "b/2", "b/", "b/1/", "/1", "c/1", ""])
-async def test_a_pod_of_another_name_or_incarnation_is_refused(wanted: str) -> None:
+async def test_pod_of_other_name_or_incarnation_is_refused(wanted: str) -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address(wanted, b.target))
         await a.heard.until(lambda: bool(a.heard.down))
@@ -202,7 +202,7 @@ async def test_a_pod_of_another_name_or_incarnation_is_refused(wanted: str) -> N
         assert not a.heard.up
 
 
-async def test_a_container_that_restarts_in_its_pod_is_a_new_peer() -> None:
+async def test_container_restarted_in_its_pod_is_a_new_peer() -> None:
     async with nodes("a") as (a,):
         first, second = Node(hello("p/3/first")), Node(hello("p/3/second"))
         target = await first.links.listen("127.0.0.1:0")
@@ -220,7 +220,7 @@ async def test_a_container_that_restarts_in_its_pod_is_a_new_peer() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 0), (0, 9), (1, 2)])
-async def test_another_protocol_version_is_refused_and_both_are_named(
+async def test_other_protocol_version_is_refused_naming_both(
     version: tuple[int, int],
 ) -> None:
     async with nodes("a") as (a,):
@@ -279,7 +279,7 @@ async def test_a_bad_frame_closes_that_link_only(
     assert not any(record.exc_info for record in caplog.records)
 
 
-async def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
+async def test_stream_without_hello_is_refused() -> None:
     async with nodes("a") as (a,):
         async with raw_peer(a, hello("rude/1/x")) as rude:
             await rude.lanes[Lane.LIVE].write(next(iter(pack([Close(1)]))))
@@ -309,7 +309,7 @@ async def test_losing_one_lane_closes_both() -> None:
         assert len(a.heard.down) == 1
 
 
-async def test_a_peer_that_comes_again_replaces_its_old_link() -> None:
+async def test_reconnecting_peer_replaces_its_old_link() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("again/1/x"), BOTH):
         await a.heard.until(lambda: len(a.heard.up) == 1)
         async with raw_peer(a, hello("again/1/x"), BOTH) as second:
@@ -320,7 +320,7 @@ async def test_a_peer_that_comes_again_replaces_its_old_link() -> None:
                 assert await second.lanes[Lane.LIVE].read() == next(iter(pack([Close(7)])))
 
 
-async def test_a_handler_that_fails_costs_that_link_and_is_logged(
+async def test_failing_item_handler_ends_that_link_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with nodes("a", "b") as (a, b):
@@ -329,14 +329,14 @@ async def test_a_handler_that_fails_costs_that_link_and_is_logged(
         def fail(peer: str, items: list[Item]) -> None:
             raise RuntimeError("a bug")
 
-        b.heard.on_items = fail
+        b.heard.hook = fail
         a.send(b.address, [Close(1)])
         await a.heard.until(lambda: bool(a.heard.down))
         await b.heard.until(lambda: bool(b.heard.down))
         assert any(record.exc_info for record in caplog.records)
 
 
-async def test_a_handler_that_fails_on_a_new_link_costs_that_link() -> None:
+async def test_failing_link_handler_ends_that_link() -> None:
     async with nodes("a", "b") as (a, b):
 
         def fail(peer: str, hello: Hello) -> None:
@@ -348,7 +348,7 @@ async def test_a_handler_that_fails_on_a_new_link_costs_that_link() -> None:
         await b.heard.until(lambda: bool(b.heard.down))
 
 
-async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
+async def test_cancelling_acceptor_is_a_failed_dial() -> None:
     class Canceller(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
             async def cancel(_: object, context: Any) -> None:
@@ -370,7 +370,7 @@ async def test_an_acceptor_that_cancels_is_a_failed_dial() -> None:
         await server.stop(None)
 
 
-async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
+async def test_full_bulk_lane_does_not_block_the_live_lane() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH) as slow:
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
@@ -384,7 +384,7 @@ async def test_a_stuffed_bulk_lane_does_not_delay_live() -> None:
         assert not a.heard.down
 
 
-async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
+async def test_link_with_too_much_queued_is_closed() -> None:
     async with nodes("a", limits=LinkLimits(queued_bytes=8 << 20)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.heard.until(lambda: bool(a.heard.up))
@@ -394,7 +394,7 @@ async def test_a_peer_for_which_too_much_is_queued_is_closed() -> None:
         assert "too much is queued" in a.heard.down[0][1]
 
 
-async def test_a_peer_that_takes_nothing_for_long_is_closed() -> None:
+async def test_link_that_takes_nothing_for_long_is_closed() -> None:
     async with nodes("a", limits=LinkLimits(stalled_seconds=0.4)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.heard.until(lambda: bool(a.heard.up))
@@ -432,7 +432,7 @@ async def test_acceptor_notices_a_killed_peer_without_a_ping() -> None:
         await a.heard.until(lambda: bool(a.heard.down))
 
 
-async def test_closing_tells_the_others_and_nobody_here() -> None:
+async def test_close_calls_only_the_peers_handler() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         await a.links.close()
@@ -444,7 +444,7 @@ async def test_closing_tells_the_others_and_nobody_here() -> None:
         assert len(b.heard.up) == 1
 
 
-async def test_the_last_words_of_who_dialled_still_arrive() -> None:
+async def test_items_sent_before_close_still_arrive() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
@@ -455,7 +455,7 @@ async def test_the_last_words_of_who_dialled_still_arrive() -> None:
         assert len(b.heard.items) == 22
 
 
-async def test_a_peer_that_does_not_read_does_not_hold_a_close_up() -> None:
+async def test_peer_that_does_not_read_does_not_delay_close() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
         await a.heard.until(lambda: bool(a.heard.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)

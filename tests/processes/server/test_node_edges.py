@@ -62,7 +62,7 @@ async def served(
             await node
 
 
-async def test_a_fault_in_the_middle_of_a_step_ends_the_process(tmp_path: Path) -> None:
+async def test_error_in_a_step_ends_the_process(tmp_path: Path) -> None:
     """So that its sessions find another server."""
     async with served(tmp_path, NothingModel) as (node, gateway):
         route = await gateway.open("one", 20)
@@ -73,7 +73,7 @@ async def test_a_fault_in_the_middle_of_a_step_ends_the_process(tmp_path: Path) 
         assert not (tmp_path / "s0.json").exists()
 
 
-async def test_a_busy_tail_says_how_it_does_while_its_tokens_flow(tmp_path: Path) -> None:
+async def test_busy_tail_sends_heartbeats_while_tokens_flow(tmp_path: Path) -> None:
     async with served(tmp_path, EvenModel) as (_, gateway):
         route = await gateway.open("one", 303)
         await gateway.generate(route, [1, 2, 3])

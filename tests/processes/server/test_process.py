@@ -50,7 +50,7 @@ async def test_hash_servers_give_the_tokens_of_the_whole_model(
 
 
 @pytest.mark.full
-async def test_a_long_prompt_crosses_in_several_steps_and_frames(tmp_path: Path) -> None:
+async def test_long_prompt_is_sent_in_several_steps_and_frames(tmp_path: Path) -> None:
     prompt = [i % 251 for i in range(3000)]
     flags = ("--hash-model", "--pages", "400")
     async with (
@@ -62,7 +62,7 @@ async def test_a_long_prompt_crosses_in_several_steps_and_frames(tmp_path: Path)
 
 
 @pytest.mark.full
-async def test_a_ready_server_says_who_it_is_in_its_members_file(tmp_path: Path) -> None:
+async def test_ready_server_describes_itself_in_its_member_file(tmp_path: Path) -> None:
     flags = ("--metrics", "127.0.0.1:0", "--incarnation", "7", "--served-name", "m")
     async with servers(tmp_path, ["2:4"], *HASH, *flags) as (server,):
         member = server.member
@@ -103,7 +103,7 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path) -> None:
+async def test_heartbeats_come_often_while_a_session_runs(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
         await gateway.heard.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
         route = await gateway.open("s", 400)
@@ -113,7 +113,7 @@ async def test_beats_come_at_once_and_often_while_a_session_runs(tmp_path: Path)
         assert 1.5 < time.monotonic() - began < 4.0
 
 
-async def test_a_transformer_over_two_servers_generates_what_transformers_does(
+async def test_transformer_over_two_servers_equals_generate(
     tmp_path: Path,
 ) -> None:
     folder = make_model(tmp_path / "model")
@@ -193,7 +193,7 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
         assert gateway.heard.down[0][0] == started[1].address.peer
 
 
-async def test_pages_of_a_gone_gateway_come_back_after_its_lease(tmp_path: Path) -> None:
+async def test_pages_of_lost_gateway_are_free_after_its_lease(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH, "--lease", "0.4") as started:
         async with fake_gateway(started, "first/1/x") as gateway:
             route = await gateway.open("s", 500)
@@ -242,7 +242,7 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+async def test_unwritable_discovery_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, said = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
     assert code == 2
@@ -251,7 +251,7 @@ async def test_a_members_folder_that_cannot_be_written_is_one_sentence(tmp_path:
 
 
 @pytest.mark.full
-async def test_a_host_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+async def test_invalid_host_is_one_sentence(tmp_path: Path) -> None:
     for host in ("no..host", "no-such-host.invalid"):
         code, said = await refusal(*command(tmp_path, "s0", "0:8", *HASH, "--listen", f"{host}:0"))
         assert code == 2
@@ -290,7 +290,7 @@ def exists(path: Path) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("flags", "field"), BAD_MODELS.values(), ids=BAD_MODELS.keys())
-async def test_a_model_that_cannot_be_served_is_one_sentence(
+async def test_unservable_model_is_one_sentence(
     tmp_path: Path, model_folder: Path, flags: tuple[str, ...], field: str
 ) -> None:
     folders = {"MODEL": f"file://{model_folder}", "BARE": bare_copy(model_folder, tmp_path)}

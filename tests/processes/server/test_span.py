@@ -67,7 +67,7 @@ def reference(model: PreTrainedModel, prompt: list[int], count: int = NEW) -> li
     return tokens
 
 
-def test_greedy_tokens_equal_transformers_for_every_family_and_split(family_folder: Path) -> None:
+def test_greedy_tokens_equal_transformers_for_every_split(family_folder: Path) -> None:
     model = load_whole(family_folder)
     expected = [reference(model, prompt) for prompt in prompts()]
     assert sum(map(len, expected)) > sum(PROMPTS) + 5 * NEW  # most do not end early
@@ -92,7 +92,7 @@ def test_chunked_prefill_and_scattered_pages_change_no_token(family_folder: Path
         assert [stream.log for stream in streams] == expected, chunk
 
 
-def test_rows_that_attend_one_by_one_give_the_same_as_gathered_ones(
+def test_rows_attended_singly_equal_gathered_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long sessions leave the padded batch; forced here, on neighbouring and on scattered pages."""
@@ -114,9 +114,7 @@ def test_biases_of_every_projection_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuts", SPLITS)
-def test_seeded_sampling_is_the_same_for_every_split_and_batch_mix(
-    folder: Path, cuts: tuple[int, ...]
-) -> None:
+def test_seeded_sampling_ignores_split_and_batch_mix(folder: Path, cuts: tuple[int, ...]) -> None:
     """Alone through one span against all at once through several; a difference needs a margin below tau."""
     whole, chain = load_chain(folder, (0, 4)), load_chain(folder, cuts)
     alone = [Stream(prompt, s) for prompt, s in zip(prompts(), SAMPLINGS, strict=True)]
@@ -200,7 +198,7 @@ def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
     assert part.step([replace(last, pages=pages)]) == [expected]
 
 
-def test_kv_of_another_length_is_refused_and_the_others_still_run(folder: Path) -> None:
+def test_kv_of_another_length_is_refused_alone(folder: Path) -> None:
     span = load_span(folder, 0, 2, OPTIONS)
     tokens = prompts()[0]
     wrong = KvWrite(range(8), 0, 2, (0, 2), bytes(7))

@@ -86,14 +86,14 @@ def test_guard_one_tensors_of_another_shape_are_named(copy: Path) -> None:
         load_span(copy, 0, 2, OPTIONS)
 
 
-def test_guard_two_blocks_that_go_around_the_pages_are_noticed(folder: Path) -> None:
+def test_guard_two_blocks_that_bypass_pages_are_noticed(folder: Path) -> None:
     loaded, pool = trial(folder)
     loaded.body.config._attn_implementation = "eager"
     with pytest.raises(ModelSourceError, match="its 2 blocks made 0 attention calls"):
         self_check.run_reference(loaded, pool, folder)
 
 
-def test_guard_three_a_forward_that_does_more_than_its_blocks_is_noticed(folder: Path) -> None:
+def test_guard_three_forward_beyond_its_blocks_is_noticed(folder: Path) -> None:
     """As Granite's embedding multiplier would: here the final norm, left in place."""
     loaded, pool = trial(folder)
     loaded.body.norm = torch.nn.LayerNorm(64)
@@ -151,7 +151,7 @@ def test_llama_3_rope_is_the_models_own(tmp_path: Path) -> None:
     chain.generate([Stream([5] * 300)], 2)  # beyond the first table of angles
 
 
-def test_a_gemma_3_checkpoint_with_a_vision_tower_serves_its_text_model(tmp_path: Path) -> None:
+def test_gemma_3_with_vision_tower_serves_its_text_model(tmp_path: Path) -> None:
     make_model(tmp_path / "text", "gemma3")
     expected, found = Stream([3, 4, 5]), Stream([3, 4, 5])
     load_chain(tmp_path / "text", (0, 2, 4)).generate([expected], 8)
@@ -195,7 +195,7 @@ def test_a_memory_budget_is_spent_on_weights_first(folder: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--replay-memory", "64Ki")])
 @pytest.mark.parametrize("memory", ["512Ki", "3Mi", "1Gi"])
-def test_weights_kv_and_kept_rows_fit_into_the_memory_of_a_server(
+def test_weights_kv_and_kept_rows_fit_into_server_memory(
     folder: Path, memory: str, flags: tuple[str, ...]
 ) -> None:
     settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
@@ -208,7 +208,7 @@ def test_weights_kv_and_kept_rows_fit_into_the_memory_of_a_server(
     assert settings.memory - page < taken <= settings.memory
 
 
-def test_a_server_takes_what_its_plan_counted(folder: Path, tmp_path: Path) -> None:
+def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> None:
     document = ModelSwarm.parse(
         {
             "apiVersion": "modelswarm.io/v1alpha1",
@@ -253,7 +253,7 @@ def test_blocks_out_of_range_are_refused(folder: Path, blocks: tuple[int, int]) 
         load_span(folder, *blocks, OPTIONS)
 
 
-def test_a_tokenizer_that_does_not_fit_stops_the_start(copy: Path) -> None:
+def test_tokenizer_of_wrong_size_stops_the_start(copy: Path) -> None:
     write_tokenizer(copy, VOCAB)
     config = json.loads((copy / "tokenizer.json").read_text())
     first = config["added_tokens"][0]

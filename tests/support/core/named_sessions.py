@@ -20,6 +20,7 @@ from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_nam
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.session_queries import SessionQueries
 
 KEY = (MODEL, "talk")
@@ -39,7 +40,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         core = self.gateway.core
-        self.questions = SessionQueries(core, self._now, self._flush, lambda _: ())
+        self.questions = SessionQueries(CoreDriver(core, self._now, self._flush), lambda _: ())
         self.book = NamedSessions(
             self._open,
             lambda name: core.close_session(name, self.made.now),

@@ -157,7 +157,7 @@ class Scene:
             (
                 pod["metadata"]["labels"]["modelswarm.io/slot"],
                 pod["metadata"]["annotations"]["modelswarm.io/blocks"],
-                pod["metadata"]["annotations"]["modelswarm.io/plan"],
+                pod["metadata"]["annotations"]["modelswarm.io/template-hash"],
             )
             for pod in self.pods(name)
         ]

@@ -15,14 +15,14 @@ import math
 import shutil
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+from support.eventually import eventually
 from support.kubernetes.api_client import ApiClient, Json
 from support.kubernetes.requirements import require
 
@@ -143,7 +143,7 @@ def run_prometheus(settings: Json, folder: Path) -> Iterator[Prometheus]:
     process, address = _start(written, folder, log)
     asked = Prometheus(address)
     try:
-        wait_for(asked.is_ready, START_SECONDS, lambda: f"no Prometheus:\n{log.read_text()}")
+        eventually("a ready Prometheus", asked.is_ready, START_SECONDS, log.read_text)
         yield asked
     finally:
         asked.close()
@@ -185,7 +185,7 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
                 found.append(said["address"])
         return bool(found)
 
-    wait_for(told, START_SECONDS, lambda: f"Prometheus does not listen:\n{log.read_text()}")
+    eventually("the address of Prometheus", told, START_SECONDS, log.read_text)
     return found[0]
 
 
@@ -332,11 +332,3 @@ def fill_variables(expr: str, window: str) -> str:
         expr = expr.replace(name, value)
     assert "$" not in expr, expr
     return expr
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, problem: Callable[[], str]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(problem())
-        time.sleep(0.05)

@@ -32,24 +32,24 @@ class Recorder:
     up: list[Hello] = field(default_factory=list)
     down: list[tuple[PeerId, str]] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
-    calls: int = 0  # of `received`
+    calls: int = 0  # of `on_items`
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    on_items: Callable[[PeerId, list[Item]], None] | None = None
+    hook: Callable[[PeerId, list[Item]], None] | None = None
 
-    def linked(self, peer: PeerId, hello: Hello) -> None:
+    def on_link_up(self, peer: PeerId, hello: Hello) -> None:
         self.up.append(hello)
         self.changed.set()
 
-    def unlinked(self, peer: PeerId, reason: str) -> None:
+    def on_link_down(self, peer: PeerId, reason: str) -> None:
         self.down.append((peer, reason))
         self.changed.set()
 
-    def received(self, peer: PeerId, items: list[Item]) -> None:
+    def on_items(self, peer: PeerId, items: list[Item]) -> None:
         self.calls += 1
         self.items += items
         self.changed.set()
-        if self.on_items is not None:
-            self.on_items(peer, items)
+        if self.hook is not None:
+            self.hook(peer, items)
 
     async def until(self, true: Callable[[], bool], deadline: float = DEADLINE) -> None:
         async with asyncio.timeout(deadline):
@@ -81,7 +81,7 @@ class Node:
         def back(peer: PeerId, items: list[Item]) -> None:
             self.send(Address(peer, ""), items)
 
-        self.heard.on_items = back
+        self.heard.hook = back
 
 
 @contextlib.asynccontextmanager

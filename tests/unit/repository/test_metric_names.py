@@ -73,10 +73,10 @@ async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
     spans = {"s0": (0, 4), "s1": (0, 4), "s2": (4, 8), "s3": (0, 3)}
     for name, (first, last) in spans.items():
         model = "other-model" if name == "s3" else MODEL
-        node.linked(f"{name}/1/x", make_hello(name, first, last, model))
-    node.received("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
-    node.received("s1/1/x", [Heartbeat(free_pages=0, total_pages=10, draining=True)])
-    node.received("s2/1/x", [Heartbeat(free_pages=3, total_pages=10)])
+        node.on_link_up(f"{name}/1/x", make_hello(name, first, last, model))
+    node.on_items("s0/1/x", [Heartbeat(free_pages=10, total_pages=10)])
+    node.on_items("s1/1/x", [Heartbeat(free_pages=0, total_pages=10, draining=True)])
+    node.on_items("s2/1/x", [Heartbeat(free_pages=3, total_pages=10)])
 
     def shown(name: str, **labels: str) -> float | None:
         return value(registry, f"modelswarm_gateway_{name}", **{"model": MODEL, **labels})
@@ -90,14 +90,14 @@ async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
     assert shown("uncovered_blocks") == 0
     assert shown("coverage", model="other-model") == 0
     assert shown("uncovered_blocks", model="other-model") == 5
-    node.unlinked("s2/1/x", "gone")
+    node.on_link_down("s2/1/x", "gone")
     assert (shown("coverage"), shown("uncovered_blocks"), shown("servers")) == (0, 4, 2)
 
 
 async def test_clients_cannot_add_series() -> None:
     node = make_node()
     metrics = Metrics(node)
-    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
+    node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
     metrics.count_request("not-here-0", Code.MODEL_NOT_FOUND)
     before = len(generate_latest(metrics.registry).splitlines())
     for number in range(100):
@@ -111,8 +111,8 @@ async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> No
     assert not [f for f in metric_families(await gateway_registry()) if f.name.startswith("vllm:")]
     node = make_node()
     metrics = Metrics(node, vllm_names=True)
-    node.linked("s0/1/x", make_hello("s0", 0, BLOCKS))
-    node.received("s0/1/x", [Heartbeat(free_pages=2, total_pages=10)])
+    node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
+    node.on_items("s0/1/x", [Heartbeat(free_pages=2, total_pages=10)])
     turn = metrics.meter_turn(MODEL, 5, 0.0)
     turn.on_started(0.5)
     turn.on_tokens(1, 2.0)

@@ -52,7 +52,7 @@ def machine_obstacles() -> list[str]:
     """Return the obstacles to real nodes that no package removes."""
     found = []
     if os.geteuid() != 0:
-        found.append("not root: namespaces, mounts and control groups can't be made")
+        found.append("not root: namespaces, mounts and control groups can't be made (use sudo)")
     found += go_obstacles()
     if "overlay" not in Path("/proc/filesystems").read_text():
         found.append("the kernel has no overlayfs: containers have no root file system")
@@ -64,11 +64,13 @@ def machine_obstacles() -> list[str]:
 def go_obstacles() -> list[str]:
     """Return why nothing can be built here, if so."""
     if shutil.which("go") is None:
-        return ["Go is not installed, and the cluster's programs are built from source (go.dev/dl)"]
+        return [
+            "Go is not installed: the cluster's programs are built from source (get it: go.dev/dl)"
+        ]
     said = subprocess.run(("go", "version"), capture_output=True, text=True, check=False).stdout
     found = re.search(r"go(\d+)\.(\d+)", said)
     if found is not None and (int(found[1]), int(found[2])) < OLDEST_GO:
-        return [f"{found[0]} is too old: Go 1.21 or newer is needed (go.dev/dl)"]
+        return [f"{found[0]} is too old: Go 1.21 or newer is needed (get it: go.dev/dl)"]
     return []
 
 

@@ -14,7 +14,8 @@ from modelswarm_gateway.errors import gateway_stopping
 from modelswarm_gateway.runtime.drains import Drains, blocks_uncovered, drain_cancelled
 
 POLL_SECONDS = 0.1
-EMPTY_POLLS = 3  # that find it empty too: what others sent before they heard of it may come
+# Further polls that must find the server empty: sessions sent before the drain was known may still arrive.
+EMPTY_POLLS = 3
 
 
 async def run_drain(

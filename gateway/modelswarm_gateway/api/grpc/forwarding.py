@@ -26,22 +26,22 @@ from modelswarm_gateway.generation.service import GenerationService
 
 
 async def forward_stream(
-    target: str, request: api_pb2.GenerateRequest, lives: AliveCheck
+    target: str, request: api_pb2.GenerateRequest, is_alive: AliveCheck
 ) -> AsyncIterator[api_pb2.GenerateResponse]:
     """Yield the parts of the owning gateway's answer. Raise PeerGone when it stops answering, or its ApiError."""
-    said = finished = False
+    has_part = finished = False
     async with aio.insecure_channel(target) as channel:
         call = api_pb2_grpc.InferenceStub(channel).GenerateStream(
             request, metadata=((FORWARDED_HEADER, "1"),)
         )
         parts = aiter(call)
         try:
-            while (part := await await_while_alive(anext(parts, None), lives)) is not None:
+            while (part := await await_while_alive(anext(parts, None), is_alive)) is not None:
                 yield part
-                said, finished = True, bool(part.finish_reason)
+                has_part, finished = True, bool(part.finish_reason)
         except (aio.AioRpcError, PeerGone) as error:
             if not finished:
-                raise await _translate_error(error, said, lives) from error
+                raise await _translate_error(error, has_part, is_alive) from error
         finally:
             call.cancel()
     if not finished:
@@ -49,31 +49,31 @@ async def forward_stream(
 
 
 async def _translate_error(
-    error: aio.AioRpcError | PeerGone, said: bool, lives: AliveCheck
+    error: aio.AioRpcError | PeerGone, has_part: bool, is_alive: AliveCheck
 ) -> Exception:
     """Return the other gateway's error as ApiError; errors of its gRPC library or of the network mean PeerGone."""
     if isinstance(error, PeerGone):
         return error
     trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
-    words = {name: str(value) for name, value in trailing or ()}
-    if "error-code" in words:
-        code = parse_code(words["error-code"])
-        if said and code in MOVED_CODES:
+    metadata = {name: str(value) for name, value in trailing or ()}
+    if "error-code" in metadata:
+        code = parse_code(metadata["error-code"])
+        if has_part and code in MOVED_CODES:
             return PeerGone()
-        wait = float(words["retry-after"]) if "retry-after" in words else None
+        wait = float(metadata["retry-after"]) if "retry-after" in metadata else None
         detail = error.details() or ""
-        return ApiError(code, detail, param=words.get("error-param"), retry_after=wait)
-    if said or not await lives():
+        return ApiError(code, detail, param=metadata.get("error-param"), retry_after=wait)
+    if has_part or not await is_alive():
         return PeerGone()
     detail = f"the gateway that holds this session cannot be reached: {error.details()}"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
-async def is_alive_at(service: GenerationService, asked: GenerationRequest, target: str) -> bool:
+async def is_alive_at(service: GenerationService, request: GenerationRequest, target: str) -> bool:
     """Return whether servers know the gateway at `target` as the owner; if they know none, whether it responds."""
-    lives = await service.is_owned_by(asked, target)
-    if lives is not None:
-        return lives
+    is_alive = await service.is_owned_by(request, target)
+    if is_alive is not None:
+        return is_alive
     async with aio.insecure_channel(target) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:

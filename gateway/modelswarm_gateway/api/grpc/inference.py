@@ -79,49 +79,51 @@ class Inference(api_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         """Answer here or by another gateway. When the answering gateway is gone, go on behind what the client has."""
         forwarded = any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
-        course = StreamFailover(self._service.clock)
+        failover = StreamFailover(self._service.clock)
         last: api_pb2.GenerateResponse | None = None
         while True:
-            asked = replace(parse_generate_request(request), forwarded=forwarded)
+            generation_request = replace(parse_generate_request(request), forwarded=forwarded)
             try:
-                async for part in self._answer_once(request, asked, course, context):
+                async for part in self._answer_once(request, generation_request, failover, context):
                     yield part
                     last = part if part.token_ids else last
-                    course.on_delivered()
+                    failover.on_delivered()
                 return
             except (PeerGone, ApiError) as error:
-                await course.before_retry(error)
+                await failover.before_retry(error)
             if last is not None:
                 request = _resume_request(last, request)
 
     async def _answer_once(
         self,
         request: api_pb2.GenerateRequest,
-        asked: GenerationRequest,
-        course: StreamFailover,
+        generation_request: GenerationRequest,
+        failover: StreamFailover,
         context: Context,
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         try:
-            generation = await self._service.start_generation(asked)
+            generation = await self._service.start_generation(generation_request)
         except OwnedElsewhere as elsewhere:
-            lives = partial(is_alive_at, self._service, asked, elsewhere.grpc)
-            async for part in forward_stream(elsewhere.grpc, request, lives):
+            is_alive = partial(is_alive_at, self._service, generation_request, elsewhere.grpc)
+            async for part in forward_stream(elsewhere.grpc, request, is_alive):
                 yield part
             return
         try:
             name = f"gen-{secrets.token_hex(12)}"
             finish = None
             while finish is None:
-                piece = await generation.next_chunk(self._service.keepalive_seconds(asked.model))
-                if piece is None and not course.has_begun:
-                    course.has_begun = True
+                chunk = await generation.next_chunk(
+                    self._service.keepalive_seconds(generation_request.model)
+                )
+                if chunk is None and not failover.has_begun:
+                    failover.has_begun = True
                     await context.send_initial_metadata(())  # the call was accepted, and waits
-                if piece is not None:
-                    finish = piece.finish
-                    yield _response_part(name, piece, generation)
-                    generation.acknowledge(piece)
+                if chunk is not None:
+                    finish = chunk.finish
+                    yield _response_part(name, chunk, generation)
+                    generation.acknowledge(chunk)
         except ApiError as error:
-            if error.code is Code.SESSION_ELSEWHERE and not asked.forwarded:
+            if error.code is Code.SESSION_ELSEWHERE and not generation_request.forwarded:
                 raise PeerGone from error  # another gateway has just taken the session over
             raise
         finally:
@@ -140,18 +142,18 @@ def _resume_request(
 
 
 def _response_part(
-    name: str, piece: OutputChunk, generation: Generation
+    name: str, chunk: OutputChunk, generation: Generation
 ) -> api_pb2.GenerateResponse:
     part = api_pb2.GenerateResponse(
         id=name,
-        text=piece.text,
-        token_ids=piece.tokens,
-        position=piece.position,
-        mark=piece.mark,
+        text=chunk.text,
+        token_ids=chunk.tokens,
+        position=chunk.position,
+        mark=chunk.mark,
     )
-    if piece.finish is not None:
+    if chunk.finish is not None:
         prompt, completion = len(generation.prompt), generation.completion_tokens
-        part.finish_reason = piece.finish
+        part.finish_reason = chunk.finish
         part.usage.prompt_tokens = prompt
         part.usage.completion_tokens = completion
         part.usage.total_tokens = prompt + completion

@@ -9,16 +9,16 @@ from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
 
-def build_snapshot(engine: SessionBackend, model: str = "") -> api_pb2.Snapshot:
+def build_snapshot(backend: SessionBackend, model: str = "") -> api_pb2.Snapshot:
     """Return models, servers and sessions of `model`; of all models if it is empty."""
 
     def wanted(name: str) -> bool:
         return not model or name == model
 
     return api_pb2.Snapshot(
-        models=[_model(card) for card in engine.model_cards() if wanted(card.name)],
-        servers=[_server(view) for view in engine.servers() if wanted(view.model)],
-        sessions=[_session(view) for view in engine.sessions() if wanted(view.model)],
+        models=[_model(card) for card in backend.model_cards() if wanted(card.name)],
+        servers=[_server(view) for view in backend.servers() if wanted(view.model)],
+        sessions=[_session(view) for view in backend.sessions() if wanted(view.model)],
     )
 
 
@@ -47,10 +47,10 @@ def _server(view: ServerView) -> api_pb2.Server:
         own_sessions=view.own_sessions,
     )
     if view.heartbeat is not None:
-        beat = view.heartbeat
-        made.free_pages, made.total_pages = beat.free_pages, beat.total_pages
-        made.sessions, made.step_ms = beat.sessions, beat.step_ms
-        made.steps, made.rows = beat.steps, beat.rows
+        heartbeat = view.heartbeat
+        made.free_pages, made.total_pages = heartbeat.free_pages, heartbeat.total_pages
+        made.sessions, made.step_ms = heartbeat.sessions, heartbeat.step_ms
+        made.steps, made.rows = heartbeat.steps, heartbeat.rows
     return made
 
 

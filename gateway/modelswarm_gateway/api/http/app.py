@@ -62,55 +62,59 @@ def build_http_app(
 
 
 def _generation_routes(app: FastAPI, service: GenerationService) -> None:
-    passing = Forwarder()
+    forwarder = Forwarder()
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _respond(request, service, passing, parse_chat, ChatResponseBuilder)
+        return await _respond(request, service, forwarder, parse_chat, ChatResponseBuilder)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
         return await _respond(
-            request, service, passing, parse_completion, CompletionResponseBuilder
+            request, service, forwarder, parse_completion, CompletionResponseBuilder
         )
 
 
 async def _respond(
     request: Request,
     service: GenerationService,
-    passing: Forwarder,
+    forwarder: Forwarder,
     parse: Callable[[object], ChatRequest | CompletionRequest],
-    shape: type[ResponseBuilder],
+    builder: type[ResponseBuilder],
 ) -> Response:
     try:
         body = await read_json(request)
-        asked = parse(body)
-        ask = _apply_headers(request, asked.to_generation_request(), bool(asked.stream))
+        parsed = parse(body)
+        generation_request = _apply_headers(
+            request, parsed.to_generation_request(), bool(parsed.stream)
+        )
     except ApiError as error:
         service.metrics.count_request(OTHER_MODEL, error.code)
         raise
     return GenerationResponse(
         service,
-        ask,
-        shape,
-        forward=ForwardContext(passing, OriginalRequest(request.url.path, request.headers, body)),
+        generation_request,
+        builder,
+        forward=ForwardContext(forwarder, OriginalRequest(request.url.path, request.headers, body)),
         response_format=ResponseFormat(
-            bool(asked.stream), asked.usage_in_stream, bool(asked.return_token_ids)
+            bool(parsed.stream), parsed.usage_in_stream, bool(parsed.return_token_ids)
         ),
     )
 
 
-def _apply_headers(request: Request, ask: GenerationRequest, stream: bool) -> GenerationRequest:
+def _apply_headers(
+    request: Request, generation_request: GenerationRequest, stream: bool
+) -> GenerationRequest:
     """Return the request with its headers applied: the event to resume after, and the mark of a forwarded request."""
-    said = request.headers.get(LAST_EVENT_ID)
-    if said is not None:
-        if ask.session_id is None or not stream:
+    last_event_id = request.headers.get(LAST_EVENT_ID)
+    if last_event_id is not None:
+        if generation_request.session_id is None or not stream:
             raise invalid_request(
                 LAST_EVENT_ID, f"{LAST_EVENT_ID}: only a stream with a session_id can be resumed"
             )
-        after, mark = parse_event_id(said)
-        ask = replace(ask, resume_after=after, resume_mark=mark)
-    return replace(ask, forwarded=FORWARDED_HEADER in request.headers)
+        after, mark = parse_event_id(last_event_id)
+        generation_request = replace(generation_request, resume_after=after, resume_mark=mark)
+    return replace(generation_request, forwarded=FORWARDED_HEADER in request.headers)
 
 
 def _model_routes(app: FastAPI, service: GenerationService) -> None:
@@ -170,15 +174,17 @@ def _model_readiness(card: ModelCard) -> dict[str, Any]:
 
 def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
     """Return why no model is ready; None when one is."""
-    said: list[str] = []
+    reasons: list[str] = []
     for card in cards:
         if card.ready:
             return None
         if card.missing_blocks:
-            said.append(f"{card.name}: no server for blocks {format_blocks(card.missing_blocks)}")
+            reasons.append(
+                f"{card.name}: no server for blocks {format_blocks(card.missing_blocks)}"
+            )
         if card.tokenizer is None:
-            said.append(f"{card.name}: its tokenizer is not loaded yet")
-    return "; ".join(said) or "no server is linked"
+            reasons.append(f"{card.name}: its tokenizer is not loaded yet")
+    return "; ".join(reasons) or "no server is linked"
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

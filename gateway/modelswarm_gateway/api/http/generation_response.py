@@ -181,9 +181,8 @@ class GenerationResponse(Response):
     async def _send_stream(
         self, generation: Generation, builder: ResponseBuilder, writer: ResponseWriter
     ) -> None:
-        chunk = await generation.next_chunk(
-            self._keepalive
-        )  # raises a refusal: nothing is sent yet
+        # A refusal is raised here, before anything is sent.
+        chunk = await generation.next_chunk(self._keepalive)
         await writer.start_stream()
         opening = builder.opening() if self._resumed_request().resume_after is None else b""
         pending: list[int] = []  # tokens that have shown no text yet

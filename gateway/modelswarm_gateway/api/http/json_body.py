@@ -1,4 +1,4 @@
-"""Reads the body of an HTTP request as a JSON value, or raises an error that says what is wrong with it."""
+"""Reads the body of an HTTP request as a JSON value, or raises an error that describes the problem."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def read_json(request: Request) -> object:
 
 
 async def _read(request: Request) -> bytes:
-    said = request.headers.get("content-length", "")
-    if said.isdigit() and int(said) > MAX_BODY_BYTES:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
     async for chunk in request.stream():

@@ -59,8 +59,8 @@ class ResponseBuilder(Protocol):
 
 def keepalive_comment(reason: str) -> bytes:
     """Return a comment that clients skip; it shows people and proxies that the stream is alive. `reason` may be ""."""
-    said = f" for a route: {' '.join(reason.split())}" if reason else ""
-    return f": waiting{said}\n".encode()  # no blank line: for some clients that ends an event
+    fields = f" for a route: {' '.join(reason.split())}" if reason else ""
+    return f": waiting{fields}\n".encode()  # no blank line: for some clients that ends an event
 
 
 def error_event(envelope: object) -> bytes:
@@ -100,12 +100,12 @@ class ChatResponseBuilder:
         self._events = _EventWriter(head, "chatcmpl", "chat.completion.chunk")
 
     def opening(self) -> bytes:
-        said = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        return self._events.choice(said)
+        fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        return self._events.choice(fields)
 
     def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        said = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
-        return self._events.choice(said, tokens, event_id)
+        fields = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
+        return self._events.choice(fields, tokens, event_id)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
@@ -125,8 +125,8 @@ class CompletionResponseBuilder:
         return b""
 
     def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        said = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
-        return self._events.choice(said, tokens, event_id)
+        fields = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
+        return self._events.choice(fields, tokens, event_id)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')

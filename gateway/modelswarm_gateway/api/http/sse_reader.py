@@ -18,9 +18,7 @@ class SseReader:
     def __init__(self) -> None:
         self.last_event_id: str | None = None
         self.is_done = False  # the end mark was returned
-        self.error: ApiError | None = (
-            None  # the stream ended with this error, which is not returned
-        )
+        self.error: ApiError | None = None  # the error that ended the stream; not returned as bytes
         self._buffer = b""
 
     def add_bytes(self, part: bytes) -> bytes:
@@ -31,21 +29,21 @@ class SseReader:
         """
         self._buffer += part
         at = end = 0
-        said, over = "", False
+        event_id, is_done = "", False
         while (stop := self._buffer.find(b"\n", at)) >= 0:
             line, first = self._buffer[at:stop], at == end
             at = stop + 1
             if line.startswith(b"id: "):
-                said = line[4:].decode()
+                event_id = line[4:].decode()
             elif line.startswith(b'data: {"error"'):
                 self.error = parse_error_body(line[6:])
             elif line == b"data: [DONE]":
-                over = True
+                is_done = True
             elif first and line.startswith(b":"):
                 end = at
-            elif not line and (said or over):
-                self.last_event_id, self.is_done, end = said or self.last_event_id, over, at
-                said = ""
+            elif not line and (event_id or is_done):
+                self.last_event_id, self.is_done, end = event_id or self.last_event_id, is_done, at
+                event_id = ""
         whole, self._buffer = self._buffer[:end], self._buffer[end:]
         return whole
 

@@ -1,1 +1,1 @@
-"""What enters and leaves the core: settings, turns, effects, views."""
+"""Plain values that enter and leave the core: settings, turns, effects, views, errors."""

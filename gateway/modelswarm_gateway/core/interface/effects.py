@@ -1,6 +1,7 @@
-"""What goes into and comes out of the gateway core, besides protocol items: settings, requests, effects, views.
+"""Effects: everything that the gateway core asks its shell to do or to report.
 
-The node (shell) executes effects in order; the doors see only Emitted, Refused and Broken.
+Emitted by the core and executed in order by `runtime/node.py`. The API sees only Emitted, Refused and SessionLost; the
+effects that say "for logs and metrics" change nothing. Plain values that know no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from modelswarm_gateway.core.interface.turn import RefusalReason
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """Log entry `position`, once and in order (I3). token == -1: nothing was to be sampled."""
+    """The log entry at `position`, once and in order (I3, order). token == -1: the turn samples nothing."""
 
     session: str
     position: int
@@ -27,7 +28,7 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The turn did not start; the session is parked and still open."""
+    """A turn that did not start; its session is parked and still open."""
 
     session: str
     reason: RefusalReason
@@ -37,7 +38,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The session could not be saved (I8); it is closed."""
+    """A session that could not be recovered (I8, honest end); it is closed."""
 
     session: str
     detail: str
@@ -45,14 +46,14 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class OwnershipLost:
-    """Another gateway has the session (R20): it is closed here, and nothing more is said about it."""
+    """A session that another gateway owns (R20, takeover): closed here, without further effects."""
 
     session: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rerouted:
-    """A fault made a running session enter the loop; for logs and metrics."""
+    """A running session that entered the recovery loop because of a fault; for logs and metrics."""
 
     session: str
     cause: str
@@ -61,7 +62,7 @@ class Rerouted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """First new token after Rerouted."""
+    """The first new token after Rerouted; for logs and metrics."""
 
     session: str
     seconds: float
@@ -69,18 +70,18 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class MigrationEnded:
-    """A planned move of a session away from `peer` ended (R13); for logs and metrics."""
+    """The end of a migration away from `peer` (R13, migration); for logs and metrics."""
 
     session: str
     peer: PeerId
     cause: str
-    outcome: str  # of `move.Ended`
+    outcome: str  # value of a MigrationOutcome
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class CloseLink:
-    """A server has been silent for so long that its link is to be closed, and dialled anew."""
+    """A link to close and dial again, because its server has been silent for too long."""
 
     peer: PeerId
     reason: str
@@ -88,7 +89,7 @@ class CloseLink:
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """A server gets no new sessions for a while; for logs and metrics."""
+    """A server that gets no new sessions for a while; for logs and metrics."""
 
     peer: PeerId
     model: str

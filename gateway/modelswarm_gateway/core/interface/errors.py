@@ -7,18 +7,20 @@ from __future__ import annotations
 
 
 class CoreError(Exception):
-    """A call that the core cannot take; the message is for the client."""
+    """A call that the core cannot accept; the message is for the client."""
 
 
 class UnknownSession(CoreError):
-    pass
+    """There is no session of that name here."""
 
 
 class SessionBusy(CoreError):
-    pass
+    """The session is open already, or a turn of it is running."""
 
 
 class PromptTooLong(CoreError):
+    """The prompt does not fit into the model's context."""
+
     def __init__(self, length: int, limit: int) -> None:
         super().__init__(f"the prompt has {length} tokens; this model's context holds {limit}")
         self.length, self.limit = length, limit

@@ -13,7 +13,7 @@ from modelswarm.protocol.messages import HopInfo, Turn
 
 @dataclass(frozen=True, slots=True)
 class LogHolder:
-    """A server that has a log copy of a session, as it was in that epoch."""
+    """A server with a log copy of a session, as of that epoch."""
 
     peer: PeerId
     epoch: Epoch
@@ -21,26 +21,26 @@ class LogHolder:
 
 @dataclass(frozen=True, slots=True)
 class SessionLocation:
-    """What the servers say of a session that is not here."""
+    """The servers' answers about a session that is not on this gateway."""
 
     session: str
-    epoch: Epoch  # highest that was found
-    owner: PeerId = ""  # "": nobody knows the session
-    owner_target: str = ""  # of the owner's door
+    epoch: Epoch  # highest epoch found
+    owner: PeerId = ""  # "": no server knows the session
+    owner_target: str = ""  # address of the owner's API
     is_owner_alive: bool = False
-    takeover_wait: float = 0.0  # seconds until it may be adopted
-    last_started: Epoch = NO_EPOCH  # the newest that may have generated
-    hops: tuple[tuple[PeerId, HopInfo], ...] = ()  # of that epoch and of newer ones
-    log_holders: tuple[LogHolder, ...] = ()  # of logs of those, the longest first
-    unanswered: tuple[PeerId, ...] = ()  # servers that may know better, and did not answer
-    claimant: PeerId = ""  # another gateway is about to open it, and was first somewhere
+    takeover_wait: float = 0.0  # seconds until it may be taken over
+    last_started: Epoch = NO_EPOCH  # the newest epoch that may have generated tokens
+    hops: tuple[tuple[PeerId, HopInfo], ...] = ()  # hops of that epoch and of newer ones
+    log_holders: tuple[LogHolder, ...] = ()  # holders of their logs, the longest log first
+    unanswered: tuple[PeerId, ...] = ()  # servers that did not answer and may know more
+    claimant: PeerId = ""  # another gateway that claimed the name first on some server
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedLog:
-    """A log copy has come whole; without a turn: it will not."""
+    """A complete log copy. If `turn` is None, the fetch failed."""
 
     session: str
-    epoch: Epoch  # of the hop that had it
+    epoch: Epoch  # of the hop that held it
     tokens: tuple[int, ...]
     turn: Turn | None

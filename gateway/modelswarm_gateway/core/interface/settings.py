@@ -10,34 +10,51 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    hold_limit_seconds: float = 60.0  # a session that cannot run waits so long for servers or room
-    suspect_after_seconds: float = (
-        0.3  # silence of a server on a live route that is never suspicious
-    )
-    token_timeout_seconds: float = 1.0  # ... and what its servers' steps take: a token is due
-    fence_ack_seconds: float = 0.3  # ... and its longest step: a hop's answer to a Fence is due
-    fence_timeout_seconds: float = 5.0  # it is waited for so long if there is no way around it
-    disconnect_after_seconds: float = (
-        15.0  # silence of any server, three idle beats: its link is closed
-    )
-    lease_seconds: float = 30.0  # the servers' (R19): half of it asleep, and all is fenced anew
-    retry_seconds: float = 0.1  # first pause of a held session; doubles up to retry_limit_seconds
+    """Times in seconds, counts in the unit of their name."""
+
+    # Longest time a session is held for servers or room, unless its servers announce a limit.
+    hold_limit_seconds: float = 60.0
+    # Silence of a server on a running route that is never suspicious.
+    suspect_after_seconds: float = 0.3
+    # Added to the expected step times of the route: a token is overdue after that.
+    token_timeout_seconds: float = 1.0
+    # Added to the longest step of a server: its FenceAck is overdue after that.
+    fence_ack_seconds: float = 0.3
+    # Time to wait for a FenceAck if no route avoids that server.
+    fence_timeout_seconds: float = 5.0
+    # Silence after which a link is closed; three idle heartbeats.
+    disconnect_after_seconds: float = 15.0
+    # Lease of the servers (R19, leases). After a stall of half of it, all hops are fenced anew.
+    lease_seconds: float = 30.0
+    # First pause of a held session; it doubles up to retry_limit_seconds.
+    retry_seconds: float = 0.1
+    # Longest pause of a held session.
     retry_limit_seconds: float = 2.0
-    link_failure_seconds: float = (
-        30.0  # a pair of servers that failed twice in it is avoided for as long
-    )
-    attempts_without_token: int = 10  # this many loops without a new token (R21): held
-    release_kv_after: int = 3  # a held session frees its KV elsewhere after so many tries (R12)
-    copies_per_server: int = 8  # planned moves that a server has a part in at a time (R13)
-    copy_stall_seconds: float = 5.0  # a copy that gets no nearer for so long is dropped
-    copy_attempts: int = 3  # after so many failed copies, a session is moved without one
-    rebalance_after_seconds: float = 60.0  # a server with too many sessions gives some away; 0: off
-    migration_retry_seconds: float = 0.5  # pause after a failed move; doubles with each
-    affinity_seconds: float = 2.0  # a new turn waits no longer for a server that others can replace
-    contest_seconds: float = 0.4  # for another gateway with a lower epoch to let go of a session
-    search_seconds: float = 0.3  # to hear from all servers what they hold of a session (R20)
-    log_fetch_seconds: float = 10.0  # for a log copy to come whole
-    max_input_tokens: int = 8192  # most log entries per Input message
-    max_live_input_tokens: int = (
-        256  # up to here an Input goes on live: cheaper than waking the bulk lane
-    )
+    # A link between two servers is avoided for this time after two failures within it.
+    link_failure_seconds: float = 30.0
+    # A session is held after this many attempts without a new token (R21, failure detection).
+    attempts_without_token: int = 10
+    # A held session frees its KV on all servers after this many tries (R12, admission).
+    release_kv_after: int = 3
+    # Most migrations that involve a server at a time (R13, migration).
+    copies_per_server: int = 8
+    # A copy that makes no progress for this time is aborted.
+    copy_stall_seconds: float = 5.0
+    # After this many failed copies a session migrates without one.
+    copy_attempts: int = 3
+    # A server with too many sessions for this time gives some away; 0: off.
+    rebalance_after_seconds: float = 60.0
+    # First pause after a failed migration; it doubles with each.
+    migration_retry_seconds: float = 0.5
+    # Longest predicted wait of a new turn for a server that others can replace.
+    affinity_seconds: float = 2.0
+    # Time another gateway with a lower epoch has to relinquish a session.
+    contest_seconds: float = 0.4
+    # Time all servers have to tell what they hold of a session (R20, takeover).
+    search_seconds: float = 0.3
+    # Time for a complete log copy to arrive.
+    log_fetch_seconds: float = 10.0
+    # Most log entries per Input message.
+    max_input_tokens: int = 8192
+    # Largest Input sent on the live lane: up to here cheaper than waking the bulk lane.
+    max_live_input_tokens: int = 256

@@ -1,4 +1,4 @@
-"""One turn as the core is given it, keeps it and refuses it.
+"""One turn: the request, the reason of a refusal, and the state that remains after it.
 
 Used by the core, by `backend/` and by `generation/`. Knows nothing of HTTP, gRPC or text.
 """
@@ -13,29 +13,29 @@ from modelswarm.protocol.messages import Sampling, Turn
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One turn: the whole log it starts from and what to add to it."""
+    """A turn to run: the whole log it starts from and the limits of its output."""
 
     tokens: tuple[int, ...]
-    max_tokens: int | None  # None: up to the context's end; 0: only read
+    max_tokens: int | None  # None: up to the end of the context; 0: prefill only
     sampling: Sampling
-    credit_ahead: int = 64  # tokens the swarm may be ahead of the reader (R7)
+    credit_ahead: int = 64  # tokens the swarm may be ahead of the client (R7, credit)
     is_resumed: bool = (
-        False  # its client has a part of the answer: it waits and is not refused (I8)
+        False  # the client has a part of the answer: held, never refused (I8, honest end)
     )
 
 
 class RefusalReason(enum.Enum):
-    """Why a turn was refused before its first token, or waits."""
+    """Reason why a turn was refused before its first token, or why a session is held."""
 
-    NO_ROOM = "no_room"  # no free KV: try later
+    NO_ROOM = "no_room"  # no free KV: retry later
     NO_SERVERS = "no_servers"  # blocks without a server
     TOO_LONG = "too_long"  # the prompt can never fit
-    FAULTS = "faults"  # its routes break, one after the other
+    FAULTS = "faults"  # one route after the other failed
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedTurn:
-    """The log of a session that is parked here, and the turn that it ran last."""
+    """The log of a session that is parked here, and the last turn it ran."""
 
     tokens: tuple[int, ...]
     turn: Turn

@@ -13,6 +13,8 @@ from modelswarm.protocol.messages import Heartbeat
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
+    """One connected server and its health."""
+
     peer: PeerId
     target: str
     model: str
@@ -20,16 +22,18 @@ class ServerView:
     first: int
     last: int
     n_blocks: int
-    own_sessions: int  # hops this gateway has there
-    drain_cause: str  # why its sessions are moved elsewhere; empty: they are not
+    own_sessions: int  # hops of this gateway on it
+    drain_cause: str  # cause of its drain; empty: it is not drained
     heartbeat: Heartbeat | None
     suspected: bool = False  # silent
-    ejected: bool = False  # gets no new sessions for now, but for one when it is on trial
-    score: float = 1.0  # how well it does, in (0, 1]
+    ejected: bool = False  # gets no new sessions for now, except one canary
+    score: float = 1.0  # health, in (0, 1]
 
 
 @dataclass(frozen=True, slots=True)
 class HopView:
+    """Blocks [first, last) on one server."""
+
     peer: PeerId
     first: int
     last: int
@@ -37,6 +41,8 @@ class HopView:
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
+    """One session and its route."""
+
     session: str
     model: str
     state: str
@@ -44,6 +50,6 @@ class SessionView:
     length: int
     route: tuple[HopView, ...]
     reused: int  # entries that this turn found in the head's KV
-    replayed: int  # entries that this turn ran again after faults
-    hold_reason: str = ""  # for what it is held
-    is_reachable: bool = True  # a server that is linked knows it
+    replayed: int  # entries run again in this turn after faults
+    hold_reason: str = ""  # the reason why it is held; empty: it is not held
+    is_reachable: bool = True  # a connected server has a hop of it

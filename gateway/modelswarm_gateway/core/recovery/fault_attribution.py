@@ -1,7 +1,9 @@
-"""Whose fault it was that a session came to no token (R5): read off the counters that its hops froze when fenced.
+"""Fault attribution (R5, one loop): find the link or server that kept a session from its token.
 
-Pure; used by `detection.py` once all hops have answered. A link that swallows rows or windows is told from a server
-that had rows and did nothing with them. A Report that names a link comes before, a silent hop blames itself.
+Evidence are the counters that the hops froze when they were fenced. They tell a link that loses rows or windows from a
+server that had rows and made no step. Used by the recovery loop once all hops have acknowledged. `attribute` is pure;
+`attribute_overdue` reports the result to the server registry. A FaultReport that names a link and a hop that does not
+acknowledge are handled elsewhere: both name the fault themselves.
 """
 
 from __future__ import annotations
@@ -15,30 +17,31 @@ from modelswarm.protocol.messages import Counters
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Session
 
-SAME_FAILURE_SECONDS = (
-    0.5  # seconds: what several sessions find within them is one failure of a link
-)
+# Faults that sessions report within this time in seconds are one failure of a link.
+SAME_FAILURE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class HopEvidence:
-    """A hop's answer: what it had seen of the epoch that came to nothing."""
+    """The counters of one hop for the epoch without a token."""
 
     peer: PeerId
     counters: Counters | None
-    is_idle: bool  # its server has made no step for long
+    is_idle: bool  # its server has made no step for a long time
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Two servers: the link between them. One: itself."""
+    """The faulty part: one server, or the link between two."""
 
     peers: tuple[PeerId, ...]
 
 
 def attribute(hops: Sequence[HopEvidence], epoch: Epoch, due_position: int) -> Culprit | None:
-    """Hops in route order; `owed` is the position of the token that did not come. None: nothing can be read off them,
-    as when they merely were slow."""
+    """Return the faulty part; None if the counters show no fault, as when the hops were merely slow.
+
+    Hops are in route order; `due_position` is the position of the token that did not come.
+    """
     seen = [hop.counters for hop in hops]
     if any(counters is None or counters.epoch != epoch for counters in seen):
         return None
@@ -69,7 +72,7 @@ def _faulty_ring_link(hops: Sequence[HopEvidence], seen: Sequence[Counters]) -> 
 def _idle_server(
     hops: Sequence[HopEvidence], seen: Sequence[Counters], due_position: int
 ) -> Culprit | None:
-    """The first hop that has rows and does nothing with them, although it may."""
+    """Return the first server that has rows it may run and makes no step."""
     for hop, counters in zip(hops, seen, strict=True):
         last = hop is hops[-1]
         waits = (
@@ -85,7 +88,7 @@ def _max_sendable(counters: Counters) -> int:
 
 
 def attribute_overdue(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]:
-    """The servers that the session is to do without, if it can."""
+    """Report the fault to the registry; return the servers that the session should avoid if it can."""
     epoch, session.overdue_epoch = session.overdue_epoch, None
     if epoch is None:
         return set()
@@ -102,7 +105,7 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
     if found is None:
         return set()
     if len(found.peers) == 2:
-        # failures count as seen from one end: first a lost token, then a lost window is the same link seen by us
+        # The pair is sorted: a lost token and then a lost window are failures of the same link.
         one, other = sorted(found.peers)
         registry.on_link_failed(one, other, -1 - int(now / SAME_FAILURE_SECONDS), now)
         return set()

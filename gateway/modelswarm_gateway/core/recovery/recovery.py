@@ -1,7 +1,8 @@
-"""The one loop R5, for every cause: suspect → Fence all hops (creating new ones) → answers → plan → Go.
+"""The recovery loop (R5, one loop), one for every cause: fence all hops and create new ones → FenceAcks → plan → StartEpoch.
 
-Called by `gateway.py` with a session and what happened; it changes the session and appends effects. A held session
-(no server for a block, no room) stands inside the loop and enters it again when something changes or its pause ends.
+Called by `gateway.py`, `detection/` and `migration/` with a session and what happened; it changes the session and emits
+effects. A held session (no server for a block, or no room) is inside the loop: it enters it again when something
+changes or its pause ends. Does not know how faults are detected or how routes are costed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Hop, Session
 
 
 class Recovery:
-    """The loop over a registry and its hops; sessions are given with each call."""
+    """The recovery loop of all sessions; the session is an argument of each call."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Recovery:
         self._registry = registry
         self._hold_limits = hold_limits
         self._emit = emit
-        self._forget = forget  # drops a broken session from the core's table
+        self._forget = forget  # removes a lost session from the core's table
         self._planner = RoutePlanner(settings, registry)
         self.hops = HopTable(registry, draw, emit)
         self.hop_messages = HopMessages(settings, emit)
@@ -57,7 +58,7 @@ class Recovery:
     # ---- entering the loop
 
     def on_fault(self, session: Session, cause: str, peer: PeerId, now: float) -> None:
-        """A fault of a turn that runs: note it, then the loop. Parked sessions are repaired when used next (R8)."""
+        """Record a fault and enter the loop. A parked session recovers when it is used next (R8, parked)."""
         if not session.is_in_turn:
             return
         session.last_fault = f"{cause} at {peer}"
@@ -68,7 +69,7 @@ class Recovery:
         self.enter_loop(session, now)
 
     def enter_loop(self, session: Session, now: float) -> None:
-        """Freeze the log's length, raise the epoch (R4), and fence every hop of a complete route."""
+        """Freeze the log's length, raise the epoch (R4, freeze), and fence every hop of a complete route."""
         session.raise_epoch()
         session.credit_cap = None
         session.attempts += 1
@@ -86,7 +87,7 @@ class Recovery:
                 self.hop_messages.send_fence(session, hop)
 
     def cut_over(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
-        """A planned move (R13): the loop with new hops, open beside the route, in the place of one."""
+        """Replace a hop by the new hops of its migration (R13, migration) and enter the loop with them."""
         at = session.hops.index(old)
         session.hops[at : at + 1] = new
         session.copy_targets = [hop for hop in session.copy_targets if hop not in new]
@@ -95,14 +96,14 @@ class Recovery:
         self.enter_loop(session, now)
 
     def open_copy_target(self, session: Session, hop: Hop) -> None:
-        """Open a hop that is not on the route, in the session's present epoch, from the room for repairs."""
+        """Open a hop beside the route, in the session's present epoch, from the room reserved for recovery."""
         self.hops.attach(session, hop)
         session.copy_targets.append(hop)
         hop.is_fenced = False
         self.hop_messages.send_fence(session, hop, for_recovery=True)
 
     def park(self, session: Session) -> None:
-        """Fence without Go (R8): what the log holds now is all that hops may keep."""
+        """Fence without StartEpoch (R8, parked): hops may keep only what the log holds now."""
         session.raise_epoch()
         session.credit_cap = None
         session.state = SessionState.PARKED
@@ -115,9 +116,9 @@ class Recovery:
     # ---- the route
 
     def _complete_route(self, session: Session, now: float) -> bool:
-        """Replace lost hops so that the route covers all blocks; without servers for that: held or refused."""
+        """Replace lost hops so that the route covers all blocks. Return False if the session was held or refused."""
         plan = self._plan_route(session, self._registry.suspected, now)
-        if plan is None and self._registry.suspected:  # the last resort: they may yet speak
+        if plan is None and self._registry.suspected:  # last resort: they may answer after all
             plan = self._plan_route(session, frozenset(), now)
         if plan is None:
             self._no_route(session, now)
@@ -137,7 +138,7 @@ class Recovery:
         return hop
 
     def _set_route(self, session: Session, route: list[Hop]) -> None:
-        """What the new route does not use, copies included, is left."""
+        """Set the route; detach all hops that it does not use, copy targets included."""
         kept = {hop.gateway_handle for hop in route}
         for hop in [*session.hops, *session.copy_targets]:
             if hop.gateway_handle not in kept:
@@ -147,7 +148,7 @@ class Recovery:
         session.hops, session.copy_targets = route, []
 
     def close_hops(self, session: Session) -> None:
-        """Close every hop: pages go back to all servers that can be told."""
+        """Close every hop, so that all connected servers free its pages."""
         for hop in [*session.hops, *session.copy_targets]:
             self.hops.detach(hop)
         session.hops, session.copy_targets = [], []
@@ -159,10 +160,10 @@ class Recovery:
         if found is None or found[1].peer != peer:
             return
         session, hop = found
-        left = hop.gateway_handle in self.hops.closing
+        was_closing = hop.gateway_handle in self.hops.closing
         if not self.hops.record_fence_ack(hop, answer):
-            if left and session.hops and answer.refusal is Refusal.STALE_EPOCH:
-                self.relinquish(session)  # it had gone on elsewhere, and its owner lives
+            if was_closing and session.hops and answer.refusal is Refusal.STALE_EPOCH:
+                self.relinquish(session)  # another gateway owns the session and runs
             return
         if answer.epoch != session.epoch or hop.is_fenced:
             return
@@ -192,7 +193,7 @@ class Recovery:
             self.hop_messages.send_fence(session, hop)
 
     def _on_refusal(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
-        """Plan around a server that has no room, in the same epoch; the hops that answered keep their answers."""
+        """Plan without a server that has no room, in the same epoch; fenced hops stay fenced."""
         if refusal is Refusal.DRAINING:
             self._registry.drain(hop.peer, SHUTDOWN_CAUSE)
         if session.state is not SessionState.FENCING:
@@ -205,8 +206,11 @@ class Recovery:
         self._replan(session, now)
 
     def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
-        """Two gateways want it, and each may have some of its hops. If both let go, nothing is left of it: so only the
-        one with the lower epoch does, or with no hop at all. The other one asks again for a while."""
+        """Handle a session that two gateways claim, each of which may own some of its hops.
+
+        If both relinquished it, nothing would be left. So only the gateway with the lower epoch or without any hop
+        does; the other one retries for `contest_seconds`.
+        """
         hop.forget(session.epoch)
         if session.contested_since is None:
             session.contested_since = now
@@ -219,13 +223,13 @@ class Recovery:
             self.hold(session, now)
 
     def _attribute_overdue(self, session: Session, now: float) -> None:
-        """All have answered after a deadline: the plan may be another, now that it is known who is at fault."""
-        idle = attribute_overdue(session, self._registry, now)
-        if not (idle and self.replan_without(session, idle, now)):
+        """Attribute an overdue token once all hops are fenced, and plan without the faulty servers if possible."""
+        faulty = attribute_overdue(session, self._registry, now)
+        if not (faulty and self.replan_without(session, faulty, now)):
             self._replan(session, now)
 
     def replan_without(self, session: Session, silent: set[PeerId], now: float) -> bool:
-        """Plan without hops that do not answer, in the same epoch (R5); False if there is no way without them."""
+        """Plan without `silent` servers, in the same epoch (R5, one loop). Return False if no route avoids them."""
         without = self._registry.suspected | silent
         if self._plan_route(session, without, now) is None:
             return False
@@ -247,7 +251,7 @@ class Recovery:
                 self.hop_messages.send_fence(session, new)
         self._start_if_fenced(session)
 
-    # ---- Go
+    # ---- StartEpoch
 
     def _start_if_fenced(self, session: Session) -> None:
         if not all(hop.is_fenced for hop in session.hops):
@@ -270,7 +274,7 @@ class Recovery:
     # ---- no server, no room, no time
 
     def _no_route(self, session: Session, now: float) -> None:
-        """A turn that has not begun is refused; a session that has, waits."""
+        """Refuse a turn that has not started; hold one that has."""
         reason = session.refusal if session.excluded else RefusalReason.NO_SERVERS
         if not session.is_recovering and session.held_at is None and not session.hold_tries:
             self._refuse_turn(session, reason)
@@ -279,7 +283,7 @@ class Recovery:
             self.hold(session, now)
 
     def _refuse_turn(self, session: Session, reason: RefusalReason) -> None:
-        """All-or-nothing (R12): grants of a first turn are given back, those of later turns keep their KV."""
+        """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV."""
         session.excluded.clear()
         if session.has_run:
             self.park(session)
@@ -296,7 +300,7 @@ class Recovery:
         )
 
     def hold(self, session: Session, now: float) -> None:
-        """Wait inside the loop; after a few tries without KV anywhere, so that repairs never wait on each other."""
+        """Hold the session. After a few tries it frees all its KV, so that recoveries never wait for each other."""
         session.state = SessionState.HELD
         session.excluded.clear()
         if session.held_at is None:
@@ -308,25 +312,26 @@ class Recovery:
         pause = self._settings.retry_seconds * 2 ** min(session.hold_tries, 16)
         session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)
         session.hold_tries += 1
-        kv_is_no_help = session.refusal in (RefusalReason.NO_ROOM, RefusalReason.FAULTS)
-        if kv_is_no_help and session.hold_tries >= self._settings.release_kv_after:
+        is_kv_useless = session.refusal in (RefusalReason.NO_ROOM, RefusalReason.FAULTS)
+        if is_kv_useless and session.hold_tries >= self._settings.release_kv_after:
             self.close_hops(session)
 
     def fail(self, session: Session, detail: str) -> None:
+        """Close a session that cannot be recovered."""
         self.close_hops(session)
         session.state = SessionState.PARKED
         self._forget(session)
         self._emit(SessionLost(session.name, detail))
 
     def relinquish(self, session: Session) -> None:
-        """Another gateway has it (R20). A Close reaches only the hops that are still this one's."""
+        """Close a session that another gateway owns (R20, takeover). A Close only affects hops that this gateway still owns."""
         self.close_hops(session)
         session.state = SessionState.PARKED
         self._forget(session)
         self._emit(OwnershipLost(session.name))
 
     def adopt_hops(self, session: Session, hops: Sequence[Hop]) -> None:
-        """Take over what another gateway left, up to the log as it was found: fenced, without Go (R8)."""
+        """Fence the hops that another gateway left, up to the log that was found, without StartEpoch (R8, parked)."""
         self._set_route(session, list(hops))
         session.raise_epoch()
         session.truncate_hops(session.length)
@@ -334,7 +339,7 @@ class Recovery:
             self.hop_messages.send_fence(session, hop)
 
     def on_fence_timeout(self, session: Session, now: float) -> None:
-        """Some hops have not answered their Fence in time: plan without them."""
+        """Enter the loop without the hops that have not acknowledged their Fence in time."""
         for hop in session.hops:
             if not hop.is_fenced:
                 session.excluded.add(hop.peer)

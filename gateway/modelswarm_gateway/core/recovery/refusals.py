@@ -1,6 +1,6 @@
-"""Why a session cannot run now: what a server's refusal means for it, and what its client is told.
+"""Refusal reasons of sessions, and the messages that explain them to clients.
 
-Used by the loop (`recovery.py`) and for views. Decides neither whether a session waits nor for how long.
+Used by the recovery loop and for views. Decides neither whether a session is held nor for how long.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from modelswarm_gateway.core.sessions.session import Session
 _REASONS = {
     Refusal.NO_PAGES: RefusalReason.NO_ROOM,
     Refusal.TOO_LONG: RefusalReason.TOO_LONG,
-    Refusal.DRAINING: RefusalReason.NO_SERVERS,  # room would not help: its KV elsewhere is worth keeping
+    # More room would not help: the session's KV on other servers is worth keeping.
+    Refusal.DRAINING: RefusalReason.NO_SERVERS,
     Refusal.WRONG_BLOCKS: RefusalReason.NO_SERVERS,
 }
 
 
 def reason_for(refusal: Refusal) -> RefusalReason:
+    """Return the reason of a session that a server refused."""
     return _REASONS[refusal]
 
 
 def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalReason) -> str:
+    """Return the message for the client."""
     model = session.model
     if reason is RefusalReason.TOO_LONG:
         return f"{session.turn.reserved_positions} positions are more than a server of {model} can ever hold"

@@ -1,7 +1,7 @@
-"""What hops are told: Fence, Go, Copy, the log's entries, credit.
+"""Messages to hops: Fence, StartEpoch, CopyKv, Input and Window.
 
-Used by the loop (`recovery.py`), by planned moves (`moves.py`) and by `gateway.py`, which say what is to be true; here
-it is put into messages. Of a session nothing changes but what has been told: the credit, and a hop that is asked for.
+Used by the recovery loop (`recovery/recovery.py`), by migrations and by `gateway.py`, which decide; this module only
+builds and sends. It changes a session only by what it sent: the granted credit and the epoch of a create.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import RestartPoint
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
-MAX_TOKENS_TO_QUIESCE = (
-    8  # tokens: nobody is given more credit than that to rest together with others
-)
+MAX_TOKENS_TO_QUIESCE = 8  # tokens: most credit a session gets to quiesce together with others
 
 
 class HopMessages:
@@ -39,7 +37,7 @@ class HopMessages:
     def send_fence(
         self, session: Session, hop: Hop, *, with_turn: bool = True, for_recovery: bool = False
     ) -> None:
-        """Opens the hop if its server has not told its name. `turn` False: it is to rest, and needs no turn."""
+        """Fence the hop; create it if its server handle is unknown. `with_turn` False: the hop will not run."""
         create = None
         if hop.server_handle == NO_HANDLE:
             for_recovery = for_recovery or (session.has_run and session.is_recovering)
@@ -63,7 +61,7 @@ class HopMessages:
         )
 
     def start_hop(self, session: Session, index: int, point: RestartPoint) -> None:
-        """The hop at that place of the route runs."""
+        """Start the epoch on the hop at `index` of the route."""
         hops = session.hops
         hop, tail = hops[index], index == len(hops) - 1
         self._send_start(
@@ -77,7 +75,7 @@ class HopMessages:
         )
 
     def start_copy(self, session: Session, old: Hop, hop: Hop) -> None:
-        """A hop beside the route goes, warm, and the old one is told to send it its KV (R13)."""
+        """Start a hop beside the route as standby and tell the old hop to send it its KV (R13, migration)."""
         self._send_start(
             session,
             hop,
@@ -122,8 +120,10 @@ class HopMessages:
         )
 
     def send_log(self, session: Session, hop: Hop, start: int, *, standby: bool = False) -> None:
-        """The log's entries from `start` on, for a head or a tail. A warm one is sent more later: all on one lane, or
-        the short ones would overtake the first."""
+        """Send the log's entries from `start` on to a head or a tail.
+
+        A standby gets more of them later: all go on one lane, or the short ones would overtake the first.
+        """
         short = session.length - start <= self._settings.max_live_input_tokens and not standby
         lane = Lane.LIVE if short else Lane.BULK
         most = self._settings.max_input_tokens
@@ -132,7 +132,7 @@ class HopMessages:
             self._send(hop, Input(hop.server_handle, session.epoch, first, tokens), lane)
 
     def grant_credit(self, session: Session) -> None:
-        """Tell the tail how far the reader is, when it is worth a message (R7)."""
+        """Grant the tail credit for what the client has read, if the increase is worth a message (R7, credit)."""
         if (
             session.state is not SessionState.RUNNING
             or session.read_only
@@ -144,11 +144,13 @@ class HopMessages:
             self._send_credit(session, credit)
 
     def quiesce(self, sessions: Sequence[Session]) -> None:
-        """They come to rest, each after as many tokens as the others if its reader lets it (R7): what shares steps goes
-        on sharing them, and is not divided among many small ones."""
-        left = [session.credit + 1 - session.length for session in sessions]
-        last = max((tokens for tokens in left if tokens <= MAX_TOKENS_TO_QUIESCE), default=0)
-        for session, tokens in zip(sessions, left, strict=True):
+        """Make the sessions quiescent after the same number of tokens, if their clients read fast enough (R7, credit).
+
+        Sessions that share steps then go on sharing them until the end, instead of being split into many small steps.
+        """
+        tokens_left = [session.credit + 1 - session.length for session in sessions]
+        last = max((tokens for tokens in tokens_left if tokens <= MAX_TOKENS_TO_QUIESCE), default=0)
+        for session, tokens in zip(sessions, tokens_left, strict=True):
             session.credit_cap = 0
             credit = min(session.length - 1 + last, session.read_position + session.credit_ahead)
             if tokens > 0 and credit > session.credit and not session.read_only:

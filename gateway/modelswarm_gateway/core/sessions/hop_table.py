@@ -1,7 +1,7 @@
-"""Which hops there are and how the gateway calls them: made, found again by their blocks, left and closed.
+"""The table of all hops by gateway handle: created, found again by their blocks, detached and closed.
 
-Used by the loop (`recovery.py`) and by planned moves (`moves.py`). A hop that is left before its server told its name
-stays here until it does, and is closed then. Knows nothing of epochs, cuts or plans.
+Used by the recovery loop (`recovery/recovery.py`) and by migrations. A hop that is detached before its server sent its
+handle stays in the table until the FenceAck comes, and is closed then. Knows nothing of epochs, truncation or plans.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelswarm_gateway.core.sessions.session import Hop, Session
 
 
 class HopTable:
-    """Owns the table of reply handles, and counts the hops of each server in the registry."""
+    """Owns the gateway handles and keeps the registry's count of hops per server."""
 
     def __init__(
         self, registry: ServerRegistry, draw: Callable[[], int], emit: Callable[[Effect], None]
@@ -25,10 +25,10 @@ class HopTable:
         self._draw = draw
         self._emit = emit
         self.by_handle: dict[Handle, tuple[Session, Hop]] = {}
-        self.closing: dict[Handle, Hop] = {}  # left before the server told its handle
+        self.closing: dict[Handle, Hop] = {}  # detached before the server sent its handle
 
     def find_or_create(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
-        """The hop for these blocks there: one that the session has or is leaving, else a new one."""
+        """Return the session's hop for these blocks on `peer`, one being closed included; else a new one."""
         mine = [*session.hops, *session.copy_targets]
         mine += [hop for r, hop in self.closing.items() if self.by_handle[r][0] is session]
         for hop in mine:
@@ -37,44 +37,45 @@ class HopTable:
         return self.create_hop(peer, first, last)
 
     def create_hop(self, peer: PeerId, first: int, last: int) -> Hop:
+        """Return a new hop with an unused handle. It is not in the table until `attach`."""
         server = self._registry.find_server(peer)
-        assert server is not None, "a route leads over linked servers only"
+        assert server is not None, "a route has connected servers only"
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.by_handle:
             reply = self._draw()
         return Hop(server.address, first, last, reply, zone=server.hello.zone)
 
     def attach(self, session: Session, hop: Hop) -> None:
-        """The session has it from now on, as part of its route or beside it."""
+        """Enter the hop into the table as part of the session's route or beside it."""
         if hop not in session.hops and hop not in session.copy_targets:
             self._registry.add_hop(hop.peer, session.turn.reserved_positions, session.length)
         self.closing.pop(hop.gateway_handle, None)
         self.by_handle[hop.gateway_handle] = (session, hop)
 
     def detach(self, hop: Hop) -> None:
+        """Remove the hop from its session and close it on its server as soon as its server handle is known."""
         self._registry.remove_hop(hop.peer)
         if not self._registry.is_connected(hop.peer):
             self.by_handle.pop(
                 hop.gateway_handle, None
-            )  # Live frees it there when the link returns
+            )  # OwnedSessions frees it there when the link returns
         elif hop.server_handle != NO_HANDLE:
             self._send_close(hop)
             self.by_handle.pop(hop.gateway_handle, None)
         elif hop.create_epoch is None:
             self.by_handle.pop(hop.gateway_handle, None)  # refused, or given up by the server
         else:
-            hop.kv_limit = hop.log_limit = (
-                0  # cuts do not reach it any more: found again, it begins anew
-            )
+            # Truncations no longer reach it: if it is found again, it must start empty.
+            hop.kv_limit = hop.log_limit = 0
             self.closing[hop.gateway_handle] = hop
 
     def discard(self, hop: Hop) -> None:
-        """The server did not open it: nothing is there to close."""
+        """Drop a hop that its server did not open: there is nothing to close."""
         self._registry.remove_hop(hop.peer)
         self.by_handle.pop(hop.gateway_handle, None)
 
     def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
-        """False: the answer is of an earlier life of the hop, or of one that was left and is closed now."""
+        """Record the server handle. Return False if the ack is about an earlier creation or a detached hop."""
         if answer.epoch < hop.handle_epoch:
             return False
         if answer.server_handle != NO_HANDLE:
@@ -86,13 +87,13 @@ class HopTable:
         if answer.server_handle != NO_HANDLE:
             self._send_close(hop)
         elif hop.create_epoch is not None:
-            return False  # an earlier create was refused, the last one may yet be granted
+            return False  # an earlier create was refused; the last one may still be granted
         del self.closing[hop.gateway_handle]
         self.by_handle.pop(hop.gateway_handle, None)
         return False
 
     def forget_peer(self, peer: PeerId) -> None:
-        """Nothing more will be answered over a lost link."""
+        """Forget the pending answers of a server whose link broke: none will come."""
         for _, hop in self.by_handle.values():
             if hop.peer == peer:
                 hop.create_epoch = None

@@ -1,6 +1,7 @@
-"""The pass R6: from where every hop of a route restarts, given what each still has.
+"""The replay pass (R6, replay): the position from which each hop of a route restarts, given what each still holds.
 
-Pure. Called by the loop with what `Fenced` reported, kept rows included: a run at the very boundary where the hop ends.
+Pure. Called by the recovery loop with the content of the FenceAcks. Retained rows count if they are a run at the
+block boundary where the hop ends. Knows neither sessions nor messages other than the retained runs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from modelswarm.protocol.messages import RetainedRows
 
 @dataclass(frozen=True, slots=True)
 class HopState:
-    """What a hop has: KV for [0, kv) and rows at its end boundary in `kept` runs."""
+    """State of a hop: KV for [0, kv) and rows at its end boundary in the `retained` runs."""
 
     kv: int
     boundary: int
@@ -22,14 +23,14 @@ class HopState:
 
 @dataclass(frozen=True, slots=True)
 class RestartPoint:
-    start: int  # the hop is cut to this and runs from it
+    start: int  # the hop is truncated to this position and runs from it
     send_from: int  # first row its successor lacks
 
 
 def restart_points(hops: Sequence[HopState]) -> list[RestartPoint]:
-    """One pass from tail to head; hops in route order.
+    """Compute all restart points in one pass from tail to head; hops in route order.
 
-    A hop that is not ahead of its successor just goes on from its own KV. One that is ahead sends kept rows, and goes
+    A hop that is not ahead of its successor continues from its own KV. One that is ahead sends retained rows and goes
     back to where they end: at worst to where its successor starts.
     """
     points: list[RestartPoint] = []
@@ -45,7 +46,7 @@ def restart_points(hops: Sequence[HopState]) -> list[RestartPoint]:
 
 
 def retained_until(hop: HopState, start: int) -> int:
-    """End of the contiguous kept rows from `start`; `start` itself if there are none."""
+    """Return the end of the contiguous retained rows from `start`; `start` itself if there are none."""
     end = start
     for run in sorted(hop.retained, key=lambda run: run.start):
         if run.boundary == hop.boundary and run.start <= end < run.end:

@@ -1,6 +1,7 @@
-"""One session as the gateway knows it: the input log (the truth, I1), its route, and what each hop must be cut to.
+"""One session on the gateway: the input log (I1, truth), the route, and the truncation limits of each hop.
 
-Plain state with its own arithmetic; the loop (`recovery.py`) decides when to use it.
+Plain state with its own arithmetic, used by the whole core. The recovery loop (`recovery/recovery.py`) decides when it
+changes. Knows neither messages nor servers' costs.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.servers.variant import ModelVariant
 
-NO_TRUNCATION = 1 << 60
+NO_TRUNCATION = 1 << 60  # positions: a limit that no log reaches
 
 
 class SessionState(enum.Enum):
     PARKED = "parked"  # no turn runs
-    FENCING = "fencing"  # in the loop: waiting for answers
-    RUNNING = "running"  # Go was sent
-    HELD = "held"  # in the loop: waiting for a server or for room
+    FENCING = "fencing"  # in the recovery loop: waiting for FenceAcks
+    RUNNING = "running"  # StartEpoch was sent
+    HELD = "held"  # in the recovery loop: waiting for a server or for room
 
 
 @dataclass(slots=True)
@@ -32,39 +33,33 @@ class Hop:
     server: Address
     first: int
     last: int
-    gateway_handle: Handle  # the gateway's name of it
-    server_handle: Handle = NO_HANDLE  # the server's name of it, once told
-    handle_epoch: Epoch = NO_EPOCH  # answers from before this epoch name an earlier life of it
-    kv_limit: int = (
-        0  # lowest cuts since its last Fenced (R3): what a create finds is another life's
-    )
+    gateway_handle: Handle  # chosen by this gateway
+    server_handle: Handle = NO_HANDLE  # chosen by the server; NO_HANDLE until its FenceAck
+    handle_epoch: Epoch = NO_EPOCH  # FenceAcks of lower epochs are about an earlier creation
+    # Lowest truncations since the last FenceAck (R3, lowest cuts); 0: a created hop must start empty.
+    kv_limit: int = 0
     log_limit: int = 0
-    create_epoch: Epoch | None = None  # of the last create, until it is answered
-    is_fenced: bool = False  # Fenced for the session's epoch has come
-    is_round_trip_timed: bool = (
-        True  # ... and took all the time since the Fence: it tells how far the server is
-    )
+    create_epoch: Epoch | None = None  # epoch of the last create that has no FenceAck yet
+    is_fenced: bool = False  # the FenceAck for the session's epoch has come
+    # The FenceAck will answer the Fence sent at `Session.fenced_at`: it measures the round trip.
+    is_round_trip_timed: bool = True
     kv: int = 0
     log: int = 0
     retained: tuple[RetainedRows, ...] = ()
-    counters: Counters | None = None  # of its last epoch that ran
+    counters: Counters | None = None  # as frozen by the Fence; of the last epoch that ran
     accepted_turn: int = 0  # number of the last turn this hop has accepted
     zone: str = ""  # failure domain of its server
-    route_hop: RouteHop | None = None  # why it is there
+    route_hop: RouteHop | None = None  # the planner's choice and its costs; None after a takeover
 
     def truncate(self, kv: int, log: int) -> None:
+        """Lower the limits up to which the KV and the log copy of this hop are valid."""
         self.kv_limit, self.log_limit = min(self.kv_limit, kv), min(self.log_limit, log)
 
     def forget(self, epoch: Epoch) -> None:
-        """The server no longer knows this hop: from this epoch on it must be created again."""
+        """Forget the server's state: it no longer knows this hop, which must be created again from `epoch` on."""
         self.handle_epoch = epoch
-        self.server_handle, self.kv, self.log, self.retained, self.accepted_turn = (
-            NO_HANDLE,
-            0,
-            0,
-            (),
-            0,
-        )
+        self.server_handle, self.accepted_turn = NO_HANDLE, 0
+        self.kv, self.log, self.retained = 0, 0, ()
         self.kv_limit = self.log_limit = 0
         self.is_fenced = False
 
@@ -79,52 +74,50 @@ class Hop:
 
 @dataclass(slots=True)
 class Session:
+    """One live context and the state of its turn."""
+
     name: str
     model: str
     epoch: Epoch
-    variant: ModelVariant | None = None  # of the servers that this turn runs on
-    last_started: Epoch | None = None  # the last one that Go was said for
-    is_named: bool = False  # by a client, who may name another one so when this one is over
-    epoch_after_stall: Epoch | None = None  # with which it went on after this gateway had slept
-    ownership_checked: bool = False  # servers, since then: who has it
+    variant: ModelVariant | None = None  # of the servers of this turn
+    last_started: Epoch | None = None  # the last epoch with a StartEpoch
+    is_named: bool = False  # a client chose the name and may use it again after the session ended
+    epoch_after_stall: Epoch | None = None  # first epoch after our stall or a broken link
+    ownership_checked: bool = False  # the servers were asked for the owner since then
     log: list[int] = field(default_factory=list)
     state: SessionState = SessionState.PARKED
     hops: list[Hop] = field(default_factory=list)
-    copy_targets: list[Hop] = field(
-        default_factory=list
-    )  # that a part of the route is being copied to
+    # New hops of a migration, beside the route.
+    copy_targets: list[Hop] = field(default_factory=list)
 
     turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
-    has_run: bool = False  # has run before: what it creates now is a repair
+    has_run: bool = False  # an epoch was started: hops created from now on are for recovery
     credit_ahead: int = 64
-    read_position: int = 0  # the client has taken entries below this
+    read_position: int = 0  # the client has read the entries below this
     credit: int = 0  # last credit sent
-    credit_cap: int | None = None  # while it is to move: instead of credit_ahead, to rest soon
+    credit_cap: int | None = None  # replaces credit_ahead while the session is to migrate
 
-    excluded: set[PeerId] = field(default_factory=set)  # refused or silent in this loop
-    refusal: RefusalReason = RefusalReason.FAULTS  # why it cannot run, if it cannot
-    last_fault: str = ""  # its last fault
+    # Servers that refused or were silent in this attempt.
+    excluded: set[PeerId] = field(default_factory=set)
+    refusal: RefusalReason = RefusalReason.FAULTS  # the reason why it cannot run
+    last_fault: str = ""  # cause and server
     fenced_at: float = 0.0
-    overdue_epoch: Epoch | None = (
-        None  # the epoch that brought no token in time, until one is blamed
-    )
-    pending_prefill_rows: int = 0  # rows that its hops had to read at Go, until the first token
-    attempts: int = 0  # since the last new token
-    overdue_attempts: int = 0  # of these, how many were for want of it
-    has_migrated: bool = False  # went over to a copy since the last new token
-    is_resumed: bool = False  # the turn goes on where another gateway left it, without a new token
+    overdue_epoch: Epoch | None = None  # its token was overdue; None once the fault is attributed
+    pending_prefill_rows: int = 0  # rows that the hops run before the first token
+    attempts: int = 0  # passes of the recovery loop since the last new token
+    overdue_attempts: int = 0  # those of them that an overdue token started
+    has_migrated: bool = False  # a cutover since the last new token
+    is_resumed: bool = False  # the turn continues another gateway's; no new token yet
     model_failures: int = 0  # model failures since the last new token
-    fault_at: float | None = None  # when the first fault since the last new token came
+    fault_at: float | None = None  # time of the first fault since the last new token
     held_at: float | None = None
-    contested_since: float | None = (
-        None  # since when another gateway wants it as well, in lower epochs
-    )
+    contested_since: float | None = None  # another gateway owns hops of it, with lower epochs
     retry_at: float = 0.0
     hold_tries: int = 0
     reused: int = 0  # entries that this turn found in the head's KV
-    replayed: int = 0  # entries that it ran again after faults, of unfinished prompts too
+    replayed: int = 0  # entries run again after faults, those of unfinished prompts too
 
     @property
     def length(self) -> int:
@@ -136,14 +129,14 @@ class Session:
 
     @property
     def is_recovering(self) -> bool:
-        """In a turn that had begun when its route changed: it is held rather than refused."""
+        """True if the turn had started when its route changed: the session is then held and not refused."""
         return self.fault_at is not None or self.has_migrated or self.is_resumed
 
     def raise_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
 
     def truncate_hops(self, kept: int) -> None:
-        """The log's first `kept` entries stand; what a hop holds beyond them is stale (R3)."""
+        """Mark as stale everything that hops hold beyond the log's first `kept` entries (R3, lowest cuts)."""
         for hop in [*self.hops, *self.copy_targets]:
             hop.truncate(min(kept, self.length - 1), min(kept, self.length))
 
@@ -154,7 +147,7 @@ class Session:
         self.truncate_hops(common)
 
     def record_progress(self) -> float | None:
-        """A new token came: whatever was counted against the session is forgotten. When its fault began, if one."""
+        """Reset all fault counters after a new token; return the time of the first fault, None if there was none."""
         since, self.fault_at, self.held_at = self.fault_at, None, None
         self.contested_since = None
         self.attempts = self.overdue_attempts = self.model_failures = self.hold_tries = (
@@ -164,20 +157,21 @@ class Session:
         return since
 
     def record_start(self, head: int, lowest: int) -> None:
-        """The head runs the log from `head` on, some hop from `lowest`."""
+        """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`."""
         if not self.is_recovering:
             self.reused = head
         else:
             self.replayed += max(0, self.length - 1 - lowest)
 
     def target_credit(self) -> int:
+        """Return the position up to which the tail may sample, given the client's reading position."""
         if self.read_only:
             return max(self.read_position, self.length)
         return self.read_position + self._max_ahead
 
     @property
     def credit_step(self) -> int:
-        """Credit that is worth a message."""
+        """Least increase of credit that is worth a message."""
         return max(1, self._max_ahead // 2)
 
     @property
@@ -188,7 +182,7 @@ class Session:
 
     @property
     def is_quiescent(self) -> bool:
-        """The tail holds the newest token: nothing of the session is under way."""
+        """True if the tail may not sample after the newest token: no row of the session is in flight."""
         return not self.read_only and self.length > self.credit
 
 
@@ -200,6 +194,7 @@ def ring_neighbours(session: Session, hop: Hop) -> frozenset[PeerId]:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -1,8 +1,9 @@
-"""What others may have done with our named sessions while this process stood still (R19, R20).
+"""Ownership check of named sessions after this gateway stalled or lost a link (R19, leases; R20, takeover).
 
-Used by `detection.py`, which knows when we slept, and by `gateway.py`. A Fence finds out only where the session still
-has hops; whoever took it over may have moved it to servers that we would not ask. So all servers of its model are
-asked, and who finds that another gateway has begun to want it after us lets it go, unless our own epoch is the higher.
+Used by `detection/monitor.py`, which notices stalls, and by `gateway.py`. A Fence only reaches servers that still have
+hops of the session; another gateway may have taken it over and moved it to servers that are not on our route. So all
+servers of its model are asked. If another gateway took it over in a higher epoch than ours, this gateway relinquishes
+it. Sends FindSession; does not know how a session is searched or taken over.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ class OwnershipCheck:
         self._peer, self._registry, self._emit = peer, registry, emit
 
     def after_stall(self, session: Session) -> None:
-        """We slept. A session at rest is asked for when it is used next: there may be thousands. If a turn is in doubt
-        since an earlier sleep, that one counts: not all servers may have been reached since."""
+        """Check the session because this gateway stalled.
+
+        A parked session is checked at its next turn: there may be thousands. If an earlier stall is still unresolved,
+        its epoch counts: not all servers may have been reached since.
+        """
         if session.is_named:
             if session.epoch_after_stall is None:
                 session.epoch_after_stall = Epoch(session.epoch.counter + 1, session.epoch.gateway)
@@ -34,36 +38,44 @@ class OwnershipCheck:
                 self._ask_servers(session)
 
     def after_disconnect(self, session: Session) -> None:
-        """A server of its route may hear nothing of us for a lease, and give it to another one. Asked for at the next
-        turn; one that runs has its Fences."""
+        """Check the session at its next turn, because the link to a server of its route broke.
+
+        That server may not hear from us for a whole lease and give the session to another gateway. A running session
+        needs no check: its Fences find out.
+        """
         if session.is_named and not session.is_in_turn and session.epoch_after_stall is None:
             session.epoch_after_stall = Epoch(session.epoch.counter + 1, session.epoch.gateway)
             session.ownership_checked = False
 
     def before_turn(self, session: Session) -> None:
-        """Once is enough: what is found later may be what a loser left on a server that nobody reached."""
+        """Ask the servers before the first turn after a stall.
+
+        One check is enough: a later answer may be left over from a gateway that lost the session.
+        """
         if session.ownership_checked:
             session.epoch_after_stall = None
         elif session.epoch_after_stall is not None:
             self._ask_servers(session)
 
     def on_unknown_hop(self, session: Session) -> None:
-        """A server has forgotten a hop. If whoever took the session over closed it, hops elsewhere may have been on
-        their way when we asked."""
+        """Ask again, because a server has forgotten a hop of the session.
+
+        If the new owner closed it, its own hops may not have existed yet when the servers were asked.
+        """
         if self._is_in_doubt(session):
             self._ask_servers(session)
 
     def on_server_connected(self, session: Session, server: PeerId) -> None:
-        """It may have been out of reach when we asked."""
+        """Ask a server that connected: it may have been unreachable when the others were asked."""
         if self._is_in_doubt(session):
             self._ask_server(session, server)
 
     def _is_in_doubt(self, session: Session) -> bool:
-        """It was asked for, and what comes to light later counts too."""
+        """True if the servers were asked and later answers still count."""
         return session.epoch_after_stall is not None and session.ownership_checked
 
     def _ask_servers(self, session: Session) -> None:
-        """Before its Fences, so that most answers come before those to them."""
+        """Ask all servers of the model, before the Fences, so that most answers come before the FenceAcks."""
         session.ownership_checked = True
         for server in self._registry:
             if server.hello.model == session.model:
@@ -73,8 +85,10 @@ class OwnershipCheck:
         self._emit(Send(reply_address(server), Lane.LIVE, FindSession(session.name)))
 
     def is_lost(self, session: Session, found: SessionInfo) -> bool:
-        """Whether another gateway has it now. Compared with the epoch that we woke with: those that we have come to
-        since say nothing about who was first."""
+        """True if another gateway owns the session now.
+
+        Its epoch is compared with our first epoch after the stall: later ones do not tell which gateway was first.
+        """
         if session.epoch_after_stall is None or found.owner == self._peer:
             return False
         return bool(found.hops) and found.epoch > session.epoch_after_stall

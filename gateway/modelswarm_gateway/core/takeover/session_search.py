@@ -1,4 +1,4 @@
-"""Searches for sessions that are not on this gateway: their owner, and what the servers still hold of them (R20).
+"""Searches for sessions that are not on this gateway: their owner, and what the servers still hold of them (R20, takeover).
 
 Used by `gateway.py`. A search asks all servers of a model and emits a SessionLocation; a fetch brings one log copy.
 Decides neither whether nor when to take a session over.
@@ -29,9 +29,9 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 @dataclass(slots=True)
 class _Search:
     until: float
-    unanswered: set[PeerId]  # asked, and not heard yet
-    disconnected: set[PeerId]  # known, and without a link: nobody waits for them here
-    search_id: int  # answers to an earlier one tell what was true then
+    unanswered: set[PeerId]  # asked, no answer yet
+    disconnected: set[PeerId]  # known, but without a link: not waited for
+    search_id: int  # answers to an earlier search are outdated
     answers: dict[PeerId, SessionInfo] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ class _Fetch:
 
 
 class SessionSearch:
-    """The questions about sessions that are under way."""
+    """Searches and log fetches in progress, by session."""
 
     def __init__(
         self, settings: GatewaySettings, peer: PeerId, emit: Callable[[Effect], None]
@@ -65,7 +65,7 @@ class SessionSearch:
         claims: bool,
         now: float,
     ) -> None:
-        """Whereabouts follow, also if nobody answers. `cut_off`: servers that cannot be asked now."""
+        """Ask `servers`. A SessionLocation follows even without answers. `disconnected` servers cannot be asked."""
         self._last_search_id += 1
         asked, until = set(servers), now + self._settings.search_seconds
         self._searches[session] = _Search(
@@ -82,7 +82,7 @@ class SessionSearch:
         self._finish_if_complete(session, now)
 
     def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:
-        """Fetched follows."""
+        """Request the log copy of `holder`. A FetchedLog follows in any case."""
         self._fetches[session] = _Fetch(holder, now + self._settings.log_fetch_seconds)
         request = LogRequest(session, holder.epoch)
         self._emit(Send(reply_address(holder.peer), Lane.LIVE, request))
@@ -100,7 +100,7 @@ class SessionSearch:
             return
         if fetch.turn is None:
             fetch.total, fetch.turn = chunk.total, chunk.turn
-        other = chunk.epoch != fetch.holder.epoch  # a third gateway was faster
+        other = chunk.epoch != fetch.holder.epoch  # a third gateway has fenced it since
         if other or chunk.start != len(fetch.tokens) or fetch.turn is None:
             self._fail_fetch(chunk.session)
             return
@@ -141,10 +141,11 @@ class SessionSearch:
 
 
 def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> SessionLocation:
-    """A living owner has it, wherever it was found; else what is left of the epoch that ran last, and of those that
-    were fenced since: they may have cut its log, and generated nothing that a client could have read.
+    """Combine the servers' answers into one location.
 
-    Of older routes only the epochs and the leases count: what their hops hold may have been rewound since.
+    If an owner is alive, it keeps the session. Otherwise the result has the hops of the epoch that ran last and of the
+    epochs fenced since: those may have truncated the log, and generated nothing that a client could have read. Of older
+    routes only the epochs and leases count, because their hops may have been rewound since.
     """
     held = {peer: found for peer, found in answers.items() if found.hops and found.owner != me}
     highest = max((found.epoch for found in answers.values()), default=NO_EPOCH)
@@ -155,7 +156,7 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
         owner = max(alive, key=lambda found: found.epoch)
         return SessionLocation(session, highest, owner.owner, owner.target, is_owner_alive=True)
     newest = [found for found in held.values() if found.epoch == highest]
-    if not newest:  # its newest hops are left over from a life that ended here
+    if not newest:  # the newest hops are left from a session that ended here
         return SessionLocation(session, highest)
     ran = max(found.last_started or found.epoch for found in answers.values() if found.hops)
     wait = max(found.lease_ms - found.owner_silent_ms for found in held.values()) / 1000
@@ -173,6 +174,8 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
     )
 
 
-def _recent_hops(peer: PeerId, found: SessionInfo, ran: Epoch) -> list[tuple[PeerId, HopInfo]]:
-    """The hops of one server that are not older than what ran last."""
-    return [(peer, hop) for hop in (*found.hops, *found.older_hops) if hop.epoch >= ran]
+def _recent_hops(
+    peer: PeerId, found: SessionInfo, last_started: Epoch
+) -> list[tuple[PeerId, HopInfo]]:
+    """Return the hops of one server that are not older than the epoch that ran last."""
+    return [(peer, hop) for hop in (*found.hops, *found.older_hops) if hop.epoch >= last_started]

@@ -1,4 +1,4 @@
-"""Takeover of a session that another gateway left (R20): a log copy and the hops on the servers become a session here.
+"""Takeover of a session that another gateway left (R20, takeover): a log copy and the hops on the servers become a session here.
 
 Used by `gateway.py` after a search (`session_search.py`). The hops are fenced like those of any session: they change
 owner by that Fence or not at all. Decides neither whether nor when to take a session over.
@@ -19,12 +19,12 @@ from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session
 
 
 def longest_chain(parts: Sequence[tuple[PeerId, HopInfo]]) -> list[tuple[PeerId, HopInfo]]:
-    """Those that can stand in one route, by their blocks; of two for the same blocks the one that holds more."""
-    made: list[tuple[PeerId, HopInfo]] = []
+    """Return the hops that fit into one route, in block order; of two for the same blocks the one with more KV."""
+    route: list[tuple[PeerId, HopInfo]] = []
     for peer, hop in sorted(parts, key=lambda part: (part[1].first, -part[1].kv)):
-        if not made or hop.first >= made[-1][1].last:
-            made.append((peer, hop))
-    return made
+        if not route or hop.first >= route[-1][1].last:
+            route.append((peer, hop))
+    return route
 
 
 def take_over(
@@ -34,21 +34,23 @@ def take_over(
     registry: ServerRegistry,
     recovery: Recovery,
 ) -> None:
-    """Fill a new session with what another gateway left of it, and fence its hops.
+    """Fill a new session with the log and hops that another gateway left, and fence the hops.
 
-    Only hops of the epoch of its log hold the same as that log. All others are left to their lease, and found by their
-    blocks if the route leads there again: a hop that is made new is cut to nothing.
+    Only hops of the log's epoch hold the same entries as that log. All others expire with their lease. If the route
+    uses one again, it is found by its blocks and truncated to nothing, like every new hop.
     """
     assert log.turn is not None
     session.variant = registry.active_variant(session.model)
     session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
     session.has_run, session.last_started = True, where.last_started
-    alike = {server.hello.peer for server in registry.servers_of(session.model, session.variant)}
+    compatible = {
+        server.hello.peer for server in registry.servers_of(session.model, session.variant)
+    }
     hops = [
         recovery.hops.create_hop(peer, hop.first, hop.last)
         for peer, hop in longest_chain([part for part in where.hops if part[1].epoch == log.epoch])
-        if peer in alike
+        if peer in compatible
     ]
     for hop in hops:
-        hop.kv_limit = hop.log_limit = NO_TRUNCATION  # all of it is right
+        hop.kv_limit = hop.log_limit = NO_TRUNCATION  # all they hold is valid
     recovery.adopt_hops(session, hops)

@@ -1,7 +1,7 @@
 """The Kubernetes objects of a swarm, as plain dicts: server and inspection pods, the Service, the disruption budgets.
 
-Called by `keeper`, `inspection` and `children`. The pools' patches go over the pods in `template`. Pods meet the Pod
-Security level `restricted`. What is changed here reaches a pod when it is replaced anyway (see `layout`).
+Called by `pod_builder`, `inspection` and `owned_objects`. The pools' patches are applied in `pod_template`. Pods meet
+the Pod Security level `restricted`. A change here reaches a pod when it is replaced for another reason (`span_plan`).
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from modelswarm_operator.reconcile.state.policy import Policy
 
 METRICS_PORT = 7001
 USER_ID = 65532
-DRAIN_MARGIN_SECONDS = 5  # seconds of a pod's grace period that its server leaves for its own end
+DRAIN_MARGIN_SECONDS = 5  # of a pod's grace period, for the end of the process after its drain
 HUB_CACHE_DIR = "/var/cache/huggingface"
 CLAIMS_DIR = "/mnt/modelswarm"
 ZONE_LABEL = "topology.kubernetes.io/zone"
-TEMPLATE_DIR = "/etc/modelswarm"  # the chat template, if the swarm brings one
+TEMPLATE_DIR = "/etc/modelswarm"  # where the swarm's own chat template is mounted, if it has one
 TEMPLATE_FILE = "chat_template.jinja"
-INSPECT_SECONDS = 900  # an inspection reads headers only; a hub that hangs does not hold it
+INSPECT_SECONDS = (
+    900  # deadline of an inspection: it reads headers only, so only a hanging hub takes longer
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestBuilder:
-    """What all objects of one swarm have in common."""
+    """Builds the metadata that all objects of one swarm share."""
 
     swarm: SwarmView
     policy: Policy
@@ -76,7 +78,7 @@ def drain_seconds(spec: Spec) -> int:
 
 
 def server_drain_seconds(spec: Spec) -> float:
-    """What a server may wait for its sessions; the rest of the grace period is for its end."""
+    """Return the time a server may drain; the rest of the grace period is for the end of its process."""
     grace = drain_seconds(spec)
     return max(grace - DRAIN_MARGIN_SECONDS, grace / 2)
 
@@ -89,7 +91,7 @@ def server_pod(
     pool: Pool,
     incarnation: int,
 ) -> Json:
-    """Before any patch."""
+    """Return the server pod before any patch."""
     name = names.pod_name(builder.swarm.name, builder.swarm.uid, f"s{slot.span}", incarnation)
     meta = builder.metadata(name)
     meta["labels"] |= {
@@ -164,7 +166,7 @@ def _server_container(
             {"name": LINKS, "containerPort": LINKS_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
-        # Loading may take long (a hub, a slow disk): until the first /live, only the start is watched.
+        # Loading may take long (a hub, a slow disk): until the first /live, only the startup probe runs.
         "startupProbe": _probe("/live", period=1, failures=3600),
         "livenessProbe": _probe("/live", period=10, failures=6),
         "readinessProbe": _probe("/ready", period=1, failures=3),
@@ -184,13 +186,13 @@ def _probe(path: str, period: int, failures: int) -> Json:
 def _container(builder: ManifestBuilder, model: Model) -> Json:
     env: list[Json] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        # Kubernetes 1.35 gives a pod this label of its node when it is placed; before, it is empty.
+        # Since Kubernetes 1.35 a placed pod has this label of its node; in earlier versions it is empty.
         {
             "name": "NODE_ZONE",
             "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE_LABEL}']"}},
         },
         {"name": "HF_HOME", "value": HUB_CACHE_DIR},
-        {"name": "HOME", "value": "/tmp"},  # an emptyDir: the rest is read-only
+        {"name": "HOME", "value": "/tmp"},  # an emptyDir: the root file system is read-only
     ]
     if (token := model.token_secret_ref) is not None:
         reference = {"name": token.name, "key": token.key}
@@ -246,7 +248,7 @@ def _pod_spec(builder: ManifestBuilder, model: Model, container: Json) -> Json:
 
 
 def tokenizer_flags(model: Model) -> dict[str, str]:
-    """What servers and inspections are told of a tokenizer and chat template that are not the model's own."""
+    """Return the flags for a tokenizer and a chat template that replace the model's own."""
     flags = {"--tokenizer": model.tokenizer} if model.tokenizer else {}
     return flags | (
         {"--chat-template": f"{TEMPLATE_DIR}/{TEMPLATE_FILE}"} if model.chat_template else {}
@@ -254,12 +256,12 @@ def tokenizer_flags(model: Model) -> dict[str, str]:
 
 
 def _template_annotation(model: Model) -> dict[str, str]:
-    """The template travels with its pod and reaches the container as a file: no object beside it can be lost."""
+    """Return the annotation with the template. The pod mounts it as a file, so no other object can get lost."""
     return {names.CHAT_TEMPLATE: model.chat_template} if model.chat_template else {}
 
 
 def claims_of(model: Model) -> tuple[str, ...]:
-    """The volume claims that weights and tokenizer are on."""
+    """Return the volume claims that hold weights and tokenizer."""
     addresses = [model.source, *([model.tokenizer] if model.tokenizer else [])]
     claims = [urlparse(one).netloc for one in addresses if one.startswith("pvc://")]
     return tuple(dict.fromkeys(claim for claim in claims if claim))
@@ -272,7 +274,7 @@ def _claim_volume(claim: str) -> str:
 def inspection_pod(
     builder: ManifestBuilder, spec: Spec, address: str, key: str, incarnation: int
 ) -> Json:
-    """Sees the same weights, token and volumes as a server, on the first pool's machines; ends by itself."""
+    """Return a pod that sees the same weights, token and volumes as a server of the first pool, and ends by itself."""
     name = names.pod_name(builder.swarm.name, builder.swarm.uid, names.INSPECT, incarnation)
     meta = builder.metadata(name)
     meta["labels"] |= {
@@ -286,11 +288,11 @@ def inspection_pod(
         names.SLOT: names.INSPECT_SLOT,
         **_template_annotation(spec.model),
     }
-    words = [text for flag in tokenizer_flags(spec.model).items() for text in flag]
+    flags = [text for flag in tokenizer_flags(spec.model).items() for text in flag]
     container = {
         "name": names.CONTAINER,
         "command": ["modelswarm-inspect"],
-        "args": ["--model", address, *words, "--output", "/dev/termination-log"],
+        "args": ["--model", address, *flags, "--output", "/dev/termination-log"],
         "resources": {},
         **_container(builder, spec.model),
     }
@@ -304,7 +306,7 @@ def inspection_pod(
 
 
 def service(builder: ManifestBuilder) -> Json:
-    """Headless, with servers that are not ready too: they find each other before they serve."""
+    """Return the headless Service. It includes servers that are not ready: they find each other before they serve."""
     ports: list[dict[str, Any]] = [
         {"name": LINKS, "port": LINKS_PORT, "targetPort": LINKS, "protocol": "TCP"},
         {"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics", "protocol": "TCP"},
@@ -323,10 +325,10 @@ def service(builder: ManifestBuilder) -> Json:
 
 
 def disruption_budget(builder: ManifestBuilder, span: int, replicas: int) -> Json:
-    """All of a span: an eviction waits until the operator has put a server more beside the one that goes.
+    """Return the budget of a span. It protects all its servers: an eviction waits until the operator has added one.
 
-    An integer, as pods without a controller that Kubernetes knows allow nothing else. Pods that are not ready are
-    never protected.
+    `minAvailable` is an integer: Kubernetes allows nothing else for pods of a controller that it does not know. Pods
+    that are not ready are never protected.
     """
     return {
         "apiVersion": "policy/v1",

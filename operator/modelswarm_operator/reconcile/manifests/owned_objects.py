@@ -1,6 +1,6 @@
-"""The Service and the disruption budgets of a swarm: kept as they should be, whoever edits or deletes them.
+"""The Service and the disruption budgets of a swarm: restored when they are edited or deleted.
 
-Called once per turn. What the API server fills in by itself is not a difference.
+Called once per turn by `serving_swarm`. Fields that the API server fills in are not a difference. Sends nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def child_actions(
     spans: int,
     replicas: int,
 ) -> list[ApplyChild | DeleteChild]:
-    """A suspended swarm keeps its Service; budgets that would block every drain it does not."""
+    """Return the actions for owned objects.
+
+    A suspended swarm keeps its Service, but no budgets: they would block every drain.
+    """
     wanted = [manifests.service(builder)]
     if replicas > 0:
         wanted += [manifests.disruption_budget(builder, span, replicas) for span in range(spans)]
@@ -61,7 +64,7 @@ def _is_terminating(child: Json) -> bool:
 
 
 def covers(stored: Any, wanted: Any) -> bool:
-    """Whether everything of `wanted` is in `stored`; selectors and lists must not hold more."""
+    """Return True if `stored` has everything in `wanted`; selectors and lists must not have more."""
     if isinstance(wanted, Mapping):
         return isinstance(stored, Mapping) and all(
             key in stored and _covers_field(key, stored[key], value)
@@ -80,6 +83,6 @@ def _covers_field(key: str, stored: Any, wanted: Any) -> bool:
     exact = key in ("selector", "matchLabels")
     if exact and isinstance(stored, Mapping) and set(stored) != set(wanted):
         return False
-    if key == "ownerReferences":  # other owners are somebody else's business
+    if key == "ownerReferences":  # further owners are allowed
         return all(any(covers(have, want) for have in stored) for want in wanted)
     return covers(stored, wanted)

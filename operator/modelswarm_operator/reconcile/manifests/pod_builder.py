@@ -1,7 +1,7 @@
-"""Renders the pod of a slot: which pool it comes from, and the pool's patch over it.
+"""Builds the pod of a slot: chooses its pool and applies the pool's patch.
 
-Called by `keeper` when a pod is due. Pools take turns: a new pod goes where nothing of the swarm waits for
-a node, and of those pools where its span has the fewest.
+Called by `slot_filler` when a pod is due. Pools alternate: a new pod goes to a pool where no pod of the swarm waits for
+a node. Of several, the pool with the fewest pods of the span is chosen. Decides nothing about slots.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class PodBuilder:
 
 
 def reserved_fields(builder: ManifestBuilder, spec: Spec, layout: Layout) -> list[str]:
-    """What the patches of pools may not change, found by laying them over a pod that is not used. UserError when one
-    fits no pod at all."""
+    """Return the fields of the pools' patches that have no effect, found by applying them to a sample pod.
+
+    Raises UserError if a patch fits no pod at all.
+    """
     ignored: list[str] = []
     for pool in layout.pools:
         patches = patches_of(spec, pool, builder.policy.pod_template)

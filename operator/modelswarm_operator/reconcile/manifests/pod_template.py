@@ -1,7 +1,7 @@
-"""The patches that administrators (cluster-wide) and users (per pool) lay over the pods, and what they may not touch.
+"""Applies the pod patches of administrators (cluster-wide) and users (per pool), except for reserved fields.
 
-Called when a pod is made, and once per turn to tell which fields of a patch are without effect. What identifies a pod,
-how it is reached and how it ends is the operator's: a patch of that is put back and named in a sentence.
+Called when a pod is built, and once per turn to report the fields of a patch that have no effect. The fields that
+identify a pod, and those for its network and its end, are the operator's: a patch of one is undone and reported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RESERVED_PREFIXES = (f"{names.DOMAIN}/", "app.kubernetes.io/")
 def apply_patches(
     pod: Json, patches: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> tuple[Json, list[str]]:
-    """The pod with every patch over it, and the fields of the patches that were put back, each as `where: field`."""
+    """Return the pod with all patches applied, and the reserved fields that were restored, each as `where: field`."""
     ignored: list[str] = []
     result = pod
     for where, patch in patches:
@@ -48,7 +48,7 @@ def apply_patches(
 
 
 def _check_shape(pod: Json, where: str) -> None:
-    """A patch may replace anything by anything: what is read or put back here must still be there to be read."""
+    """Raise UserError if a part that is read or restored here has another type after the patch."""
     for part in ("metadata", "spec"):
         if not isinstance(pod.get(part), dict):
             raise UserError(f"{where}.{part}", "must be an object, and stay")
@@ -77,7 +77,7 @@ def patches_of(spec: Spec, pool: Pool, cluster_wide: Mapping[str, Any]) -> list[
 
 
 def _restore_reserved(merged: Json, pod: Json) -> list[str]:
-    """Changes `merged` (a copy of our own) back to what is the operator's; says what that was."""
+    """Restore the reserved fields of `merged` (a copy) from `pod`; return their names."""
     fields: list[str] = []
     merged["metadata"], merged["spec"] = dict(merged["metadata"]), dict(merged["spec"])
     for part, keys in (("metadata", _METADATA), ("spec", _SPEC)):
@@ -102,7 +102,7 @@ def _restore_container(spec: Json, ours: Json) -> list[str]:
     if found is None:
         spec["containers"] = [original, *containers]
         return [f"spec.containers[{names.CONTAINER}]"]
-    # The server stays first: that is the container whose state the operator reads.
+    # The server stays first: the operator reads the state of this container.
     spec["containers"] = [found, *(one for one in containers if one is not found)]
     prefix = f"spec.containers[{names.CONTAINER}]"
     fields = [f"{prefix}.{key}" for key in _restore(found, original, _CONTAINER)]
@@ -140,7 +140,7 @@ def _restore_named(target: Json, source: Json, part: str, keys: Iterable[str]) -
 
 
 def _same_name_or_port(item: Json) -> Callable[[Json], bool]:
-    """Whether another entry has its name or its port."""
+    """Return a test for entries with the same name or port."""
     return lambda other: any(
         key in item and item[key] == other.get(key) for key in ("name", "containerPort")
     )

@@ -1,7 +1,7 @@
 """Strategic merge patch over a Pod, as `kubectl patch` does it: lists of named things are merged by their names.
 
-Called by `template`. Knows the merge keys of the Pod type (the `x-kubernetes-patch-*` of its OpenAPI schema) and the
-directives `$patch: replace | delete | merge`, `$retainKeys` and `$deleteFromPrimitiveList/…`; a null deletes. Knows
+Called by `pod_template`. Knows the merge keys of the Pod type (the `x-kubernetes-patch-*` of its OpenAPI schema) and
+the directives `$patch: replace | delete | merge`, `$retainKeys` and `$deleteFromPrimitiveList/…`; a null deletes. Knows
 nothing of swarms. Neither argument is changed.
 """
 
@@ -35,18 +35,18 @@ MERGE_KEYS: Mapping[str, Mapping[str, str]] = {
     "spec.initContainers": _CONTAINER,
     "spec.ephemeralContainers": _CONTAINER,
 }
-"""Path of an object -> its lists that are merged, by which key. Lists that are not here are replaced whole."""
+"""Path of an object -> its lists that are merged, with their merge key. All other lists are replaced whole."""
 _PRIMITIVE = frozenset({"metadata.finalizers"})  # lists of plain values that are merged as sets
 _DIRECTIVE = "$patch"
 _DELETE_VALUES = "$deleteFromPrimitiveList/"
-_ORDER = "$setElementOrder/"  # what kubectl adds for the order of a list; order means nothing here
+_ORDER = "$setElementOrder/"  # added by kubectl for the order of a list, which has no meaning here
 _RETAIN_KEYS = "$retainKeys"
 
 Object = Mapping[str, Any]
 
 
 def merge_pod(base: Object, patch: Object, where: str) -> dict[str, Any]:
-    """`base` with `patch` over it. `where` is what an error calls the patch. UserError when it fits no Pod."""
+    """Return `base` with `patch` applied. Errors name the patch `where`. Raises UserError if it fits no Pod."""
     merged: dict[str, Any] = _merge_object(base, patch, "", where)
     return merged
 
@@ -129,7 +129,7 @@ def _delete_values(merged: dict[str, Any], key: str, values: Any, where: str) ->
 
 
 def _strip_directives(value: Any) -> Any:
-    """A copy without directives and nulls, as nothing is there to be deleted."""
+    """Return a copy without directives and nulls: there is nothing that they could delete."""
     if isinstance(value, Mapping):
         return {
             key: _strip_directives(item)

@@ -1,7 +1,7 @@
-"""What the operator knows of a swarm's model: from the package, from status, or from an inspection's last words.
+"""Facts about a swarm's model: from the package, from status, or from the result of an inspection.
 
-Called by `layout` and `inspection`. The model inside the package is read in process (once); everything else only a pod
-that sees the weights can read.
+Called by `span_plan` and `inspection`. A model inside the package is read in this process (once); any other needs a pod
+that sees the weights. Knows no pod.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _HUB = "hf://"
 
 
 def pinned_address(known: ModelStatus) -> str:
-    """What servers load: the very commit that was inspected, so that later pods hold the same weights."""
+    """Return the address that servers load: the commit that was inspected, so that later pods have the same weights."""
     if not known.source.startswith(_HUB) or not known.revision:
         return known.source
     return f"{known.source.partition('@')[0]}@{known.revision}"
 
 
 def known_model(model: Model, stored: ModelStatus | None) -> ModelStatus | None:
-    """None: an inspection has to find out. UserError: it is known that there is no such model."""
+    """Return the facts, or None if an inspection is needed. Raises UserError if there is no such model."""
     address = model.address
     wanted = (address, model.tokenizer)
     if stored is not None and stored.blocks > 0 and (stored.source, stored.tokenizer) == wanted:
@@ -44,14 +44,14 @@ def _from_package(address: str, tokenizer: str | None) -> ModelStatus:
 
 
 def parse_inspection(model: Model, message: str) -> ModelStatus:
-    """From what an inspection wrote at its end. ModelSourceError when that is not what it should be."""
+    """Parse the termination message of an inspection. Raises ModelSourceError if it holds no facts."""
     return _status(model.address, model.tokenizer, message)
 
 
 def _status(address: str, tokenizer: str | None, message: str) -> ModelStatus:
     try:
         document = json.loads(message)
-    except (ValueError, RecursionError):  # the latter: brackets in brackets
+    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
         document = None
     if not isinstance(document, dict):
         raise ModelSourceError("model", f"the inspection of {address} ended without facts")

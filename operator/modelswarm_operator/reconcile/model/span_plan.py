@@ -1,7 +1,7 @@
-"""What should run: the spans of the model and the recipe that each server's pod is made from.
+"""The layout of a swarm: spans of the model and the hash of each server pod's template.
 
-Called once per turn. A plan that was stored for the same input is used as it is, so that neither a restart nor another
-version of the operator moves a span; a new one is made by the placement that `modelswarm up` uses.
+Made once per turn. A plan that was stored for the same input is used as it is, so that neither a restart nor another
+version of the operator moves a span; a new one is made by the placement that `modelswarm up` uses. Knows no pod.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from modelswarm.resources.status import ModelStatus, PlannedSpan, PlanStatus
 from modelswarm_operator.reconcile.model.facts import facts_of, pinned_address
 
 RENDER_REVISION = 1
-"""Raised when pods of older operators must be replaced. Anything else that changes in `manifests` reaches a pod when
-it is replaced for another reason: an upgrade of the operator moves no pod."""
+"""To be increased when pods of older operators must be replaced. Any other change in `manifests` reaches a pod when it
+is replaced for another reason: an upgrade of the operator moves no pod."""
 
 DEFAULT_POOL = Pool.model_construct(name="default")
 
@@ -31,9 +31,9 @@ class Layout:
     pools: tuple[Pool, ...]  # at least one
     template_hashes: Mapping[
         tuple[int, str], str
-    ]  # (span, pool's name): hash of what the pod is made from
-    hash: str
-    model_hash: str  # of servers that can work together: the model, and how it is computed
+    ]  # (span, pool): hash of everything the pod is made from
+    hash: str  # of everything the plan is made from
+    model_hash: str  # equal for servers that can share a route: the model and how it is computed
     source: str
     served_name: str
     dtype: str
@@ -44,12 +44,12 @@ class Layout:
         return PlanStatus(hash=self.hash, spans=self.spans)
 
     def is_current(self, span: int, pool: str, template_hash: str) -> bool:
-        """Whether a pod that was made by recipe `plan` is what its span and pool ask for today."""
+        """Return True if a pod with this template hash is what its span and pool need now."""
         return self.template_hashes.get((span, pool)) == template_hash
 
 
 def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None) -> Layout:
-    """UserError when the spec and the model do not go together."""
+    """Raises UserError if spec and model do not fit together."""
     shared = _shared_input(name, spec, known)
     digest = _digest({**shared, "spans": _dump(spec.spans), "pools": [_dump(p) for p in spec.pools],
                       "concurrent": spec.sessions.concurrent})  # fmt: skip
@@ -81,7 +81,7 @@ def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | 
 
 
 def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
-    """Only what the user wrote, and which model that is: what a version of the operator computes is not in it."""
+    """Return the user's input and the model's identity, and nothing that a version of the operator computes."""
     return {
         "render": RENDER_REVISION,
         "source": pinned_address(known),
@@ -103,7 +103,7 @@ def _plan_spans(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan,
 
 
 def _dump(part: Any) -> Any:
-    """Without defaults: a field that a later version adds changes nothing."""
+    """Leave out defaults, so that a field that a later version adds does not change the hash."""
     return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 

@@ -1,6 +1,7 @@
-"""The pods of a swarm as the keeper sees them: whose slot each fills, and what can be expected of it.
+"""The pods of a swarm, classified: the slot of each, its role, and the state of its node.
 
-Made once per turn from what was observed. Decides which nodes count as lost; decides nothing about pods.
+Made once per turn from `Observed`, read by everything that decides about pods. Decides when a node counts as
+unreachable; decides nothing about pods.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import NodeView, PodView
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_MAX_CLOCK_SKEW = 60.0  # seconds that clocks may differ
+_MAX_CLOCK_SKEW = 60.0  # seconds between the clocks of operator and API server
 
 
 class NodeState(Enum):
-    """What the node under a pod is good for."""
+    """The state of a pod's node, as far as it matters for the pod."""
 
-    READY = "firm"  # Ready, not known, or the pod has no node yet
-    UNREADY = "shaky"  # NotReady, but not to be given up yet
-    DEPARTING = "departing"  # serves now, will go
-    UNREACHABLE = "lost"  # NotReady for too long
-    DELETED = "gone"  # does not exist any more, or is out of service: its pods never come back
+    READY = "ready"  # Ready, not known, or the pod has no node yet
+    UNREADY = "unready"  # NotReady, within its grace period
+    DEPARTING = "departing"  # Ready, and will be removed
+    UNREACHABLE = "unreachable"  # NotReady for longer than its grace period
+    DELETED = "deleted"  # does not exist any more or is out of service: its pods never come back
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """Neither leaving nor failed nor on a node that will not come back."""
+        """Neither terminating nor failed nor on a deleted node."""
         return (
             not self.is_terminating
             and not self.is_failed
@@ -71,7 +72,7 @@ class Server:
 
     @property
     def is_serving(self) -> bool:
-        """Capacity: what sessions can be sent to now."""
+        """Capacity: sessions can be sent to it now."""
         return (
             self.is_alive
             and self.pod.ready
@@ -83,13 +84,15 @@ class Server:
 class PodInventory:
     servers: tuple[Server, ...]
     inspections: tuple[PodView, ...]
-    kept: tuple[PodView, ...]  # to be left alone
-    orphans: tuple[PodView, ...]  # ours, but of no slot or role that is known
-    mislabelled: tuple[tuple[PodView, Mapping[str, str]], ...]  # and the labels they should have
-    incarnations: frozenset[int]  # seen on any pod, whatever became of it
-    unreachable: frozenset[str]  # pods on nodes that are lost or gone
-    mass_outage: tuple[int, int] | None  # (NotReady, all) nodes while replacing is paused
-    next_change_at: float | None  # when some node's grace ends
+    kept: tuple[PodView, ...]  # annotated `keep`: never changed or deleted
+    orphans: tuple[PodView, ...]  # owned by the swarm, without a known slot or role
+    mislabelled: tuple[
+        tuple[PodView, Mapping[str, str]], ...
+    ]  # with the labels that are missing or wrong
+    incarnations: frozenset[int]  # seen on any pod in any state
+    unreachable: frozenset[str]  # names of pods on nodes that are unreachable or deleted
+    mass_outage: tuple[int, int] | None  # (NotReady, all) nodes while nothing is replaced
+    next_change_at: float | None  # end of the first grace period of a node
 
     def all_pods(self) -> Iterable[PodView]:
         yield from (server.pod for server in self.servers)
@@ -99,16 +102,19 @@ class PodInventory:
 
 
 class NodeHealth:
-    """Judges nodes; remembers when the next judgement changes by itself."""
+    """States of the nodes now; `next_change_at` is when the first of them changes without an event."""
 
     def __init__(self, nodes: Mapping[str, NodeView] | None, policy: Policy, now: float) -> None:
-        # No node at all: pods run, so that can't be the truth yet.
+        # An empty list cannot be complete, as pods run: treat it as not known.
         self._nodes, self._policy, self._now = nodes or None, policy, now
         self.mass_outage = self._find_mass_outage()
         self.next_change_at: float | None = None
 
     def _find_mass_outage(self) -> tuple[int, int] | None:
-        """Nodes that went down lately, of those that could have. What is down for long is no part of a blip."""
+        """Return the nodes that went down within `mass_outage_timeout`, and the nodes that could have; None if too few.
+
+        A node that is down for longer is no part of a short fault of the control plane.
+        """
         nodes, policy = self._nodes or {}, self._policy
         lately = self._now - policy.mass_outage_timeout
         up = sum(node.ready for node in nodes.values())
@@ -122,7 +128,7 @@ class NodeHealth:
         node = self._nodes.get(pod.node)
         placed = max(pod.created, pod.scheduled or 0.0)
         if node is None:
-            # A pod may have waited long for a node that is so new that nobody has told of it yet.
+            # A pod may be placed on a node that is so new that no event of it has come yet.
             known = self._has_passed(placed + self._policy.unknown_node_grace)
             return NodeState.DELETED if known else NodeState.UNREADY
         if node.out_of_service:
@@ -133,7 +139,8 @@ class NodeHealth:
                 if self.mass_outage
                 else self._policy.not_ready_grace
             )
-            # Who was placed there meanwhile has its own patience: or its successor is placed there, and the next one.
+            # A pod that was scheduled to a NotReady node gets its own grace period. Otherwise its replacement could
+            # land there too and be replaced at once, in a loop.
             since = max(self._down_since(node), placed)
             return (
                 NodeState.UNREACHABLE if self._has_passed(since + patience) else NodeState.UNREADY
@@ -141,7 +148,7 @@ class NodeHealth:
         return NodeState.DEPARTING if node.departing else NodeState.READY
 
     def _down_since(self, node: NodeView) -> float:
-        """Long ago, if nobody knows; so too if that is yet to come, because this clock is slow."""
+        """Return 0 (long ago) if the time is not known, or lies in the future because this clock is slow."""
         since = node.not_ready_since or 0.0
         return since if since <= self._now + _MAX_CLOCK_SKEW else 0.0
 
@@ -157,7 +164,7 @@ class NodeHealth:
 def classify_pods(
     pods: Iterable[PodView], nodes: Mapping[str, NodeView] | None, policy: Policy, now: float
 ) -> PodInventory:
-    """Sorted by incarnation, so that every decision that follows is the same for the same pods."""
+    """Return all pods classified, sorted by incarnation: the same pods lead to the same decisions."""
     node_health = NodeHealth(nodes, policy, now)
     builder = _InventoryBuilder()
     for pod in sorted(pods, key=lambda pod: pod.name):
@@ -178,7 +185,7 @@ def classify_pods(
 
 @dataclass(slots=True)
 class _InventoryBuilder:
-    """A fleet in the making."""
+    """Collects the parts of a PodInventory."""
 
     servers: list[Server] = field(default_factory=list)
     inspections: list[PodView] = field(default_factory=list)
@@ -212,13 +219,13 @@ class _InventoryBuilder:
 
 
 def slot_of_pod(pod: PodView) -> SlotKey | None:
-    """From the annotation, which selectors do not use and so nobody edits; else from the label."""
+    """Return the slot from the annotation, else from the label. Selectors use labels only, so users edit those."""
     noted, labelled = pod.annotations.get(names.SLOT, ""), pod.labels.get(names.SLOT, "")
     return names.parse_slot(noted) or names.parse_slot(labelled)
 
 
 def incarnation_of_pod(pod: PodView) -> int:
-    """The name can't be edited; the label stands in for names that are not of our making."""
+    """Return the incarnation from the name, which cannot be edited; from the label if the name has another form."""
     return names.incarnation_of_name(pod.name) or names.parse_number(
         pod.labels.get(names.INCARNATION, "")
     )

@@ -1,7 +1,8 @@
-"""Planned changes: rolls, scaling, new spans, departing nodes. Says what may be started and which serving pods may go.
+"""Planned changes: rollouts, scaling, new plans, departing nodes. Decides which slots may be replaced and which serving
+pods may be deleted.
 
-Called once per turn beside `keeper`. Nothing here removes a pod that serves unless, for each of its blocks, enough
-others serve; so a change that goes wrong stops by itself and leaves what is good.
+Called once per turn beside `slot_filler`. Deletes a serving pod only if, for each of its blocks, enough others serve;
+so a change that goes wrong stops by itself and leaves the good pods.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
 
 
 def fillable_slots(spec: Spec, by_slot: ServersBySlot, spans: int) -> int:
-    """Slots per span that may be filled now: all, or, while servers of an earlier plan serve, those that serve and
-    `surge` more."""
+    """Return how many slots per span may be filled now.
+
+    All; or, while servers of an earlier plan serve, those that serve and `surge` more.
+    """
     if not any(server.is_serving for server in by_slot.from_older_plan):
         return spec.replicas
     serving = [0] * spans
@@ -29,8 +32,10 @@ def fillable_slots(spec: Spec, by_slot: ServersBySlot, spans: int) -> int:
 
 
 def slots_to_replace(states: Sequence[SlotState], spec: Spec, turn: Turn) -> set[SlotKey]:
-    """Slots of one span whose pod of an older recipe gets a successor beside it. At most `surge` are on their way at
-    once, counting every slot of the span that is not at rest: a recipe that fails stops the roll."""
+    """Return the slots of one span whose pod of an older template gets a successor beside it.
+
+    At most `surge` slots of the span are unsettled at a time, so a template that fails stops the rollout.
+    """
     waiting = [state for state in states if _is_outdated(state, turn)]
     busy = sum(not _is_settled(state) for state in states) - len(waiting)
     room = max(1, spec.rollout.surge) - busy
@@ -40,7 +45,7 @@ def slots_to_replace(states: Sequence[SlotState], spec: Spec, turn: Turn) -> set
 
 
 def _replaces_in_place(spec: Spec) -> bool:
-    """Without surge the old one goes first; the only server of a span never does."""
+    """Without surge the old pod is deleted first, but never the only server of a span."""
     return spec.rollout.surge == 0 and spec.replicas > 1
 
 
@@ -49,18 +54,18 @@ def _is_settled(state: SlotState) -> bool:
 
 
 def _is_unschedulable(state: SlotState) -> bool:
-    """Its next pod finds no node."""
+    """Return True if the slot's next pod finds no node."""
     return state.candidate is not None and bool(state.candidate.pod.unschedulable)
 
 
 def _is_rejected(state: SlotState, turn: Turn) -> bool:
-    """Its next pod is not taken by the API server (a quota that is used up)."""
-    words = turn.history_of(str(state.key)).last_failure
-    return state.current is None and state.candidate is None and words.startswith(REJECTED_PREFIX)
+    """Return True if the API server rejects the slot's next pod (a quota that is used up)."""
+    failure = turn.history_of(str(state.key)).last_failure
+    return state.current is None and state.candidate is None and failure.startswith(REJECTED_PREFIX)
 
 
 def _is_outdated(state: SlotState, turn: Turn) -> bool:
-    """Served by an older recipe, with no successor on its way."""
+    """Return True if a pod of an older template serves and no successor is on its way."""
     return (
         bool(state.outdated)
         and state.current is None
@@ -72,7 +77,7 @@ def _is_outdated(state: SlotState, turn: Turn) -> bool:
 
 
 def coverage_by_block(servers: Iterable[Server], blocks: int) -> list[int]:
-    """How many of these serve each block."""
+    """Return the number of serving servers of each block."""
     steps = [0] * (blocks + 1)
     for server in servers:
         if server.is_serving:
@@ -83,7 +88,7 @@ def coverage_by_block(servers: Iterable[Server], blocks: int) -> list[int]:
 
 
 class Retirement:
-    """Removes serving pods one by one, as long as the blocks they leave stay covered."""
+    """Deletes serving pods one by one, as long as their blocks stay covered by others."""
 
     def __init__(self, servers: Iterable[Server], blocks: int, turn: Turn, grace: int) -> None:
         self._turn, self._grace = turn, grace
@@ -91,7 +96,7 @@ class Retirement:
         self._coverage = coverage_by_block(staying, blocks)
 
     def retire(self, server: Server, floor: int, reason: str) -> bool:
-        """Whether it may go: `floor` others serve each of its blocks."""
+        """Delete the pod if at least `floor` others serve each of its blocks; return True if it is deleted."""
         if server.pod.name in self._turn.deletes:
             return True
         first, last = block_range(server, len(self._coverage))
@@ -105,7 +110,7 @@ class Retirement:
 
 
 def block_range(server: Server, blocks: int) -> tuple[int, int]:
-    """Its blocks, cut to the model's (an earlier plan may have been for another model)."""
+    """Return its blocks [first, last), cut to the model's: an earlier plan may have been for another model."""
     first, _, last = server.blocks.partition(":")
     if not (first.isdigit() and last.isdigit()):
         return 0, 0
@@ -115,19 +120,21 @@ def block_range(server: Server, blocks: int) -> tuple[int, int]:
 def retire_replaced(
     chosen: Sequence[SlotState], spec: Spec, retirement: Retirement, turn: Turn
 ) -> None:
-    """Of one span's slots: what a winner makes superfluous, and what goes first when there is no surge."""
-    # A pod that waits for room gets it from what is superfluous, or both would wait for ever.
+    """Delete, in one span, pods beside a current one and, without surge, pods that must make room for the new spec."""
+    # A pod without a node gets the room of a superfluous one; otherwise both would wait for ever.
     waiting = sum(_is_unschedulable(state) for state in chosen)
     floor = max(1, spec.replicas - waiting)
     for state in chosen:
         if state.current is not None:
-            winner = state.current.pod.name
+            successor = state.current.pod.name
             for server in state.outdated:
-                retirement.retire(server, floor, f"replaced by {winner} of the new spec")
+                retirement.retire(server, floor, f"replaced by {successor} of the new spec")
             for server in state.departing:
-                retirement.retire(server, floor, f"its node will go; {winner} took its place")
+                retirement.retire(
+                    server, floor, f"its node is departing; {successor} took its place"
+                )
             for server in state.extra:
-                retirement.retire(server, floor, f"not needed beside {winner}")
+                retirement.retire(server, floor, f"not needed beside {successor}")
     if _replaces_in_place(spec):
         stuck = [
             state
@@ -142,7 +149,7 @@ def retire_replaced(
 
 
 def retire_surplus(servers: Iterable[Server], spec: Spec, retirement: Retirement) -> None:
-    """Pods in slots that are too many."""
+    """Delete pods in slots that are not wanted."""
     for server in servers:
         if server.is_terminating or _is_unreachable(server):
             continue
@@ -150,7 +157,7 @@ def retire_surplus(servers: Iterable[Server], spec: Spec, retirement: Retirement
 
 
 def max_unschedulable(chosen: Iterable[Sequence[SlotState]]) -> int:
-    """Of the wanted pods of one span, how many find no node."""
+    """Return the largest number of pods of one span that find no node."""
     return max((sum(_is_unschedulable(state) for state in states) for states in chosen), default=0)
 
 
@@ -162,9 +169,11 @@ def retire_older_plan(
     covered: bool,
     waiting: int,
 ) -> None:
-    """Pods of an earlier plan, when those of today's serve their blocks, or wait for room that only these can give.
-    Servers of another model can't stand in for one another, so those wait until today's alone are enough for a route
-    (`covered`)."""
+    """Delete pods of an earlier plan when current ones serve their blocks, or wait for room that only these can give.
+
+    Servers of different models cannot share a route, so those of another model stay until the current ones alone form
+    one (`covered`).
+    """
     floor = max(min(1, spec.replicas), spec.replicas - waiting)
     for server in servers:
         if server.is_terminating or _is_unreachable(server):
@@ -175,5 +184,5 @@ def retire_older_plan(
 
 
 def _is_unreachable(server: Server) -> bool:
-    """On a node that may come back: decided then."""
+    """Return True if its node is NotReady and may come back: the pod stays until that is known."""
     return server.is_alive and server.node_state in (NodeState.UNREACHABLE, NodeState.UNREADY)

@@ -1,7 +1,7 @@
-"""Keeps every wanted slot filled: promises and creates what is missing, removes what can't help, counts failures.
+"""Keeps every wanted slot filled: allocates and creates missing pods, deletes useless ones, counts failures.
 
-Called once per turn and never waits for a roll, a scale or a new plan to end: those only tell it how many slots there
-are and which may be renewed. Removes no pod that serves.
+Called once per turn by `serving_swarm`. Never waits for a rollout, a scaling or a new plan: those only say which slots
+are wanted and which may be replaced. Deletes no pod that serves.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from modelswarm_operator.reconcile.state.policy import Policy
 from modelswarm_operator.reconcile.state.turn import Turn
 
 BuildPod = Callable[[SlotKey, int], Json]
-"""The pod of a slot with this incarnation."""
+"""Builds the manifest of a slot's pod with this incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServersBySlot:
-    """All servers, sorted by where they belong."""
+    """All servers, those of the current plan by slot."""
 
-    slots: Mapping[SlotKey, Sequence[Server]]  # of the wanted spans
-    from_older_plan: tuple[Server, ...]  # of an earlier plan
+    slots: Mapping[SlotKey, Sequence[Server]]  # of the current plan
+    from_older_plan: tuple[Server, ...]  # of an earlier plan or another model
 
 
 def group_by_slot(servers: Iterable[Server], layout: Layout) -> ServersBySlot:
@@ -46,7 +46,7 @@ def group_by_slot(servers: Iterable[Server], layout: Layout) -> ServersBySlot:
 def slot_states(
     by_slot: ServersBySlot, known_slots: Iterable[str], layout: Layout, policy: Policy
 ) -> list[list[SlotState]]:
-    """Of every slot that has pods or something to remember, span by span."""
+    """Return, by span, the state of every slot that has pods or a history."""
     keys = {slot for name in known_slots if (slot := parse_slot(name)) is not None}
     states: list[list[SlotState]] = [[] for _ in layout.spans]
     for key in sorted(keys | set(by_slot.slots)):
@@ -56,9 +56,9 @@ def slot_states(
 
 
 def choose_slots(span: int, states: Sequence[SlotState], wanted: int, most: int) -> list[SlotState]:
-    """The best `most` slots there are; up to `wanted`, free ordinals are added.
+    """Return the best `most` existing slots; up to `wanted`, free ordinals are added.
 
-    What serves is never given up for what does not, and what is there never for a lower number.
+    A serving slot is never given up for one that does not serve, and an existing slot never for a lower ordinal.
     """
     best = sorted(states, key=_preference_order)[:most]
     taken = {state.key.ordinal for state in states}
@@ -81,7 +81,7 @@ class SlotFiller:
         self._turn, self._refused, self._build_pod, self._pools = turn, refused, make, pools
 
     def fill_slots(self, chosen: Iterable[SlotState], replace: Container[SlotKey]) -> None:
-        """Fill these slots; those of `renew` although a pod of an older recipe serves there."""
+        """Fill these slots; those in `replace` although a pod of an older template serves there."""
         for state in chosen:
             self._delete_useless(state)
             if state.current is not None:
@@ -90,7 +90,7 @@ class SlotFiller:
                 self._fill_slot(state, state.key in replace)
 
     def _leave_full_pool(self, candidate: Server) -> bool:
-        """Whether it waited long enough for a node of its pool, and another pool may have one."""
+        """Delete the candidate if it waited too long for a node of its pool and there is another pool."""
         if self._pools < 2 or not candidate.pod.unschedulable:
             return False
         moment = candidate.pod.created + self._turn.policy.pool_timeout
@@ -109,15 +109,15 @@ class SlotFiller:
             self._turn.delete_pod(server.pod, "not serving, and another takes its slot")
 
     def _record_success(self, state: SlotState, server: Server) -> None:
-        """All is well: the promise is kept, and after a while old failures no longer count."""
+        """Clear the allocation and, once the server has run for `stable_after`, the slot's failures."""
         slot, turn = str(state.key), self._turn
         turn.clear_allocation(slot)
-        memory = turn.history_of(slot)
-        if memory.failures:
+        history = turn.history_of(slot)
+        if history.failures:
             started = server.pod.container.running_since or 0.0
-            # What is yet to come was told by a clock that was ahead: long ago, as far as this one knows.
+            # A time in the future was written by a clock that was ahead: it counts as long ago.
             latest = turn.now + turn.policy.backoff_limit
-            known = (moment for moment in (started, memory.not_before) if moment <= latest)
+            known = (moment for moment in (started, history.not_before) if moment <= latest)
             since = max(known, default=0.0)
             stable = min(since, turn.now) + turn.policy.stable_after
             if turn.now >= stable:
@@ -138,7 +138,7 @@ class SlotFiller:
         turn.create_due(slot, self._refused.get(slot, ""), lambda n: self._build_pod(state.key, n))
 
     def _record_replacement(self, state: SlotState, failure: str, replace: bool) -> None:
-        """Only replacements: how a swarm begins is told by its conditions."""
+        """Record an Event for a replacement; the first fill of a slot is reported by conditions only."""
         if state.newest is None:
             return
         old = state.newest.pod
@@ -150,7 +150,7 @@ class SlotFiller:
             self._turn.record_event(
                 "Normal",
                 "Renewing",
-                f"Slot {state.key}: a server by the new spec is started beside {old.name}",
+                f"Slot {state.key}: a server of the new spec starts beside {old.name}",
             )
         else:
             reason = _loss_reason(state.newest)
@@ -165,7 +165,7 @@ def _loss_reason(server: Server) -> str:
         how = f" ({server.pod.disruption})" if server.pod.disruption else ""
         return f"pod {name} is being deleted{how}"
     return {
-        NodeState.DELETED: f"node {node} of pod {name} is gone",
+        NodeState.DELETED: f"node {node} of pod {name} is deleted",
         NodeState.UNREACHABLE: f"node {node} of pod {name} is not ready",
-        NodeState.DEPARTING: f"node {node} of pod {name} is about to go",
+        NodeState.DEPARTING: f"node {node} of pod {name} is departing",
     }.get(server.node_state, f"pod {name} can't serve")

@@ -1,7 +1,7 @@
-"""The state of one slot: which of its pods wins, which one is on its way, which are in the way.
+"""The state of one slot: its current pod, the candidate, and the pods that are superfluous or failed.
 
-Called by `keeper` for every slot that is wanted. Two pods of one slot are normal for a while (surge, a node that came
-back) and possible at any time (a stale view): the rules here resolve every mixture the same way.
+Called by `slot_filler` for every wanted slot. Two pods in one slot are normal for a while (surge, a node that came
+back) and possible at any time (a stale view): the rules here resolve every mixture the same way. Decides nothing else.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _PREEMPTED = "PreemptionByScheduler"
 class SlotState:
     key: SlotKey
     current: Server | None
-    """The winner: serves, made by today's recipe, on a node that stays; the highest incarnation of those."""
+    """The pod that keeps the slot: serves, with the current template, on a READY node; the highest incarnation."""
     candidate: Server | None
-    """Without a winner, the pod that is expected to become it: what runs, before what has a node, before the rest."""
-    outdated: tuple[Server, ...]  # serve, but made by an older recipe
-    departing: tuple[Server, ...]  # serve on a node that will go
-    broken: tuple[Server, ...]  # container failed too often; replaced
+    """Without a current pod, the one that is expected to become it: a running pod, else one with a node, else any."""
+    outdated: tuple[Server, ...]  # serve, with an older template
+    departing: tuple[Server, ...]  # serve on a departing node
+    broken: tuple[Server, ...]  # the container was restarted too often
     failed: tuple[Server, ...]  # pods that ended
-    redundant: tuple[Server, ...]  # not serving and not needed: an older recipe, a second hope
-    extra: tuple[Server, ...]  # serve beside a winner
+    redundant: tuple[
+        Server, ...
+    ]  # neither serving nor needed: an older template, a second candidate
+    extra: tuple[Server, ...]  # serve beside the current pod
     newest: Server | None
 
     @property
@@ -44,7 +46,7 @@ class SlotState:
 def classify_slot(
     key: SlotKey, servers: Sequence[Server], layout: Layout, policy: Policy
 ) -> SlotState:
-    """`servers` are all of the slot, ordered by incarnation."""
+    """`servers`: all of the slot, ordered by incarnation."""
     alive = [server for server in servers if server.is_alive]
     broken = [server for server in alive if is_broken(server, policy)]
     working = [server for server in alive if not is_broken(server, policy)]
@@ -60,7 +62,7 @@ def classify_slot(
     ]
     current = winners[-1] if winners else None
     candidate = max(candidates, key=_progress_of, default=None) if current is None else None
-    # What is on a NotReady node is left alone: nobody could end it, and the node may return with it.
+    # Pods on a NotReady node stay: the kubelet cannot end them now, and they may return with the node.
     redundant = [
         one
         for one in (*candidates, *(old for old in outdated if not old.is_serving))
@@ -84,13 +86,13 @@ def classify_slot(
 
 
 def _progress_of(server: Server) -> tuple[bool, bool, int]:
-    """A server whose node was away for a moment will be ready sooner than one that is still to load its blocks."""
+    """Sort key. A server whose node was away for a moment is ready sooner than one that has yet to load its blocks."""
     pod = server.pod
     return (pod.container.running_since is not None, bool(pod.node), server.incarnation)
 
 
 def is_broken(server: Server, policy: Policy) -> bool:
-    """The kubelet restarted the container again and again in this pod; another node may do better."""
+    """Return True if the kubelet restarted the container too often in this pod; another node may do better."""
     container = server.pod.container
     return (
         not server.pod.ready
@@ -100,15 +102,17 @@ def is_broken(server: Server, policy: Policy) -> bool:
 
 
 def failure_of(server: Server, policy: Policy) -> str:
-    """Why this pod's end counts against its slot; "" when it was nobody's fault (deleted, drained, node lost)."""
+    """Return the failure message that counts against the slot; "" if the pod was deleted, drained or lost its node."""
     pod, container = server.pod, server.pod.container
-    if server.is_terminating:  # whatever its containers end with now
+    if server.is_terminating:  # the exit code of a terminating container means nothing
         return f"pod {pod.name} was preempted" if pod.disruption == _PREEMPTED else ""
     if server.is_failed:
         why = pod.reason or container.exit_reason or pod.phase
-        words = container.exit_message or pod.message
-        return f"pod {pod.name} ended ({why})" + (f": {words}" if words else "")
+        message = container.exit_message or pod.message
+        return f"pod {pod.name} ended ({why})" + (f": {message}" if message else "")
     if is_broken(server, policy):
-        words = container.exit_message or container.exit_reason or container.waiting or "no reason"
-        return f"pod {pod.name} restarted {container.restarts} times: {words}"
+        message = (
+            container.exit_message or container.exit_reason or container.waiting or "no reason"
+        )
+        return f"pod {pod.name} restarted {container.restarts} times: {message}"
     return ""

@@ -1,1 +1,1 @@
-"""Values that reconcile reads and returns."""
+"""The values that `reconcile` reads and returns."""

@@ -1,7 +1,6 @@
 """The actions that a turn may decide on, and its Decision: plain values, no clients.
 
-Returned by `reconcile`, carried out by `controller/executor.py` in the order of the Decision. They know neither the API
-server nor the order in which it answers.
+Returned by `reconcile`, carried out in this order by `controller/executor`. Nothing here says how an action is sent.
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ from modelswarm_operator.reconcile.state.observed import Json
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """Replace status, with the resourceVersion of the swarm that was observed. Always the first action:
-    if it fails, nothing after it happens (incarnations and plans are stored before they are acted on)."""
+    """Replace the status, with the resourceVersion of the swarm that was observed. Always the first action.
+
+    If it fails, no later action happens: incarnations and plans are stored before they are acted on.
+    """
 
     status: Json
 
@@ -27,7 +28,7 @@ class SetFinalizer:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """POST; AlreadyExists of our own making is success."""
+    """POST. AlreadyExists is success if the pod there is this one."""
 
     slot: str  # "0-1": span 0, ordinal 1; "inspect" for the inspection
     manifest: Json
@@ -35,7 +36,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """With the uid as precondition: never somebody else of the same name."""
+    """Delete with the uid as precondition, so that a later pod of the same name is safe."""
 
     name: str
     uid: str
@@ -45,7 +46,7 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class LabelPod:
-    """Merge-patch these labels of a pod of this uid: a hand-edited one is put right, a kept one goes out of service."""
+    """Merge-patch labels of the pod with this uid: restores edited ones, takes a kept pod out of service."""
 
     name: str
     uid: str
@@ -68,7 +69,7 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """A Kubernetes Event on the swarm: transitions only, never per turn."""
+    """Write a Kubernetes Event on the swarm: for transitions only, never per turn."""
 
     kind: str  # Normal or Warning
     reason: str
@@ -92,4 +93,4 @@ class Decision:
     actions: Sequence[Action]
     requeue_at: (
         float | None
-    )  # look again then, even if nothing happens; None: only on events and resync
+    )  # time of the next turn if no event comes before; None: on events and resync only

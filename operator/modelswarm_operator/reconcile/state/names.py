@@ -1,6 +1,7 @@
-"""Names, labels and annotations of everything the operator makes.
+"""Names, labels and annotations of all objects that the operator creates.
 
-`manifests` writes them, `fleet` reads them back. Those that the gateway reads too are in `modelswarm.resources.labels`.
+Written by `manifests`, read back by `pods/inventory`. Those that the gateway reads too are in
+`modelswarm.resources.labels`. Knows no client and no view.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ SPAN = f"{DOMAIN}/span"
 SLOT = f"{DOMAIN}/slot"
 
 BLOCKS = f"{DOMAIN}/blocks"
-TEMPLATE_HASH = f"{DOMAIN}/plan"
+TEMPLATE_HASH = f"{DOMAIN}/template-hash"
 POOL = f"{DOMAIN}/pool"
-MODEL_HASH = f"{DOMAIN}/generation"
+MODEL_HASH = f"{DOMAIN}/model-hash"
 CHAT_TEMPLATE = f"{DOMAIN}/chat-template"
 
 KEEP = f"{DOMAIN}/keep"
 PROTECT = f"{DOMAIN}/protect"
 RECONCILE_AT = f"{DOMAIN}/reconcile-at"
 
-INSPECT = "inspect"  # roles beside SERVER
-KEPT = "kept"  # taken out of service to be looked at
+INSPECT = "inspect"  # the role of inspection pods
+KEPT = "kept"  # the role of pods that are taken out of service to be examined
 
-INSPECT_SLOT = "inspect"
+INSPECT_SLOT = "inspect"  # the slot of inspection pods
 
-CONTAINER = "server"  # the container of ours in server and inspection pods
+CONTAINER = "server"  # the operator's own container in server and inspection pods
 
 
 class SlotKey(NamedTuple):
@@ -56,7 +57,7 @@ def parse_slot(text: str) -> SlotKey | None:
 
 
 def parse_number(text: str) -> int:
-    """0 for whatever is no number."""
+    """Return 0 for a text that is not a number."""
     return int(text) if _is_number(text) else 0
 
 
@@ -65,7 +66,7 @@ def _is_number(text: str) -> bool:
 
 
 def pod_name(swarm: str, uid: str, part: str, incarnation: int) -> str:
-    """`part`: s0, s1, ... or inspect. The hash keeps two swarms of one name apart, one after the other."""
+    """`part`: s0, s1, ... or inspect. The hash of the uid tells a swarm from an earlier one of the same name."""
     digest = hashlib.sha256(uid.encode()).hexdigest()[:5]
     return f"{swarm}-{digest}-{part}-{incarnation}"
 
@@ -87,5 +88,5 @@ def is_true(value: str | None) -> bool:
 
 
 def reconcile_request(annotations: Mapping[str, str]) -> str:
-    """What a person set to have everything tried at once; any new value will do."""
+    """Return the annotation by which a user asks for an immediate retry of everything; any new value is a request."""
     return annotations.get(RECONCILE_AT, "")[:64]

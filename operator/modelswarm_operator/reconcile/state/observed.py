@@ -1,7 +1,7 @@
-"""What the operator sees and what it may do: plain values, no clients.
+"""The operator's view of a swarm: plain values, no clients.
 
-The edge (`observe`, `apply`) turns Kubernetes objects into these and carries the actions out; the pure core
-(`reconcile` and what it calls) takes and returns nothing else. Times are seconds since the epoch (UTC), handed in.
+`informer/parsing` makes them from Kubernetes objects, `informer/cache` puts them together to an `Observed`; the pure
+core (`reconcile` and what it calls) reads nothing else. Times are seconds since the epoch (UTC), handed in.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SwarmView:
-    """One ModelSwarm as last read; `status` is what is stored, untyped: an older operator may have written it."""
+    """One ModelSwarm as last read. `status` is untyped as stored: an older operator may have written it."""
 
     uid: str
     name: str
@@ -27,8 +27,8 @@ class SwarmView:
     annotations: Mapping[str, str]
     finalizers: tuple[str, ...]
     is_deleting: bool
-    spec: Spec | None  # None: the stored spec is not one this operator understands ...
-    spec_problem: str  # ... and why, in a sentence a person can act on
+    spec: Spec | None  # None: this operator cannot read the stored spec
+    spec_problem: str  # why it cannot, as a sentence for the user; "" if it can
     status: Json = field(default_factory=dict)
 
 
@@ -41,15 +41,15 @@ class ContainerView:
     restarts: int = 0
     waiting: str = ""  # reason: CrashLoopBackOff, ImagePullBackOff, ...
     waiting_message: str = ""
-    exit_code: int | None = None  # of the current (terminated) or else of the last life
+    exit_code: int | None = None  # of the current container if it has ended, else of the one before
     exit_reason: str = ""  # OOMKilled, Error, Completed, ...
-    exit_message: str = ""  # the termination message: the server's own last words
+    exit_message: str = ""  # the termination message, written by the server
     running_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod that carries our label and our controller reference."""
+    """One pod that has the operator's label and a controller reference to the swarm."""
 
     name: str
     uid: str
@@ -62,7 +62,7 @@ class PodView:
     node: str = ""
     deleting_since: float | None = None
     ready: bool = False
-    scheduled: float | None = None  # when it was given its node
+    scheduled: float | None = None  # time of its placement on a node
     unschedulable: str = ""  # the scheduler's message while it finds no node
     disruption: str = ""  # reason of a true DisruptionTarget condition
     container: ContainerView = ContainerView()
@@ -73,27 +73,28 @@ class NodeView:
     name: str
     ready: bool
     not_ready_since: float | None = None
-    departing: str = ""  # why it will go: "cordoned", or the taint that says so; "" if it stays
+    departing: str = ""  # "cordoned", or the taint that announces its end; "" if it stays
     out_of_service: bool = False  # node.kubernetes.io/out-of-service: its pods may be forced away
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
-NAME_TAKEN = "that is not this swarm's is there"
+NAME_TAKEN = "exists already and belongs to another owner"
+"""End of a rejection: the object's name is taken. Another name will do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything one turn looks at. `pods` is complete: it comes from a LIST plus the events since."""
+    """The input of one turn. `pods` is complete: it comes from a LIST plus the events since."""
 
     swarm: SwarmView
     pods: tuple[PodView, ...]
     nodes: (
         Mapping[str, NodeView] | None
-    )  # None: no right to read nodes; what needs them is left out
+    )  # None: no permission to read nodes; what needs them is left out
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
-    """Our Services and PodDisruptionBudgets as stored, by (kind, name)."""
-    served_name_taken_by: str = ""  # "namespace/name" of the swarm that has the same name already
+    """The swarm's Services and PodDisruptionBudgets as stored, by (kind, name)."""
+    served_name_taken_by: str = ""  # "namespace/name" of the swarm that already serves this name
     rejected: Mapping[str, str] = field(default_factory=dict)
-    """Why the API server refused the last create of a slot's pod ("0-1": quota, policy, ...), by slot. What ends with
-    TAKEN is no wish of the API server's: another name will do."""
+    """The API server's reason for its last rejection (quota, policy, ...), by slot ("0-1") or by owned object
+    ("Service/name"). A reason that ends with NAME_TAKEN comes from the executor."""

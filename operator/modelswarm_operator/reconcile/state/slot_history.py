@@ -1,7 +1,7 @@
-"""What the operator wrote down in status, read back: promises, failures, the last plan and conditions.
+"""The operator's own records in the status, read back: allocated incarnations, failures, last plan, conditions.
 
-Called at the start of each turn. A status that makes no sense (restored, hand-edited, of another version) is an empty
-one: everything can be found again from the pods.
+Called at the start of each turn. A status that cannot be read (restored, edited by hand, of another version) counts as
+empty: everything can be found again from the pods. Knows no client.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from modelswarm.resources.status import (
 from modelswarm_operator.reconcile.state.observed import Json
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_MAX_MESSAGE = 400  # characters of a failure's words that are kept ...
-_MAX_MESSAGE_OF_MANY = 100  # ... when more slots than ...
-_MANY_SLOTS = 100  # ... this have something to remember
+_MAX_MESSAGE = 400  # characters of a failure's message that are kept
+_MANY_SLOTS = 100  # more slots with a history than this get shorter messages
+_MAX_MESSAGE_OF_MANY = 100  # characters of a message then
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHistory:
-    allocated: int = 0  # incarnation that was stored and whose pod was not yet seen; 0: none
+    allocated: int = 0  # incarnation that is stored and whose pod was not seen yet; 0: none
     failures: int = 0  # since a server of this slot was last stable
     not_before: float = 0.0
     last_failure: str = ""
@@ -46,17 +46,20 @@ class SlotHistory:
 def after_failure(
     history: SlotHistory, message: str, policy: Policy, now: float, budget_spent: bool
 ) -> SlotHistory:
-    """The first failure is made good at once, each further one after twice the time; without budget, all wait."""
+    """Return the history with one failure more.
+
+    The first failure is replaced at once, each further one after twice the time; without budget, after the longest.
+    """
     failures = history.failures + 1
     doubled = policy.backoff_base * 2.0 ** min(failures - 2, 20)
     wait = policy.backoff_limit if budget_spent else min(doubled, policy.backoff_limit)
     delay = 0.0 if failures == 1 and not budget_spent else wait
-    # Whole seconds, as they are stored: what is read back must be what was decided.
+    # Whole seconds, as they are stored, so that the stored value equals the decided one.
     return SlotHistory(history.allocated, failures, float(int(now + delay)), message[:_MAX_MESSAGE])
 
 
 def read_status(stored: Json) -> Status:
-    """Fields that make no sense are left out one by one: what a hand broke must not take the counter with it."""
+    """Leave out invalid fields one by one, so that an edit by hand of one does not lose the incarnation counter."""
     try:
         return Status.from_stored(stored)
     except ValidationError as error:
@@ -89,7 +92,7 @@ def _seconds_of(text: str | None) -> float:
 
 
 def slot_statuses(slots: Mapping[str, SlotHistory]) -> tuple[SlotStatus, ...]:
-    """Without what is zero, and in few words when many fail: a thousand servers must fit into one object."""
+    """Leave out what is zero and shorten messages when many slots failed: 1,000 servers must fit into one object."""
     max_message = _MAX_MESSAGE if len(slots) <= _MANY_SLOTS else _MAX_MESSAGE_OF_MANY
     return tuple(
         _slot_status(name, slots[name], max_message)

@@ -1,7 +1,7 @@
-"""What one turn decides, gathered while it decides: promises, creates, deletes, words, and when to look again.
+"""The decisions of one turn while they are made: allocations, creates, deletes, Events, and the time of the next turn.
 
-Filled by `keeper`, `planner` and `inspection`, emptied by `reconcile`. Holds the one rule that no crash may break: a
-pod is created only for an incarnation that the same turn stores first.
+Filled by `slot_filler`, `rollout` and `inspection`, emptied by `reconciler`. Holds the one rule that no crash may
+break: a pod is created only for an incarnation that the same turn stores first. Knows no client.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, Json, PodVi
 from modelswarm_operator.reconcile.state.policy import Policy
 from modelswarm_operator.reconcile.state.slot_history import SlotHistory, after_failure
 
-REJECTED_PREFIX = "refused: "  # how a failure begins that the API server told
-_MAX_EVENTS = 8  # events of one kind in a turn; a mass failure is told in one
+REJECTED_PREFIX = "refused: "  # begins the failure message of a create that the API server rejected
+_MAX_EVENTS = 8  # Events with one reason in a turn; the rest is summed up in one more
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class Turn:
     policy: Policy
     now: float
     slots: dict[str, SlotHistory]
-    incarnation: int  # the highest ever given
-    seen_incarnations: frozenset[int]  # incarnations of all pods that are there
-    failure_budget: int  # failures of all slots together that are made good quickly
+    incarnation: int  # the highest ever allocated
+    seen_incarnations: frozenset[int]  # incarnations of all pods that exist
+    failure_budget: int  # failures of all slots together that are replaced quickly
     creates: list[CreatePod] = field(default_factory=list)
     deletes: dict[str, DeletePod] = field(default_factory=dict)  # by pod name
     labels: list[LabelPod] = field(default_factory=list)
@@ -35,45 +35,48 @@ class Turn:
     def history_of(self, slot: str) -> SlotHistory:
         return self.slots.get(slot, SlotHistory())
 
-    def store_history(self, slot: str, memory: SlotHistory) -> None:
-        if memory.is_empty:
+    def store_history(self, slot: str, history: SlotHistory) -> None:
+        if history.is_empty:
             self.slots.pop(slot, None)
         else:
-            self.slots[slot] = memory
+            self.slots[slot] = history
 
     @property
     def failures(self) -> int:
-        """Of pods: what the API server refuses to create makes no pod storm."""
+        """Number of failed pods. Rejected creates do not count: they cause no storm of pods."""
         return sum(
-            memory.failures
-            for memory in self.slots.values()
-            if not memory.last_failure.startswith(REJECTED_PREFIX)
+            history.failures
+            for history in self.slots.values()
+            if not history.last_failure.startswith(REJECTED_PREFIX)
         )
 
     @property
     def is_budget_spent(self) -> bool:
         return self.failures >= self.failure_budget
 
-    def record_failure(self, slot: str, words: str) -> None:
-        """Exactly once per failed pod: the caller promises its successor in the same turn."""
-        memory = self.history_of(slot)
+    def record_failure(self, slot: str, message: str) -> None:
+        """Called exactly once per failed pod: the caller allocates its successor in the same turn."""
+        history = self.history_of(slot)
         self.store_history(
-            slot, after_failure(memory, words, self.policy, self.now, self.is_budget_spent)
+            slot, after_failure(history, message, self.policy, self.now, self.is_budget_spent)
         )
 
     def reset_failures(self) -> None:
-        """Nothing waits any more, and no failure counts; promises stay."""
-        for slot, memory in list(self.slots.items()):
-            self.store_history(slot, SlotHistory(allocated=memory.allocated))
+        """Clear all waits and failure counts; allocations stay."""
+        for slot, history in list(self.slots.items()):
+            self.store_history(slot, SlotHistory(allocated=history.allocated))
 
-    def record_rejection(self, slot: str, words: str) -> None:
-        """Once per attempt: the caller tries again in the same turn."""
-        self.record_failure(slot, REJECTED_PREFIX + words)
+    def record_rejection(self, slot: str, message: str) -> None:
+        """Called once per attempt: the caller tries again in the same turn."""
+        self.record_failure(slot, REJECTED_PREFIX + message)
         self.requeue_at(self.history_of(slot).not_before)
 
     def is_due(self, slot: str) -> bool:
-        """Whether the slot's wait is over. One that is longer than any that is given was written by another clock:
-        a clock that was set back must not turn minutes into hours."""
+        """Return True if the slot's wait is over; else requeue for its end.
+
+        A wait longer than `backoff_limit` was written by another clock and counts as over: a clock that was set back
+        must not turn minutes into hours.
+        """
         wait = self.history_of(slot).not_before - self.now
         if 0.0 < wait <= self.policy.backoff_limit:
             self.requeue_at(self.history_of(slot).not_before)
@@ -86,8 +89,10 @@ class Turn:
         return self.incarnation
 
     def is_in_flight(self, slot: str) -> bool:
-        """Whether a pod is promised that nobody has seen yet. One that was seen, wherever it is now, kept its promise:
-        the slot may have been another's then, by an earlier plan."""
+        """Return True if a pod is allocated that was not seen yet.
+
+        A pod that was seen in any slot fulfils its allocation: an earlier plan may have had it in another slot.
+        """
         allocated = self.history_of(slot).allocated
         return allocated > 0 and allocated not in self.seen_incarnations
 
@@ -95,8 +100,10 @@ class Turn:
         self.store_history(slot, self.history_of(slot).without_allocation())
 
     def create_due(self, slot: str, refused: str, build_pod: Callable[[int], Json]) -> None:
-        """Create the promised pod when its time has come. Repeating it is harmless: the name is taken then. By a pod
-        of somebody else's, it would be for ever: the next try has another name."""
+        """Create the pod of the stored incarnation once its back-off is over.
+
+        Repeating is safe (AlreadyExists). If the name belongs to another owner's pod, allocate the next incarnation.
+        """
         if not self.is_due(slot):
             return
         if refused:
@@ -106,7 +113,7 @@ class Turn:
         self.creates.append(CreatePod(slot, build_pod(self.history_of(slot).allocated)))
 
     def delete_pod(self, pod: PodView, reason: str, grace_seconds: int | None = None) -> None:
-        """Once: a pod that is on its way out is left to it, unless it is to be forced (grace 0)."""
+        """Delete a pod once; one that is terminating is deleted again only by force (grace 0)."""
         if pod.deleting_since is None or grace_seconds == 0:
             self.deletes.setdefault(pod.name, DeletePod(pod.name, pod.uid, reason, grace_seconds))
 
@@ -118,16 +125,16 @@ class Turn:
         self.recorded_events.append(RecordEvent(kind, reason, message))
 
     def events(self) -> list[RecordEvent]:
-        """Bounded: beyond a few of one reason, the rest is a number."""
+        """Return the Events, at most `_MAX_EVENTS` for each reason and one more with the number of the others."""
         kept: list[RecordEvent] = []
         counts: dict[str, int] = {}
-        for tell in self.recorded_events:
-            counts[tell.reason] = counts.get(tell.reason, 0) + 1
-            if counts[tell.reason] <= _MAX_EVENTS:
-                kept.append(tell)
+        for event in self.recorded_events:
+            counts[event.reason] = counts.get(event.reason, 0) + 1
+            if counts[event.reason] <= _MAX_EVENTS:
+                kept.append(event)
         for reason, count in counts.items():
             if count > _MAX_EVENTS:
-                kind = next(tell.kind for tell in self.recorded_events if tell.reason == reason)
+                kind = next(event.kind for event in self.recorded_events if event.reason == reason)
                 kept.append(
                     RecordEvent(kind, reason, f"and {count - _MAX_EVENTS} more at the same time")
                 )

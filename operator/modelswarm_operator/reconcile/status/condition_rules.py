@@ -1,6 +1,6 @@
-"""What the three conditions say of a living swarm, in one word and one sentence each.
+"""The rules of the three conditions of a swarm that is not being deleted: one reason and one sentence for each.
 
-Called by `reconcile` when everything else is decided; `deletion` has its own. Knows what was found, decides nothing.
+Called by `reconciler` when everything else is decided; `deletion` has its own. Decides nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class SwarmSummary:
     problems: Sequence[Problem]
     is_paused: bool
     is_suspended: bool
-    is_held: bool  # nothing is started or ended until a problem is solved
+    is_held: bool  # nothing is started or deleted until a problem is solved
     is_inspecting: bool
-    from_older_plan: int  # pods of an earlier plan that are still there
-    outdated: int  # pods of an older recipe that still serve
-    surplus: int  # other pods that are to go
+    from_older_plan: int  # pods of an earlier plan that still exist
+    outdated: int  # pods of an older template that still serve
+    surplus: int  # other pods that are to be deleted
 
 
 def condition_updates(
@@ -49,8 +49,9 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
             return ConditionUpdate(
                 READY, True, "AllServersReady", f"All {ready_counts.desired} servers are ready."
             )
-        said = f"Every block has a ready server; {ready_counts.missing} of {ready_counts.desired} servers are missing."
-        return ConditionUpdate(READY, True, "Covered", said)
+        missing = f"{ready_counts.missing} of {ready_counts.desired} servers are missing"
+        message = f"Every block has a ready server; {missing}."
+        return ConditionUpdate(READY, True, "Covered", message)
     if situation.is_suspended:
         return ConditionUpdate(
             READY, False, "Suspended", "spec.replicas is 0: no servers are wanted."
@@ -60,7 +61,7 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
         return ConditionUpdate(READY, False, reason, message)
     if situation.is_inspecting:
         return ConditionUpdate(
-            READY, False, "Inspecting", "A pod looks at the model before servers are planned."
+            READY, False, "Inspecting", "A pod inspects the model before servers are planned."
         )
     if situation.is_paused and not ready_counts.spans:
         return ConditionUpdate(READY, False, "Paused", "spec.paused is true: nothing is started.")
@@ -75,8 +76,8 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
 
 
 def _uncovered_message(situation: SwarmSummary) -> str:
-    said = f"No ready server holds blocks {_uncovered_blocks(situation.ready_counts)} any more."
-    return f"{said} {summarize(situation.problems)[1]}" if situation.problems else said
+    message = f"No ready server holds blocks {_uncovered_blocks(situation.ready_counts)} any more."
+    return f"{message} {summarize(situation.problems)[1]}" if situation.problems else message
 
 
 def _uncovered_blocks(ready_counts: ReadyCounts) -> str:
@@ -87,33 +88,35 @@ def _uncovered_blocks(ready_counts: ReadyCounts) -> str:
 def _progressing(situation: SwarmSummary) -> ConditionUpdate:
     ready_counts = situation.ready_counts
     if situation.is_paused:
-        said = "spec.paused is true: nothing is started, replaced or ended."
-        return ConditionUpdate(PROGRESSING, False, "Paused", said)
+        message = "spec.paused is true: nothing is started, replaced or ended."
+        return ConditionUpdate(PROGRESSING, False, "Paused", message)
     if situation.is_inspecting:
-        return ConditionUpdate(PROGRESSING, True, "Inspecting", "A pod looks at the model.")
+        return ConditionUpdate(PROGRESSING, True, "Inspecting", "A pod inspects the model.")
     if situation.is_held:
-        said = "Nothing is started or ended until the spec is corrected; what runs is left alone."
-        return ConditionUpdate(PROGRESSING, False, "Held", said)
+        message = "Nothing is started or ended until the spec is corrected; running pods stay."
+        return ConditionUpdate(PROGRESSING, False, "Held", message)
     if situation.from_older_plan:
-        said = f"{situation.from_older_plan} pods of the earlier plan go as soon as the new ones serve."
-        return ConditionUpdate(PROGRESSING, True, "Replanning", said)
+        message = f"{situation.from_older_plan} pods of the earlier plan are deleted as soon as the new ones serve."
+        return ConditionUpdate(PROGRESSING, True, "Replanning", message)
     if situation.outdated:
-        said = f"{situation.outdated} servers are still by the old spec; they are replaced in turn."
-        return ConditionUpdate(PROGRESSING, True, "Rolling", said)
+        message = (
+            f"{situation.outdated} servers still have the old spec; they are replaced in turn."
+        )
+        return ConditionUpdate(PROGRESSING, True, "Rolling", message)
     if ready_counts.missing:
-        said = f"{ready_counts.desired - ready_counts.missing} of {ready_counts.desired} servers are ready."
-        return ConditionUpdate(PROGRESSING, True, "Filling", said)
+        message = f"{ready_counts.desired - ready_counts.missing} of {ready_counts.desired} servers are ready."
+        return ConditionUpdate(PROGRESSING, True, "Filling", message)
     if situation.surplus:
-        said = f"{situation.surplus} pods that are not needed are ending."
-        return ConditionUpdate(PROGRESSING, True, "Shrinking", said)
-    return ConditionUpdate(PROGRESSING, False, "Settled", "What runs is what is wanted.")
+        message = f"{situation.surplus} pods that are not needed are terminating."
+        return ConditionUpdate(PROGRESSING, True, "Shrinking", message)
+    return ConditionUpdate(PROGRESSING, False, "Settled", "The swarm matches its spec.")
 
 
 def _degraded(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
     problems = list(situation.problems)
     if lost and situation.ready_counts.coverage == 0 and not situation.is_suspended:
-        said = f"No ready server holds blocks {_uncovered_blocks(situation.ready_counts)}; sessions wait."
-        problems.append(Problem(UNCOVERED, said))
+        message = f"No ready server holds blocks {_uncovered_blocks(situation.ready_counts)}; sessions wait."
+        problems.append(Problem(UNCOVERED, message))
     if not problems:
         return ConditionUpdate(DEGRADED, False, "AsExpected", "Nothing needs attention.")
     reason, message = summarize(problems)

@@ -1,6 +1,7 @@
-"""Ready, Progressing and Degraded, by the Kubernetes conventions: written once per change, with the time of change.
+"""Ready, Progressing and Degraded by the Kubernetes conventions: written once per change, with the time of the change.
 
-Called by `reconcile` at the end of a turn. Also makes the Kubernetes Events: one per transition, none per turn.
+Called by `reconciler` at the end of a turn. Also makes the Kubernetes Events: one per transition, none per turn. The
+rules for reasons and messages are in `condition_rules`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from modelswarm.resources.status import Condition, format_timestamp
 from modelswarm_operator.reconcile.state.actions import RecordEvent
 
 READY, PROGRESSING, DEGRADED = "Ready", "Progressing", "Degraded"
-_MAX_MESSAGE = 2000
+_MAX_MESSAGE = 2000  # characters of a condition
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionUpdate:
-    """One condition as this turn sees it."""
+    """One condition as this turn decided it."""
 
     type: str
     is_true: bool
@@ -39,7 +40,7 @@ def _condition(
     same = before is not None and before.status == status and before.last_transition_time
     return Condition(
         type=update.type,
-        status=status,  # type: ignore[arg-type]  # two of its three words
+        status=status,  # type: ignore[arg-type]  # two of its three values
         reason=update.reason,
         message=update.message[:_MAX_MESSAGE],
         last_transition_time=before.last_transition_time
@@ -52,12 +53,12 @@ def _condition(
 def transition_events(
     updates: Sequence[ConditionUpdate], stored: Sequence[Condition]
 ) -> list[RecordEvent]:
-    """Events for what changed: the status of a condition, or the reason for which it is bad."""
+    """Return an Event for each condition whose status changed, or whose reason changed while it is bad."""
     before = {condition.type: condition for condition in stored}
     return [
-        tell
+        event
         for update in updates
-        if (tell := _transition_event(update, before.get(update.type))) is not None
+        if (event := _transition_event(update, before.get(update.type))) is not None
     ]
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with a swarm, each thing as a reason and a sentence that a person can act on.
+"""The problems of a swarm, each as a reason and a sentence that the user can act on.
 
-Called once per turn by `reconcile`; `conditions` shows the most important ones. Reads what was observed, decides
-nothing. Sentences are stable: the same trouble is told in the same words, or status would be written for ever.
+Collected once per turn by `serving_swarm` and `reconciler`; `condition_rules` shows the most important ones. Decides
+nothing. Sentences are stable: the same problem has the same words, otherwise status would be written for ever.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from modelswarm_operator.reconcile.pods.inventory import NodeState, PodInventory, Server
 from modelswarm_operator.reconcile.state.policy import Policy
 
-_MAX_MESSAGE = 500  # characters of somebody else's message
+_MAX_MESSAGE = 500  # characters of a message from the API server, kubelet, scheduler or server
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     reason: str  # CamelCase
     message: str
-    where: str = ""  # pod or slot: equal problems of many are told once
+    where: str = ""  # pod or slot: equal problems of several are reported once
 
 
 PRIORITY = (
@@ -45,7 +45,7 @@ PRIORITY = (
     "SpanUncovered",
     "PodTemplateReserved",
 )
-"""Most important first: what a person must change before anything else can help."""
+"""Most important first: what must be changed before anything else can help."""
 
 
 def priority_of(problem: Problem) -> int:
@@ -58,7 +58,7 @@ def shorten(text: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Of the end of a log: where a server says its last words, and Python what went wrong."""
+    """Return the last line that is not empty: there servers and Python say what went wrong."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
@@ -70,11 +70,11 @@ def node_problems(
         one.node_state is NodeState.UNREADY for one in inventory.servers
     ):
         down, nodes = inventory.mass_outage
-        said = (
-            f"{down} of {nodes} nodes are not ready at the same time. That looks like trouble of the control plane, "
+        message = (
+            f"{down} of {nodes} nodes are not ready at the same time. That looks like a fault of the control plane, "
             f"so their servers are not replaced for {policy.mass_outage_timeout:.0f} s."
         )
-        found.append(Problem("ManyNodesNotReady", said))
+        found.append(Problem("ManyNodesNotReady", message))
     lost = sorted(
         {
             one.pod.node
@@ -83,26 +83,28 @@ def node_problems(
         }
     )
     if lost:
-        said = f"Servers were on nodes that are not ready: {_some_names(lost)}. They are replaced."
-        found.append(Problem("NodeNotReady", said))
+        message = (
+            f"Servers were on nodes that are not ready: {_some_names(lost)}. They are replaced."
+        )
+        found.append(Problem("NodeNotReady", message))
     stuck = [
         one.pod.name for one in inventory.servers if now >= _stuck_at(one, policy, drain_limit)
     ]
     if stuck:
-        said = (
+        message = (
             f"Pods do not end: {_some_names(sorted(stuck))}. Their slots have new servers. If their node is really "
             "down, "
             "delete the Node or taint it with node.kubernetes.io/out-of-service=nodeshutdown:NoExecute; then they "
             "are removed."
         )
-        found.append(Problem("StuckTerminating", said))
+        found.append(Problem("StuckTerminating", message))
     return found
 
 
 def next_stuck_at(
     servers: Iterable[Server], policy: Policy, now: float, drain_limit: float
 ) -> float | None:
-    """When the next ending pod begins to count as stuck."""
+    """Return the time at which the next terminating pod begins to count as stuck."""
     moments = [_stuck_at(one, policy, drain_limit) for one in servers if one.is_terminating]
     return min((moment for moment in moments if moment > now), default=None)
 
@@ -112,9 +114,11 @@ def _stuck_at(server: Server, policy: Policy, drain_limit: float) -> float:
     return math.inf if since is None else since + drain_limit + policy.stuck_after
 
 
-def rejection(what: str, words: str) -> Problem:
-    said = f"{what} is refused by the API server: {shorten(words)}. It is tried again with growing pauses."
-    return Problem("CreateRefused", said, what)
+def rejection(what: str, cause: str) -> Problem:
+    message = (
+        f"{what} is refused by the API server: {shorten(cause)}. It is retried with growing pauses."
+    )
+    return Problem("CreateRefused", message, what)
 
 
 def _some_names(names: Sequence[str]) -> str:
@@ -123,7 +127,7 @@ def _some_names(names: Sequence[str]) -> str:
 
 
 def summarize(problems: Sequence[Problem]) -> tuple[str, str]:
-    """Reason of the most important problem, and the sentences of up to three different ones."""
+    """Return the reason of the most important problem and the sentences of up to three different ones."""
     ordered = sorted(problems, key=lambda problem: (priority_of(problem), problem.where))
     first_of: dict[str, Problem] = {}
     counts: dict[str, int] = {}

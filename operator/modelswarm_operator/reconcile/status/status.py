@@ -1,7 +1,7 @@
-"""The status of a swarm, put together at the end of a turn: as it will be when the turn's actions are done.
+"""The status of a swarm, built at the end of a turn: its state once the turn's actions are done.
 
-Because pods that this turn removes are not counted any more, removing one always changes status, and the status is
-written first: an operator that saw an older state fails there and removes nothing.
+Pods that this turn deletes are not counted any more, so every deletion changes the status, and the status is written
+first: an operator that decided on a stale view fails there and deletes nothing. Decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_SPANS_IN_TEXT = 16
 
 @dataclass(frozen=True, slots=True)
 class ReadyCounts:
-    """Who serves what, counted over pods that this turn leaves alone."""
+    """Ready servers by span, counted over pods that this turn does not delete."""
 
     spans: tuple[SpanStatus, ...]
     coverage: int
@@ -57,7 +57,7 @@ def count_ready(
     desired: int,
     turn: Turn,
 ) -> ReadyCounts:
-    """Spans list servers of this generation ("": any); coverage is what clients have, by whichever."""
+    """Count servers. Spans list those of this model hash ("": any); coverage counts the best-covered model of any."""
     serving = [one for one in servers if one.is_serving and one.pod.name not in turn.deletes]
     if plan is None or not plan.spans:
         return ReadyCounts((), 0)
@@ -67,16 +67,16 @@ def count_ready(
     spans = []
     for span in plan.spans:
         found = sorted(by_blocks.get(f"{span.first}:{span.last}", ()))
-        told = SpanStatus(
+        span_status = SpanStatus(
             index=span.index, blocks=f"{span.first}:{span.last}", ready=len(found),
             desired=desired, servers=tuple(found),
         )  # fmt: skip
-        spans.append(told)
+        spans.append(span_status)
     return ReadyCounts(tuple(spans), _coverage(serving, plan.spans[-1].last))
 
 
 def _coverage(serving: Sequence[Server], blocks: int) -> int:
-    """Servers of different models can't share a route: the best-covered model counts."""
+    """Return the fewest servers of a block, of the best-covered model: different models cannot share a route."""
     model_hashes = {server.model_hash for server in serving}
     return max(
         (
@@ -108,8 +108,8 @@ def build_status(
         "coverage_text": f"{ready_counts.coverage}/{desired}",
         "incarnation": turn.incarnation,
     }
-    if asked := names.reconcile_request(swarm.annotations):
-        fields["reconciled_at"] = asked
+    if requested := names.reconcile_request(swarm.annotations):
+        fields["reconciled_at"] = requested
     if url:
         fields["url"] = url
     if ready_counts.spans:

@@ -25,7 +25,7 @@ from modelswarm_serving.model.base import ModelShape
 class SoundSleep(OwnershipCheck):
     """What servers say of who has a session now is not heard."""
 
-    def ended(self, session: Session, found: SessionInfo) -> bool:
+    def is_lost(self, session: Session, found: SessionInfo) -> bool:
         return False
 
 

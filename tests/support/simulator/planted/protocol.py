@@ -231,7 +231,7 @@ class IgnoresLive(ServerCore):
 class ForgetsKvCuts(GatewayCore):
     """R3: a Fence carries the present KV cut, not the lowest since the hop's last answer."""
 
-    def drain(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         return [self._forget_cut(effect) for effect in super().take_effects()]
 
     def _forget_cut(self, effect: Effect) -> Effect:
@@ -255,7 +255,7 @@ class ForgetsLogCuts(ForgetsKvCuts):
 class ForgetsCutsOnceSent(GatewayCore):
     """R3: cuts are forgotten when a Fence carries them, not when it is answered."""
 
-    def drain(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         effects = super().take_effects()
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.item, Fence):
@@ -268,7 +268,7 @@ class ForgetsCutsOnceSent(GatewayCore):
 class TakesLateTokens(GatewayCore):
     """R4: tokens of older epochs still count, also inside the loop."""
 
-    def _token(self, peer: PeerId, token: Token, now: float) -> None:
+    def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
         found = self._recovery.hops_by_handle.get(token.handle)
         if found is None:
             return
@@ -284,14 +284,14 @@ class TakesLateTokens(GatewayCore):
 class ForgivesPairs(GatewayCore):
     """R5: a pair of servers that can't talk is never avoided."""
 
-    def _report(self, peer: PeerId, report: FaultReport, now: float) -> None:
+    def _on_report(self, peer: PeerId, report: FaultReport, now: float) -> None:
         super()._on_report(peer, replace(report, peer=""), now)
 
 
 class NeverCloses(GatewayCore):
     """I5: hops that a session leaves are not closed."""
 
-    def drain(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         return [
             effect
             for effect in super().take_effects()

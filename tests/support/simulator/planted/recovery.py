@@ -127,7 +127,7 @@ class NeverOverdue(GatewayCore):
 class TrustsTheNewestOnly(GatewayCore):
     """R20: only hops of the highest epoch count, also if it was fenced in part and never ran."""
 
-    def drain(self) -> list[Effect]:
+    def take_effects(self) -> list[Effect]:
         return [self._newest(effect) for effect in super().take_effects()]
 
     def _newest(self, effect: Effect) -> Effect:

@@ -174,7 +174,7 @@ def test_a_child_that_is_refused_is_told_and_tried_again_with_pauses() -> None:
     world.settle()
     del world.children["Service", "counting-servers"]
     world.rejected["Service/counting-servers"] = (
-        "a Service counting-servers that is not this swarm's is there"
+        "a Service counting-servers exists already and belongs to another owner"
     )
     attempts = 0
     for _ in range(200):
@@ -186,7 +186,7 @@ def test_a_child_that_is_refused_is_told_and_tried_again_with_pauses() -> None:
         world.now += 1.0
     assert 3 < attempts < 11
     told = world.condition("Degraded")
-    assert told["reason"] == "CreateRefused" and "not this swarm's" in told["message"]
+    assert told["reason"] == "CreateRefused" and "another owner" in told["message"]
     world.rejected.clear()
     world.now += 300.0
     world.turn()
