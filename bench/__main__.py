@@ -35,11 +35,11 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"unknown benchmark {unknown[0]!r}; there are: {', '.join(NAMES)}", file=sys.stderr)
         return 2
-    held = True
+    all_met = True
     for name in names or NAMES:
         run: Callable[[], Result] = importlib.import_module(NAMES[name]).run
-        held &= report(run())
-    return 0 if held else 1
+        all_met &= report(run())
+    return 0 if all_met else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What every benchmark shares: the machine's description, the result file, the printed table.
+"""The result of a benchmark: its figures and bars, the printed table, the result file.
 
-A benchmark is a function that returns a Result; `__main__.py` runs it and writes `bench/results/<name>.json`.
+A benchmark is a module with a function `run` that returns a Result. `__main__.py` runs it and writes
+`bench/results/<name>.json`. Does not know any benchmark.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ RESULTS_FOLDER = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a figure must reach: at least (`>=`) or at most (`<=`)."""
+    """The limit of a figure: at least (`>=`) or at most (`<=`) a value."""
 
     figure: str
-    operator: str
+    sense: str
     value: float
 
     def is_met(self, figures: dict[str, float]) -> bool:
         measured = figures[self.figure]
-        return measured >= self.value if self.operator == ">=" else measured <= self.value
+        return measured >= self.value if self.sense == ">=" else measured <= self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     name: str
-    figures: dict[str, float]  # flat: what other tools read
+    figures: dict[str, float]  # by name; read by other tools
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     shape: str  # of the model and the swarm
@@ -45,7 +46,7 @@ class Result:
 
 
 def report(result: Result) -> bool:
-    """Print the table, write the file; whether every bar was held."""
+    """Print the table and write the file. Return True if every bar is met."""
     table = Table(title=f"{result.name}: {result.shape}", title_justify="left")
     for column in result.columns:
         table.add_column(column, justify="right")
@@ -54,9 +55,9 @@ def report(result: Result) -> bool:
     console = Console(width=140)
     console.print(table)
     for bar in result.bars:
-        verdict = "held" if bar.is_met(result.figures) else "MISSED"
+        verdict = "met" if bar.is_met(result.figures) else "MISSED"
         console.print(
-            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.operator} {bar.value:g}: {verdict}"
+            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}"
         )
     RESULTS_FOLDER.mkdir(exist_ok=True)
     document = {
@@ -93,5 +94,5 @@ def describe_commit() -> str:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest value that at least a share `q` of the values do not exceed."""
+    """Return the smallest value that at least a share `q` of the values do not exceed."""
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]

@@ -1,6 +1,6 @@
-"""Random Llama models of the benchmark shapes, made once per machine in a cache folder.
+"""Llama models of the benchmark shapes with random weights, made once per machine in a cache folder.
 
-Run as a program it makes one (torch is needed only there): `python -m bench.models SHAPE FOLDER`.
+`python -m bench.models SHAPE FOLDER` makes one; only this needs torch. Used by the benchmarks on one machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHAPES = {
 
 
 def model_folder(name: str) -> Path:
-    """A Hugging Face folder of that shape, fp32."""
+    """Return the Hugging Face folder of a shape, fp32; make it first if it is missing."""
     folder = CACHE_FOLDER / f"{name}-v1"
     if not (folder / "model.safetensors").exists():
         subprocess.run([sys.executable, "-m", "bench.models", name, str(folder)], check=True)

@@ -1,4 +1,7 @@
-"""The system under test: a local swarm of a benchmark shape, and streams through its gateway's gRPC door."""
+"""The system under test: a local swarm of a benchmark shape, and streams through its gateway's gRPC API.
+
+Used by the benchmarks on one machine. Does not know what is measured.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def bench_swarm(
     server_flags: tuple[str, ...] = (),
     gateway_flags: tuple[str, ...] = (),
 ) -> Iterator[LocalSwarm]:
-    """A swarm of that model folder, one torch thread per server."""
+    """Run a swarm of that model folder, one torch thread per server."""
     slots = [f"{NAME}-s{span}-r{rank}" for span in range(spans) for rank in range(replicas)]
     mark = "-flags" if server_flags or gateway_flags else ""
     document = f"""
@@ -49,7 +52,7 @@ spec:
     settings = LocalSettings(
         publish=False,
         threads=1,
-        restart_limit=0.5,  # benchmarks kill for minutes; how soon others come does not change a gap
+        restart_limit=0.5,  # seconds; benchmarks kill for minutes, and restarts do not change a gap
         run_name=f"bench-{folder.name}-{spans}x{replicas}{mark}",
         flags={**dict.fromkeys(slots, server_flags), GATEWAY_JOB: gateway_flags},
     )
@@ -61,11 +64,11 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class StreamResult:
-    """One answer: its tokens, and when each piece of it came."""
+    """One answer: its tokens, and the arrival times of its chunks."""
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]  # of every token, in the session's log
-    times: tuple[float, ...]  # of every piece that carried tokens
+    times: tuple[float, ...]  # of every chunk with tokens; time.perf_counter, seconds
 
     @property
     def gaps(self) -> list[float]:
@@ -73,7 +76,7 @@ class StreamResult:
 
 
 class Recorder:
-    """Makes a Streamed of the parts it is shown."""
+    """Collects the messages of a stream into a StreamResult."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -99,7 +102,7 @@ class StreamClient:
     def stream_parts(
         self, prompt: Sequence[int], new: int, seed: int | None = None
     ) -> Iterator[api_pb2.GenerateResponse]:
-        """Exactly `new` tokens, greedy without a seed, else sampled."""
+        """Stream exactly `new` tokens, greedy without a seed, else sampled."""
         sampling = api_pb2.Sampling(temperature=0.0 if seed is None else 0.8)
         if seed is not None:
             sampling.seed = seed
@@ -120,7 +123,7 @@ class StreamClient:
 
 
 def time_streams(client: StreamClient, prompts: Sequence[Sequence[int]], new: int) -> float:
-    """Seconds until all of the streams, started together, have ended; each must give `new` tokens."""
+    """Return the seconds until all streams, started together, have ended; each must give `new` tokens."""
     done: list[StreamResult] = []
     threads = [
         threading.Thread(target=lambda p=p: done.append(client.run_stream(p, new))) for p in prompts

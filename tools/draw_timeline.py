@@ -76,12 +76,14 @@ def draw(calm: Recording, killed: Recording, killed_at: float) -> str:
             if -SECONDS_BEFORE <= at <= SECONDS_AFTER
         ]
     x, gap = x_of(0.0), killed.longest_gap * 1000
+    caption = (
+        f"one bar: one token at the client. Longest gap {gap:.0f} ms, median "
+        f"{killed.median_gap * 1000:.0f} ms; {len(killed.tokens)} tokens, identical in both runs."
+    )
     parts += [
         f'<line x1="{x:.1f}" y1="40" x2="{x:.1f}" y2="140" class="kill"/>',
         f'<text x="{x + 6:.1f}" y="38" class="kill">SIGKILL</text>',
-        f'<text x="{LEFT}" y="196">one bar: one token at the client. Longest gap {gap:.0f} ms, '
-        f"median {killed.median_gap * 1000:.0f} ms; {len(killed.tokens)} tokens, "
-        "identical in both runs.</text>",
+        f'<text x="{LEFT}" y="196">{caption}</text>',
     ]
     style = (
         "text{font:13px sans-serif;fill:#57606a}.token{fill:#2da44e}"

@@ -1,8 +1,8 @@
-"""SIGKILL of the process in a hop's container until the next token at the client, on a real cluster: streams through
-the gateway's Service, head and tail in turn.
+"""Time from SIGKILL of a server's process in its container to the next token at the client, on a real cluster.
 
-As `gap_after_kill`, but what dies is a container on a node. Every stream is compared with the same stream without a
-kill. The victim's pod is deleted afterwards, so that each kill meets fresh pods and no back-off of the kubelet.
+As `gap_after_kill`, but on nodes and through the gateway's Service; head and tail are killed in turn. Every stream is
+compared with the same stream without a kill. The victim's pod is deleted afterwards, so that no kill meets a back-off
+of the kubelet.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def measure_gaps(place: Release) -> Result:
         prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT))
         ask = Ask(prompt, NEW, model="counting")
         place.wait_whole()
-        calm = place.stream(ask).answer()
+        undisturbed = place.stream(ask).answer()
         killed, gap = _stream_with_kill(place, ask, hop=number % 2)
-        gaps.add(_to_result(calm), _to_result(killed), gap)
+        gaps.add(_to_result(undisturbed), _to_result(killed), gap)
     bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2)]
     return gaps.result("cluster_gap_after_kill", "kills", f"{SHAPE}, prompt {PROMPT}", bars)
 

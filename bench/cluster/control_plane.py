@@ -1,7 +1,8 @@
-"""A control plane without nodes for the operator's benchmarks: a real API server with controllers, scheduler and kwok,
-the operator's own process with its own least rights and its Lease, and swarms whose pods kwok makes Ready.
+"""A control plane without real nodes for the operator's benchmarks, and the operator's process.
 
-Used by `operator_converge` and `operator_idle`. It is built from the tests' parts (`tests/cluster`).
+A real API server with controllers, scheduler and kwok; the operator with its own minimal permissions and its Lease;
+swarms whose pods kwok makes Ready. Built from `tools/devcluster` and `tests/support/kubernetes`. Used by
+`operator_converge` and `operator_idle`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """One namespace with its operator, which leads."""
+    """One namespace with its operator, which is the leader."""
 
     level: ApiLevel
     namespace: str
@@ -42,7 +43,7 @@ class ControlPlane:
     client: ApiClient
 
     def create_swarms(self, count: int) -> None:
-        """Swarms of ten pods each."""
+        """Create swarms of ten pods each."""
         for number in range(count):
             self.client.post(SWARMS.format(self.namespace), _make_swarm(f"swarm-{number}"))
 
@@ -62,7 +63,7 @@ class ControlPlane:
         return len(self.client.items(PODS.format(self.namespace)))
 
     def cpu_seconds(self) -> float:
-        """User and system time of the operator's process and its threads so far."""
+        """Return the user and system time of the operator's process so far, in seconds."""
         stat = Path(f"/proc/{self.operator.process.pid}/stat").read_text()
         fields = stat.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -71,12 +72,12 @@ class ControlPlane:
         for line in Path(f"/proc/{self.operator.process.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
-        raise RuntimeError("the operator's process tells no memory")
+        raise RuntimeError("/proc shows no memory of the operator's process")
 
     def read_requests(self, skip: int = 0) -> tuple[int, list[tuple[str, str]]]:
-        """(offset for the next call, verb and resource of each request of the operator) as the API server logged them.
+        """Return (offset for the next call, verb and resource of each request of the operator) from the audit log.
 
-        The log is written a moment after the answer.
+        The API server writes the log a moment after its answer.
         """
         user = f"system:serviceaccount:{self.namespace}:{ACCOUNT}"
         with self.level.audit_log.open("rb") as log:
@@ -139,7 +140,7 @@ def _make_swarm(name: str) -> Json:
 
 
 def is_ready(swarm: dict[str, Any]) -> bool:
-    """Ready, nothing under way, and as its newest generation wants it."""
+    """Return True if a swarm is Ready, not Progressing, and its status is of the newest generation."""
     status = swarm.get("status") or {}
     states = {each["type"]: each["status"] for each in status.get("conditions") or ()}
     fresh = status.get("observedGeneration") == swarm["metadata"]["generation"]

@@ -1,7 +1,7 @@
-"""From nothing to all Ready: 20 swarms of 10 pods each on kwok's nodes, seconds from the first create request until the
-status of every swarm says Ready and nothing under way, as a client of the API server sees it.
+"""Time until 20 new swarms of 10 pods each are Ready, on kwok's nodes.
 
-kwok makes a scheduled pod Ready at once, so this is what API server, scheduler and operator need.
+Measured from the first create request until the status of every swarm is Ready and not Progressing, as a client of the
+API server sees it. kwok makes a scheduled pod Ready at once, so this is the time of API server, scheduler and operator.
 """
 
 from __future__ import annotations

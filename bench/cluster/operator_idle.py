@@ -1,7 +1,7 @@
-"""What an operator with nothing to do does: 100 swarms of 10 pods each, all Ready, for ten minutes.
+"""Load of an idle operator: 100 swarms of 10 pods each, all Ready, for ten minutes.
 
-`writes` are the requests of the operator's account that change something, from the API server's audit log, apart from
-Lease renewals. The process is probed as a kubelet does and scraped as Prometheus does, which is counted in its CPU.
+`writes` counts the requests of the operator's account that change something, from the API server's audit log, without
+Lease renewals. The process is probed like by a kubelet and scraped like by Prometheus; its CPU time includes both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bench.harness import Bar, Result
 
 SWARMS = int(os.environ.get("BENCH_IDLE_SWARMS", "100"))
 SECONDS = float(os.environ.get("BENCH_IDLE_SECONDS", "600"))
-SETTLE_SECONDS = 30.0  # after the last swarm is ready: events of its pods still come in
+SETTLE_SECONDS = 30.0  # after the last swarm is ready, for late events of its pods
 TIMEOUT_SECONDS = 900.0
-PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # every so many seconds, as in the chart
+PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # interval in seconds, as in the chart
 
 
 def run() -> Result:
@@ -37,7 +37,7 @@ def run() -> Result:
     leases = sum(n for (verb, kind), n in counted.items() if kind == "leases" and verb in WRITES)
     writes = sum(n for (verb, _), n in counted.items() if verb in WRITES) - leases
     lists = sum(n for (verb, _), n in counted.items() if verb == "list")
-    if writes:  # what they were, or nobody could tell why
+    if writes:  # print all requests and the log, to find the cause
         for (verb, kind), count in sorted(counted.items()):
             print(f"  {verb} {kind}: {count}")
         print(log[-4000:])

@@ -1,7 +1,7 @@
-"""From the request to delete a server's pod until its replacement is created and until it is Ready, on real nodes; and,
-beside it, from SIGKILL of a container's process until the same pod is Ready again, which is the kubelet's work.
+"""Time from the request to delete a server's pod until its replacement is created and until it is Ready, on real nodes.
 
-Times are when a watch of the API server told. Graceful and forced deletions take turns, slots and containers too.
+For comparison, the time from SIGKILL of a container's process until the kubelet has the same pod Ready again. Times
+are taken from a watch of the API server. Graceful and forced deletions alternate, as do slots and containers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _format_seconds(seconds: list[float]) -> tuple[str, str]:
 
 
 def _delete_pod(place: Release, number: int) -> tuple[float, PodTimes]:
-    """(when it was asked, the successor)."""
+    """Delete a pod; return (the time of the request, its replacement)."""
     place.wait_whole()
     names = sorted(pod["metadata"]["name"] for pod in place.pods())
     victim = names[number % len(names)]

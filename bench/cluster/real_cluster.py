@@ -1,7 +1,7 @@
-"""A real cluster for benchmarks: two nodes, the project's images, the chart and the counting swarm, installed as the
-quickstart of docs/kubernetes.md says. Built from the tests' parts (`tests/cluster`).
+"""A real cluster for benchmarks: two nodes, the project's images, the chart and the counting swarm.
 
-Used by `pod_replacement` and `cluster_gap_after_kill`. Needs what `make cluster` needs: Linux, root, Go.
+Installed by the quickstart of docs/kubernetes.md. Built from `tools/devcluster` and `tests/support/kubernetes`. Needs
+what `make cluster` needs: Linux, root, Go. Used by `pod_replacement` and `cluster_gap_after_kill`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of 
 
 @contextmanager
 def counting_cluster() -> Iterator[Release]:
-    """Whole."""
+    """Run a cluster with the counting swarm, all its pods Ready."""
     problems = obstacles()
     if problems:
         raise RuntimeError(f"no real nodes here: {'; '.join(problems)}")
@@ -41,7 +41,7 @@ def counting_cluster() -> Iterator[Release]:
 
 @contextmanager
 def installed_swarm(cluster: RealCluster) -> Iterator[Release]:
-    """On a cluster that has nothing of it yet."""
+    """Install the project and the counting swarm on a new cluster, and wait until all pods are Ready."""
     Quickstart(cluster).run("install")
     with open_release(cluster) as place:
         place.wait_whole()

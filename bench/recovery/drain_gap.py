@@ -1,10 +1,10 @@
-"""Drains under eight streams: the longest pause a reader sees over the usual one. 2 spans x 2 servers, 1K prompts.
+"""Drains under eight streams: the longest gap between tokens relative to the median. 2 spans x 2 servers, 1K prompts.
 
-Each drain moves every session that is on a server to the other one of its span; the next drain of that span moves them
-back. No prompt is read meanwhile: eight streams run together, and are replaced together when they near their end.
-The ratio of a drain is the longest gap between two tokens of any stream meanwhile over the median gap in the two
-seconds before, with contexts as long; `ratio` is the greatest of all drains.
-MODELSWARM_BENCH_DRAINS shortens it, MODELSWARM_BENCH_CONTEXT lets contexts grow longer.
+Each drain migrates all sessions of a server to the other server of its span; the next drain of that span migrates them
+back. No prefill runs meanwhile: eight streams run together, and are replaced together near their end. The ratio of a
+drain is the longest gap between two tokens of any stream during the drain, over the median gap in the two seconds
+before, with contexts of the same length. `ratio` is the maximum over all drains. MODELSWARM_BENCH_DRAINS sets the
+number of drains, MODELSWARM_BENCH_CONTEXT the maximum context.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from modelswarm.protocol.identity import name_of
 
 DRAINS = int(os.environ.get("MODELSWARM_BENCH_DRAINS", "40"))
 STREAMS, PROMPT = 8, 1000
-MAX_CONTEXT = int(
-    os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500")
-)  # the longest of a drain's start
+MAX_CONTEXT = int(os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500"))  # tokens at a drain's start
 MAX_LENGTH = MAX_CONTEXT + 1500  # a drain and the pauses beside it take fewer tokens
 QUIET_SECONDS = 2.0
 DRAIN_TIMEOUT_SECONDS = 240.0
@@ -40,7 +38,7 @@ Span = tuple[float, float]
 
 
 class Reader:
-    """One stream, read by a thread: when each of its tokens came."""
+    """One stream, read by a thread, with the arrival time of each token."""
 
     def __init__(self, client: StreamClient, seed: int) -> None:
         rng = random.Random(seed)
@@ -62,7 +60,7 @@ class Reader:
             self.failed = True
 
     def gaps(self, span: Span) -> list[float]:
-        """Those that overlap with a time."""
+        """Return the gaps between tokens that overlap with a time span."""
         since, until = span
         pairs = zip(self.times, self.times[1:], strict=False)
         return [b - a for a, b in pairs if b >= since and a <= until]
@@ -74,8 +72,8 @@ class Reader:
 
 @contextmanager
 def start_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
-    door = StreamClient(swarm.grpc)
-    readers = [Reader(door, 100 * seed + number) for number in range(STREAMS)]
+    client = StreamClient(swarm.grpc)
+    readers = [Reader(client, 100 * seed + number) for number in range(STREAMS)]
     try:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while not all(len(reader.times) > 10 for reader in readers):
@@ -90,15 +88,15 @@ def start_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
 
 class DrainMeasurements:
     def __init__(self) -> None:
-        self.quiet: list[float] = []  # all gaps while nothing is drained
-        self.usual: list[float] = []  # the median before each drain
-        self.longest: list[float] = []  # of each drain
+        self.quiet: list[float] = []  # all gaps while no server is drained, seconds
+        self.usual: list[float] = []  # median gap before each drain, seconds
+        self.longest: list[float] = []  # longest gap during each drain, seconds
         self.seconds: list[float] = []
         self.moved = self.failures = 0
 
     def run_drain(self, view: SwarmClient, readers: list[Reader], names: list[str]) -> None:
-        """The server of these that carries most, while all are read."""
-        calm = _wait_quiet()
+        """Drain the one of these servers that has most sessions, while all streams are read."""
+        quiet = _wait_quiet()
         servers = {name_of(s.peer): s.own_sessions for s in view.fetch_snapshot().servers}
         name = max(names, key=lambda each: servers[each])
         began = time.perf_counter()
@@ -108,7 +106,7 @@ class DrainMeasurements:
         _wait_quiet()
         self.moved += states[0].own_sessions
         self.seconds.append(ended - began)
-        before = _gaps_of(readers, calm)
+        before = _gaps_of(readers, quiet)
         self.quiet += before
         self.usual.append(statistics.median(before))
         self.longest.append(max(_gaps_of(readers, (began, ended))))

@@ -1,7 +1,7 @@
-"""Ten minutes of twice the load that a swarm was planned for, without a fault: no server may be ejected or suspected.
+"""Ten minutes of twice the planned load, without a fault: no server may be ejected or suspected.
 
-Twenty clients ask again and again, of a swarm with room for ten; who is refused comes back at once. Whatever the
-gateway counts as an ejection is a false one. MODELSWARM_BENCH_OVERLOAD_SECONDS shortens it.
+Twenty clients send request after request to a swarm with room for ten sessions; a refused client retries after 0.2 s.
+Every ejection that the gateway counts is a false one. MODELSWARM_BENCH_OVERLOAD_SECONDS sets the duration.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run() -> Result:
                 for number in range(CLIENTS)
             ]
         for client in clients:
-            client.result()  # one that died asked for nothing
+            client.result()  # raises if a client failed
         counted = read_metrics(swarm.metrics)
     ejected = {name: value for name, value in counted.items() if name.startswith(EJECTIONS)}
     rerouted = sum(value for name, value in counted.items() if name.startswith(REROUTES))
@@ -69,22 +69,23 @@ def run() -> Result:
                 or "0",
             )
         ],
-        shape=f"Llama 27M fp32, 2 spans x 2 servers, room for {2 * SESSIONS_PER_SERVER} sessions, {CLIENTS} clients, prompt {PROMPT}",
+        shape=f"Llama 27M fp32, 2 spans x 2 servers, room for {2 * SESSIONS_PER_SERVER} sessions, "
+        f"{CLIENTS} clients, prompt {PROMPT}",
         threads=1,
         bars=[
             Bar("count", "<=", 0),
-            Bar("answered_per_s", ">=", 0.5),  # it did work ...
-            Bar("refused_per_s", ">=", 0.5),  # ... and more was asked than there was room for
+            Bar("answered_per_s", ">=", 0.5),  # the swarm did answer
+            Bar("refused_per_s", ">=", 0.5),  # the load exceeded the room
         ],
     )
 
 
 def run_client(target: str, number: int, until: float, asked: Counter[str]) -> None:
-    door, rng = StreamClient(target), random.Random(number)
+    client, rng = StreamClient(target), random.Random(number)
     while time.monotonic() < until:
         prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
         try:
-            door.run_stream(prompt, NEW)
+            client.run_stream(prompt, NEW)
             asked["answered"] += 1
         except grpc.RpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -94,7 +95,7 @@ def run_client(target: str, number: int, until: float, asked: Counter[str]) -> N
 
 
 def read_metrics(target: str) -> dict[str, float]:
-    """Name with labels -> value."""
+    """Return the values of all metrics by name with labels."""
     with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))

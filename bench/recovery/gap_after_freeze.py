@@ -1,8 +1,8 @@
-"""SIGSTOP of a server on the route until the next token at the client, 1K-token contexts, 2 spans x 2 servers.
+"""Time from SIGSTOP of a server on the route to the next token at the client: 1K-token contexts, 2 spans x 2 servers.
 
-The frozen server's links stay up and its kernel answers for it: only its silence tells. It is thawed after each
-stream and must stay without say in it: every stream is compared with the same one undisturbed (`lost`, `doubled`).
-MODELSWARM_BENCH_FREEZES shortens it.
+A frozen server's links stay up, because its kernel acknowledges data; only missing heartbeats show the fault. SIGCONT
+follows after each stream, and the server must not change that stream: it is compared with the same stream without a
+freeze (`lost`, `doubled`). MODELSWARM_BENCH_FREEZES sets the number of freezes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def run() -> Result:
     gaps = GapStatistics()
     rng = random.Random(11)
     with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
+        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(FREEZES):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.run_stream(prompt, NEW)
-            gaps.add(calm, *stream_with_freeze(swarm, door, view, prompt, hop=number % 2))
+            undisturbed = client.run_stream(prompt, NEW)
+            gaps.add(undisturbed, *stream_with_freeze(swarm, client, view, prompt, hop=number % 2))
     shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000"
     return gaps.result("gap_after_freeze", "freezes", shape, [Bar("p99_s", "<=", 2.0)])
 
@@ -41,7 +41,7 @@ def run() -> Result:
 def stream_with_freeze(
     swarm: LocalSwarm, client: StreamClient, view: SwarmClient, prompt: list[int], hop: int
 ) -> tuple[StreamResult, float]:
-    """The stream, and the seconds from the freeze to the next token that was not on its way already."""
+    """Return the stream, and the seconds from the freeze to the next token after those in transit."""
     recorder = Recorder()
     frozen_at, victim = 0.0, ""
     try:
@@ -61,9 +61,9 @@ def stream_with_freeze(
 
 
 def wait_until_not_suspected(view: SwarmClient) -> None:
-    """Until no server is suspected any more. It may still be ejected: frozen again and again, it is a last resort."""
+    """Wait until no server is suspected. A server frozen often may still be ejected; it is then a last resort."""
     deadline = time.monotonic() + UNSUSPECTED_TIMEOUT_SECONDS
     while any(server.health == "suspected" for server in view.fetch_snapshot().servers):
         if time.monotonic() > deadline:
-            raise RuntimeError("the thawed server is not heard")
+            raise RuntimeError("the server is still suspected after SIGCONT")
         time.sleep(0.1)

@@ -1,9 +1,8 @@
-"""SIGKILL of a server on the route until the next token at the client, 1K-token contexts, 2 spans x 2 servers.
+"""Time from SIGKILL of a server on the route to the next token at the client: 1K-token contexts, 2 spans x 2 servers.
 
-Every stream is compared with the same stream without a kill: `lost` and `doubled` count tokens whose position is
-missing or repeated; a token that differs is a lost one. The killed server has been replaced before the next kill; the
-next undisturbed stream runs meanwhile.
-MODELSWARM_BENCH_KILLS shortens it.
+Every stream is compared with the same stream without a kill. `lost` and `doubled` count tokens whose position is
+missing or repeated; a token that differs counts as lost. The killed server has been replaced before the next kill,
+while the next stream without a kill runs. MODELSWARM_BENCH_KILLS sets the number of kills.
 """
 
 from __future__ import annotations
@@ -30,15 +29,17 @@ def run() -> Result:
     gaps = GapStatistics()
     rng = random.Random(7)
     with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
+        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         victim = None
         for number in range(KILLS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.run_stream(prompt, NEW)
+            undisturbed = client.run_stream(prompt, NEW)
             if victim is not None:
                 wait_replaced(swarm, victim)
-            disturbed, seconds, victim = stream_with_kill(swarm, door, view, prompt, hop=number % 2)
-            gaps.add(calm, disturbed, seconds)
+            disturbed, seconds, victim = stream_with_kill(
+                swarm, client, view, prompt, hop=number % 2
+            )
+            gaps.add(undisturbed, disturbed, seconds)
     shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000, only the lost span is rebuilt"
     bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2.0)]
     return gaps.result("gap_after_kill", "kills", shape, bars)
@@ -47,7 +48,7 @@ def run() -> Result:
 def stream_with_kill(
     swarm: LocalSwarm, client: StreamClient, view: SwarmClient, prompt: list[int], hop: int
 ) -> tuple[StreamResult, float, JobStatus]:
-    """The stream, the seconds from the kill to the next token that was not on its way already, and who was killed."""
+    """Return the stream, the seconds from the kill to the next token after those in transit, and the killed server."""
     recorder = Recorder()
     killed_at = 0.0
     victim = None

@@ -1,6 +1,6 @@
-"""Streams that are disturbed once, beside the same streams undisturbed: how long they paused, what they lost.
+"""Comparison of streams with one fault with the same streams without: longest pause, lost and doubled tokens.
 
-Used by the benchmarks that kill or freeze a server on a stream's route.
+Used by the benchmarks that kill or freeze a server on a stream's route. Does not know the fault.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GapStatistics:
         self.doubled += doubled
 
     def result(self, name: str, what: str, shape: str, bars: Sequence[Bar]) -> Result:
-        """`what`: the disturbances, as a column's head."""
+        """Return the result. `what`: the faults, as a column's heading."""
         seconds = {
             "p50_s": quantile(self.seconds, 0.5),
             "p99_s": quantile(self.seconds, 0.99),
@@ -48,7 +48,7 @@ class GapStatistics:
 
 
 def count_differences(undisturbed: StreamResult, disturbed: StreamResult) -> tuple[int, int]:
-    """(lost, doubled): positions that did not come, or with another token; positions that came again."""
+    """Return (lost, doubled): positions that are missing or have another token; positions that came twice."""
     wanted = dict(zip(undisturbed.positions, undisturbed.tokens, strict=True))
     came = dict(zip(disturbed.positions, disturbed.tokens, strict=True))
     lost = sum(came.get(position) != token for position, token in wanted.items())
@@ -56,5 +56,5 @@ def count_differences(undisturbed: StreamResult, disturbed: StreamResult) -> tup
 
 
 def longest_pause(times: Sequence[float], since: float) -> float:
-    """The longest wait for a token after that moment; tokens that were on their way then come at once."""
+    """Return the longest wait for a token after `since`. Tokens in transit at that moment arrive at once."""
     return max(b - max(a, since) for a, b in pairwise(times) if b > since)

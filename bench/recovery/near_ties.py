@@ -1,9 +1,9 @@
-"""The second oracle over failed runs: how many picks lay so near a tie that a rebuilt KV page could change them.
+"""Near ties in runs with kills: tokens whose margin is so small that a rebuilt KV page could change them.
 
-Eight streams at a time (greedy, sampled, filtered, penalised) through 4 spans x 2 servers of a small transformer; two
-servers are killed under each eight. The log that each client got is run through the whole model in one piece. Of the
-`tokens` judged so, `count` have a margin below TAU, and `flips` of these were picked the other way; an answer with a
-token that is neither right nor near a tie is `wrong`, one with a token lost or doubled is `incomplete`.
+Eight streams at a time (greedy, sampled, filtered, penalised) run through 4 spans x 2 servers of a small transformer;
+two servers are killed during each eight. The log of each client is then run through the whole model in one piece. Of
+the `tokens` checked, `count` have a margin below TAU, and `flips` of these differ. An answer with a differing token
+that is no near tie is `wrong`, one with a lost or doubled token is `incomplete`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run() -> Result:
 
 
 def run_with_kills(toy: Path, counts: OracleCounts) -> int:
-    """How many answers were judged."""
+    """Run all rounds and check every answer; return the number of answers."""
     import torch
     from support.models.tiny_models import load_whole
     from support.processes import kill_scenarios
@@ -92,7 +92,7 @@ def run_with_kills(toy: Path, counts: OracleCounts) -> int:
 
 
 def make_requests(number: int) -> Sequence[Ask]:
-    """Eight requests, other ones in every round."""
+    """Return eight requests, different in every round."""
     from support.models.tiny_models import VOCAB
     from support.processes.kill_scenarios import SAMPLED, prompt_of
     from support.processes.streams import Ask

@@ -1,8 +1,8 @@
-"""Both real cores under seeded faults in virtual time: how many faults, and how many broken promises.
+"""Both real cores under seeded faults in virtual time: number of faults, and number of violated guarantees.
 
-The simulator of `tests/protocol` runs a fixed range of seeds of every switch in two processes. `faults` counts what was
-done to the swarm (kills, drops, stops, partitions ...), not the messages that were lost or repeated by it; `violations`
-counts seeds in which an oracle spoke.
+The simulator of `tests/support/simulator` runs a fixed range of seeds of every switch in two processes. `faults` counts
+injected faults (kills, drops, stops, partitions ...), not the messages lost or repeated by them; `violations` counts
+seeds in which an oracle found a violation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 from bench.harness import Bar, Result
 
-FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # of every switch; far from the seeds of the tests
+FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # per switch; far from the seeds of the tests
 PROCESSES = 2
 MIN_FAULTS = 100_000
 
@@ -27,7 +27,7 @@ class SimulationTotals:
     tokens: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     disturbed_messages: int = 0  # messages lost or repeated
-    violations: list[str] = field(default_factory=list)  # the head lines of what an oracle said
+    violations: list[str] = field(default_factory=list)  # first lines of the oracles' reports
 
     def add(self, other: SimulationTotals) -> None:
         self.seeds += other.seeds
@@ -73,7 +73,7 @@ def run() -> Result:
 
 
 def run_seeds(switch: str, first: int) -> SimulationTotals:
-    """Seeds [first, first + CHUNK) of a switch."""
+    """Run the seeds [first, first + CHUNK) of a switch."""
     from support.simulator.trace import Violation
     from support.simulator.world import simulate
 

@@ -1,8 +1,8 @@
-"""Recovery of one of four spans over recovery of all four: seconds from SIGKILL to the next token, 1K-token contexts.
+"""Recovery time of one lost span relative to all four: seconds from SIGKILL to the next token, 1K-token contexts.
 
-Both kinds of loss take turns on the same swarm of 4 spans x 2 servers: either one server of the route is killed, a
-different place each time, or all four at once. With the rows that the others keep, only the lost blocks are computed
-again. `ratio` is that of the medians. MODELSWARM_BENCH_RECOVERIES shortens it.
+Both kinds of loss alternate on the same swarm of 4 spans x 2 servers: one server of the route is killed, a different
+one each time, or all four at once. With the replay logs of the other servers, only the lost blocks are computed again.
+`ratio` is the ratio of the medians. MODELSWARM_BENCH_RECOVERIES sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ def run() -> Result:
     rng = random.Random(5)
     gaps = {1: GapStatistics(), SPANS: GapStatistics()}
     with bench_swarm(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
-        door, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
+        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
         for number in range(ROUNDS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
-            calm = door.run_stream(prompt, NEW)
+            undisturbed = client.run_stream(prompt, NEW)
             for places in ([number % SPANS], range(SPANS)):
-                gaps[len(places)].add(calm, *stream_with_kills(swarm, door, view, prompt, places))
+                gaps[len(places)].add(
+                    undisturbed, *stream_with_kills(swarm, client, view, prompt, places)
+                )
     one, all_ = gaps[1].seconds, gaps[SPANS].seconds
     ratio = statistics.median(one) / statistics.median(all_)
     return Result(
@@ -69,7 +71,7 @@ def stream_with_kills(
     prompt: list[int],
     places: Sequence[int],
 ) -> tuple[StreamResult, float]:
-    """The stream, and the seconds from the kill of these hops to the next token that was not on its way already."""
+    """Return the stream, and the seconds from the kill of these hops to the next token after those in transit."""
     recorder = Recorder()
     killed: list[JobStatus] = []
     killed_at = 0.0
@@ -85,5 +87,5 @@ def stream_with_kills(
         if not swarm.wait_replaced(victim.name, victim.incarnation, REPLACE_TIMEOUT_SECONDS):
             raise RuntimeError(f"{victim.name} was not replaced")
     if not swarm.wait_ready(REPLACE_TIMEOUT_SECONDS):
-        raise RuntimeError("the swarm did not become whole again")
+        raise RuntimeError("the servers were not all ready again in time")
     return recorder.result(), longest_pause(recorder.times, killed_at)

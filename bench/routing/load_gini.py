@@ -1,9 +1,9 @@
-"""How evenly 4 gateways that do not talk to each other load 20 equal servers with 400 sessions, in virtual time.
+"""Gini coefficient of the load on 20 equal servers with 400 sessions from 4 independent gateways, in virtual time.
 
-The gateways' own fleets choose the routes. They learn of each other's sessions only from the servers' beats, which here
-come every 2 s for each pair, far more seldom than real ones: all together begin 40 sessions in between.
-A server's step takes longer the more sessions run on it. `gini` is the mean over time of the worse of two shapes, each
-with several seeds: every server holds the whole model, or four spans of five servers.
+The gateways' server registries choose the routes. They learn of each other's sessions only from the servers'
+heartbeats. These come every 2 s for each pair, far less often than real ones: 40 sessions start in between.
+A server's step time grows with its sessions. `gini` is the mean over time, for the worse of two shapes, each with
+several seeds: every server holds the whole model, or four spans of five servers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVERS, GATEWAYS, SESSIONS = 20, 4, 400
 BLOCKS = 8
 HEARTBEAT_SECONDS = 2.0
 ARRIVALS_PER_SECOND = 20.0
-SESSION_SECONDS = 20.0  # mean; with the arrivals above about 400 sessions at a time
+SESSION_SECONDS = 20.0  # mean session length; with the arrivals above: about 400 sessions at a time
 WARMUP_SECONDS, SECONDS = 40.0, 100.0
 SEEDS = 5
 MODEL = "m"
@@ -36,7 +36,7 @@ NEEDS = Needs(max_length=1_024, kv_positions=1_024)
 
 @dataclass
 class VirtualSwarm:
-    """Virtual time: arrivals, ends and beats in one queue."""
+    """The servers and gateways in virtual time, with arrivals, ends and heartbeats in one queue."""
 
     spans: Sequence[tuple[int, int]]
     rng: random.Random
@@ -56,11 +56,11 @@ class VirtualSwarm:
         self._queue: list[tuple[float, int, str, int, tuple[PeerId, ...]]] = []
 
     def run(self) -> float:
-        """The mean Gini coefficient of the servers' load, once sessions end as often as they begin."""
+        """Return the mean Gini coefficient of the servers' load after the warm-up."""
         self._schedule(self.rng.expovariate(ARRIVALS_PER_SECOND), "arrive")
         for gateway, server in itertools.product(range(GATEWAYS), range(SERVERS)):
             self._schedule(
-                self.rng.uniform(0.0, HEARTBEAT_SECONDS), "beat", gateway, (str(server),)
+                self.rng.uniform(0.0, HEARTBEAT_SECONDS), "heartbeat", gateway, (str(server),)
             )
         seen: list[float] = []
         now = 0.0
@@ -79,7 +79,7 @@ class VirtualSwarm:
                     self.registries[gateway].remove_hop(peer)
             else:
                 self._send_heartbeat(gateway, self.hellos[int(names[0])], now)
-                self._schedule(now + HEARTBEAT_SECONDS, "beat", gateway, names)
+                self._schedule(now + HEARTBEAT_SECONDS, "heartbeat", gateway, names)
         return mean(seen)
 
     def _schedule(
@@ -108,7 +108,7 @@ class VirtualSwarm:
     def _send_heartbeat(self, gateway: int, hello: Hello, now: float) -> None:
         self.steps += 10
         running = self.running[hello.peer]
-        beat = Heartbeat(
+        heartbeat = Heartbeat(
             steps=self.steps,
             step_ms=(hello.last - hello.first) * (1 + running / 8),
             free_pages=hello.total_pages - 64 * running,
@@ -117,7 +117,7 @@ class VirtualSwarm:
             rows=self.steps,
             running=running,
         )
-        self.registries[gateway].on_heartbeat(hello.peer, beat, now)
+        self.registries[gateway].on_heartbeat(hello.peer, heartbeat, now)
 
 
 def _make_hello(number: int, first: int, last: int) -> Hello:
@@ -138,7 +138,7 @@ def _make_hello(number: int, first: int, last: int) -> Hello:
 
 
 def gini_coefficient(loads: Sequence[float]) -> float:
-    """0: all equal, 1: one has all."""
+    """Return the Gini coefficient: 0 if all loads are equal, 1 if one server has all."""
     ordered, total = sorted(loads), sum(loads)
     if not total:
         return 0.0
@@ -161,7 +161,7 @@ def run() -> Result:
         figures=figures,
         columns=("shape", "gini"),
         rows=[(name, f"{value:.3f}") for name, value in measured.items()],
-        shape=f"{SERVERS} servers, {GATEWAYS} gateways, {SESSIONS} sessions, beats of {HEARTBEAT_SECONDS:g} s",
+        shape=f"{SERVERS} servers, {GATEWAYS} gateways, {SESSIONS} sessions, heartbeats of {HEARTBEAT_SECONDS:g} s",
         threads=1,
         bars=(Bar("gini", "<=", 0.1),),
     )

@@ -1,13 +1,17 @@
-"""How long the choice of a route takes with 10,000 servers of 100 blocks, on one core, and how long it takes to fold in
-what their beats say.
+"""Time of a route choice with 10,000 servers and 100 blocks, on one core, and of updating the costs from heartbeats.
 
-The gateway's own registry: Hellos and beats go in, a route comes out. `choose_ms` is a choice right after prices have
-changed, so that all costs-to-go are computed again; in between they are kept for 50 ms and a choice is a walk
-(`walk_ms`). `update_ms` is a thousand beats of which a hundred are faults, with the choice that takes them in, divided
-by a thousand. `open_ms` is the first choice of all, which prices every server; `link_ms` one after a link has gone down
-or come up, as every repair is, and `limit_ms` the question for the longest session that comes with every turn, asked
-then. `compare_ms` is the look for slow servers, once a second, where all are alike and a fifth of them has told of
-three sizes of steps since. All times are CPU times of this one thread.
+Uses the gateway's own server registry: Hellos and heartbeats go in, a route comes out.
+
+    choose_ms   a choice after costs have changed: all costs-to-go are computed again
+    walk_ms     a choice in between: the costs-to-go are kept for 50 ms
+    update_ms   a thousand heartbeats, a hundred of them with faults, and the next choice, divided by a thousand
+    open_ms     the first choice, which computes the cost of every server
+    link_ms     a choice after a link went down or came up, as in every recovery
+    limit_ms    the query for the longest possible session, made at every turn, after a link change
+    compare_ms  one outlier detection (it runs once a second); all servers are replicas, and a fifth of them has
+                reported steps of three sizes since the last one
+
+All times are CPU times of this one thread.
 """
 
 from __future__ import annotations
@@ -64,60 +68,85 @@ def make_heartbeat(rng: random.Random, steps: int) -> Heartbeat:
     )
 
 
-def run() -> Result:
-    rng = random.Random(1)
-    registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
-    hellos = [make_hello(number, rng) for number in range(SERVERS)]
-    now = 0.0
-    for each in hellos:
-        registry.register(each)
-        registry.on_heartbeat(each.peer, make_heartbeat(rng, 1), now)
-        registry.record_round_trip(each.peer, rng.uniform(0.001, 0.01))
-    kind = variant_of(hellos[0])
-    needs = Needs(max_length=4_096, kv_positions=2_048)
+class RouteChoice:
+    """The registry of one gateway with SERVERS linked servers; its clock advances with every measurement."""
 
-    def choose() -> float:
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._now = 0.0
+        self._registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
+        self._hellos = [make_hello(number, rng) for number in range(SERVERS)]
+        for hello in self._hellos:
+            self._registry.register(hello)
+            self._registry.on_heartbeat(hello.peer, make_heartbeat(rng, 1), self._now)
+            self._registry.record_round_trip(hello.peer, rng.uniform(0.001, 0.01))
+        self._variant = variant_of(self._hellos[0])
+        self._needs = Needs(max_length=4_096, kv_positions=2_048)
+
+    def choose(self) -> float:
+        """Choose a route; return the milliseconds it took."""
         began = time.process_time()
-        legs = registry.costs.choose_hops(
-            MODEL, kind, (0, BLOCKS), now, between=(None, None), needs=needs
+        hops = self._registry.costs.choose_hops(
+            MODEL, self._variant, (0, BLOCKS), self._now, between=(None, None), needs=self._needs
         )
-        assert legs is not None and legs[0].options > 1
+        assert hops is not None and hops[0].options > 1
         return 1000 * (time.process_time() - began)
 
-    opened = choose()
-    chooses, walks, updates = [], [], []
-    for number in range(ROUNDS):
-        now += 0.1
-        for each in rng.sample(hellos, 20):
-            registry.on_heartbeat(each.peer, make_heartbeat(rng, 2 + number), now)
-        chooses.append(choose())
-        walks.append(choose())
-    for number in range(5):
-        now += 0.1
-        told = [
-            (each.peer, make_heartbeat(rng, 100 + number)) for each in rng.sample(hellos, UPDATES)
-        ]
-        began = time.process_time()
-        for peer, said in told:
-            registry.on_heartbeat(peer, said, now)
-        for peer, _ in told[:FAULTS]:
-            registry.on_step_failed(peer, now)
-        choose()
-        updates.append(1000 * (time.process_time() - began) / UPDATES)
-    links: list[float] = []
-    limits: list[float] = []
-    for number in range(ROUNDS):
-        now += 0.1
-        one = hellos[number // 2]
-        began = time.process_time()
-        if number % 2:
-            registry.register(one, now)
-        else:
-            registry.deregister(one.peer)
-        links.append(1000 * (time.process_time() - began) + choose())
-        began = time.process_time()
-        assert registry.max_length(MODEL) > 0
-        limits.append(1000 * (time.process_time() - began))
+    def measure_choices(self) -> tuple[list[float], list[float]]:
+        """Return the ms of choices right after cost changes, and of the choices that follow them."""
+        chooses, walks = [], []
+        for number in range(ROUNDS):
+            self._now += 0.1
+            for hello in self._rng.sample(self._hellos, 20):
+                heartbeat = make_heartbeat(self._rng, 2 + number)
+                self._registry.on_heartbeat(hello.peer, heartbeat, self._now)
+            chooses.append(self.choose())
+            walks.append(self.choose())
+        return chooses, walks
+
+    def measure_updates(self) -> list[float]:
+        """Return the ms per heartbeat, faults and the next choice included."""
+        updates = []
+        for number in range(5):
+            self._now += 0.1
+            heartbeats = [
+                (hello.peer, make_heartbeat(self._rng, 100 + number))
+                for hello in self._rng.sample(self._hellos, UPDATES)
+            ]
+            began = time.process_time()
+            for peer, heartbeat in heartbeats:
+                self._registry.on_heartbeat(peer, heartbeat, self._now)
+            for peer, _ in heartbeats[:FAULTS]:
+                self._registry.on_step_failed(peer, self._now)
+            self.choose()
+            updates.append(1000 * (time.process_time() - began) / UPDATES)
+        return updates
+
+    def measure_link_changes(self) -> tuple[list[float], list[float]]:
+        """Return the ms of link changes with the next choice, and of the length queries after them."""
+        links, limits = [], []
+        for number in range(ROUNDS):
+            self._now += 0.1
+            hello = self._hellos[number // 2]
+            began = time.process_time()
+            if number % 2:
+                self._registry.register(hello, self._now)
+            else:
+                self._registry.deregister(hello.peer)
+            links.append(1000 * (time.process_time() - began) + self.choose())
+            began = time.process_time()
+            assert self._registry.max_length(MODEL) > 0
+            limits.append(1000 * (time.process_time() - began))
+        return links, limits
+
+
+def run() -> Result:
+    rng = random.Random(1)
+    routes = RouteChoice(rng)
+    opened = routes.choose()
+    chooses, walks = routes.measure_choices()
+    updates = routes.measure_updates()
+    links, limits = routes.measure_link_changes()
     figures = {
         "choose_ms": median(chooses),
         "choose_max_ms": max(chooses),
@@ -147,30 +176,31 @@ def run() -> Result:
 
 
 def measure_comparison(rng: random.Random) -> float:
+    """Return the median ms of an outlier detection over SERVERS replicas."""
     registry = ServerRegistry(30.0, lambda: rng.getrandbits(64), lambda _: None)
-    slowness = OutlierDetector(registry)
+    detector = OutlierDetector(registry)
     alike = [replace(make_hello(number, rng), first=0, last=20) for number in range(SERVERS)]
     for each in alike:
         registry.register(each)
-        slowness.add_server(each.peer)
-    said = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0) for each in alike}
+        detector.add_server(each.peer)
+    latest = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0) for each in alike}
     looks = []
     for second in range(10):
         now = float(second)
-        told = list(said) if second < 4 else rng.sample(list(said), SERVERS // 5)
-        for number, peer in enumerate(told):
-            if number % (len(told) // 20) == 0:
-                slowness.read_backlog(now)  # at every tick
+        reporting = list(latest) if second < 4 else rng.sample(list(latest), SERVERS // 5)
+        for number, peer in enumerate(reporting):
+            if number % (len(reporting) // 20) == 0:
+                detector.read_backlog(now)  # at every tick
             for rows in (1, 4, 16):
-                before = said[peer]
-                said[peer] = replace(
+                before = latest[peer]
+                latest[peer] = replace(
                     before,
                     steps=before.steps + 10,
                     rows=before.rows + 10 * rows,
                     busy_ms=before.busy_ms + rng.uniform(80.0, 120.0),
                 )
-                registry.on_heartbeat(peer, said[peer], now)
+                registry.on_heartbeat(peer, latest[peer], now)
         began = time.process_time()
-        assert not slowness.detect(now)
+        assert not detector.detect(now)
         looks.append(1000 * (time.process_time() - began))
     return median(looks[4:])

@@ -1,7 +1,7 @@
-"""Tokens per second of two span processes over Hugging Face `generate`: what `two_spans_1` and `two_spans_8` share.
+"""Tokens per second of two span processes relative to Hugging Face `generate`. Used by `two_spans_1` and `two_spans_8`.
 
-Both run in turn, round by round, so that the machine's noise falls on both; the ratio is the median over rounds of
-the ratio within a round. Prefill is in both times (prompt 32, 128 new tokens).
+Both run in turn, round by round, so that noise of the machine affects both. The ratio is the median over rounds of the
+ratio within a round. Both times include prefill (prompt 32, 128 new tokens).
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ def compare_with_generate(name: str, streams: int, bar: float) -> Result:
 
 
 def measure(shape: str, streams: int) -> tuple[list[float], list[float]]:
-    """Tokens per second of (generate, swarm), round by round."""
+    """Return the tokens per second of (generate, swarm), by round."""
     folder = model_folder(shape)
     rng = random.Random(1)
     vocabulary = SHAPES[shape].vocab
     local_rates, swarm_rates = [], []
     with LocalGenerate(folder) as local, bench_swarm(folder, spans=2) as swarm:
-        door = StreamClient(swarm.grpc)
+        client = StreamClient(swarm.grpc)
         for number in range(ROUNDS[shape] + 1):
             prompts = [
                 [rng.randrange(1, vocabulary) for _ in range(PROMPT)] for _ in range(streams)
             ]
             theirs = streams * NEW / local.time_generate(batch=streams, prompt=PROMPT, new=NEW)
-            ours = streams * NEW / time_streams(door, prompts, NEW)
-            if number:  # the first round warms both up
+            ours = streams * NEW / time_streams(client, prompts, NEW)
+            if number:  # the first round is a warm-up
                 local_rates.append(theirs)
                 swarm_rates.append(ours)
     return local_rates, swarm_rates

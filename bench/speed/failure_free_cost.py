@@ -1,10 +1,10 @@
-"""What the readiness to recover costs while nothing fails: tokens/s with it over tokens/s without it.
+"""Cost of failure detection and recovery while nothing fails: tokens/s with them relative to tokens/s without.
 
-Two swarms of 2 spans x 2 servers stand side by side: one as it is; in the other nothing is kept, servers beat every 5 s
-and their silence is not suspicious for 20 s. They take turns, in the order on, off, off, on, so that a machine that
-slows down slows both. Which of two equal swarms was started first makes a difference of 5 % on the machine that this
-was written on, so half of the rounds run on swarms started in the other order. `fraction` is the share of tokens/s that
-is lost, the mean of both medians. MODELSWARM_BENCH_ROUNDS shortens it.
+Two swarms of 2 spans x 2 servers run side by side. One has the defaults. The other has no replay log, heartbeats every
+5 s, and suspects a server after 20 s of silence. They take turns in the order on, off, off, on, so that a machine that
+slows down affects both. On the machine this was written on, the swarm started first differed by 5 % from an equal one;
+so half of the rounds run on swarms started in the other order. `fraction` is the lost share of tokens/s, the mean of
+both medians. MODELSWARM_BENCH_ROUNDS sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def run() -> Result:
 
 
 def run_rounds(order: Sequence[str]) -> list[dict[str, float]]:
-    """Half of the rounds, on swarms that are started in this order."""
+    """Run half of the rounds, on swarms started in this order."""
     folder = model_folder("27m")
     with ExitStack() as stack:
-        doors = {}
+        clients = {}
         for name in order:
             servers, gateway = FLAGS[name]
             swarm = bench_swarm(
@@ -80,14 +80,14 @@ def run_rounds(order: Sequence[str]) -> list[dict[str, float]]:
                 server_flags=servers,
                 gateway_flags=gateway,
             )
-            doors[name] = StreamClient(stack.enter_context(swarm).grpc)
-        for door in doors.values():
-            time_streams(door, make_prompts(0), NEW)
-        return [run_round(doors, number) for number in range(1, ROUNDS // 2 + 1)]
+            clients[name] = StreamClient(stack.enter_context(swarm).grpc)
+        for client in clients.values():
+            time_streams(client, make_prompts(0), NEW)
+        return [run_round(clients, number) for number in range(1, ROUNDS // 2 + 1)]
 
 
 def run_round(clients: dict[str, StreamClient], number: int) -> dict[str, float]:
-    """Seconds that each took for the same streams, twice."""
+    """Return the seconds that each swarm took for the same streams, run twice."""
     took = dict.fromkeys(clients, 0.0)
     for name in ("on", "off", "off", "on"):
         took[name] += time_streams(clients[name], make_prompts(number), NEW)

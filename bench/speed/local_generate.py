@@ -1,7 +1,7 @@
-"""The yardstick: Hugging Face `generate` of the whole model in one process with one torch thread.
+"""The baseline: Hugging Face `generate` of the whole model in one process with one torch thread.
 
-A child process driven over its standard streams, so that a benchmark can interleave it with the swarm: one line in
-(`batch prompt new`), one line out (seconds).
+A child process controlled over its standard streams, so that a benchmark can interleave it with the swarm: one line in
+(`batch prompt new`), one line out (seconds). Used by `against_generate`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 
 class LocalGenerate:
-    """`with LocalGenerate(folder) as local: seconds = local.run(batch=1, prompt=32, new=128)`."""
+    """The process of `generate`: `with LocalGenerate(folder) as local: local.time_generate(...)`."""
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         command = [sys.executable, "-m", "bench.speed.local_generate", str(folder), str(threads)]
@@ -24,7 +23,7 @@ class LocalGenerate:
         )
 
     def time_generate(self, *, batch: int, prompt: int, new: int) -> float:
-        """Seconds that `generate` took, prefill included."""
+        """Return the seconds that `generate` took, prefill included."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(f"{batch} {prompt} {new}\n")
         self._child.stdin.flush()
@@ -33,12 +32,7 @@ class LocalGenerate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._child.kill()
         self._child.communicate()
 

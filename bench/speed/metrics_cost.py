@@ -1,7 +1,7 @@
-"""What counting costs: microseconds per token and turn of a gateway and per step of a server, milliseconds per scrape.
+"""Cost of the metrics: microseconds per token and turn of a gateway and per step of a server, milliseconds per scrape.
 
-One process, no network: the calls that the hot paths make, in a loop. A scrape is answered on the gateway's event loop,
-so no token moves while it lasts.
+One process, no network: the calls of the hot paths, in a loop. A scrape runs on the gateway's event loop, so no token
+is forwarded meanwhile.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _measure() -> dict[str, float]:
 
 
 def _count_turn(metrics: GatewayMetrics) -> None:
-    """All that is counted of a turn but its tokens."""
+    """Make all metric calls of a turn, except those for its tokens."""
     meter = metrics.meter_turn(MODEL, 10, 0.0)
     meter.on_started(0.1)
     meter.on_ended(TurnOutcome.COMPLETED, PARKED, 1.0)
@@ -75,7 +75,7 @@ def _count_turn(metrics: GatewayMetrics) -> None:
 
 
 def _best_seconds(call: Callable[[], object], times: int) -> float:
-    """Seconds per call, of the run that was disturbed least."""
+    """Return the seconds per call of the fastest run."""
     runs: list[float] = []
     for _ in range(RUNS):
         began = time.perf_counter()

@@ -111,7 +111,7 @@ class GatewayApp:
 
     def _make_node(self, source: EndpointSource, clock: Callable[[], float]) -> Node:
         settings = self._settings
-        incarnation = settings.incarnation or time.time_ns()  # of many replicas, no two the same
+        incarnation = settings.incarnation or time.time_ns()  # differs between replicas
         core = GatewaySettings(
             hold_limit_seconds=settings.hold_limit_seconds,
             suspect_after_seconds=settings.suspect_after_seconds,
@@ -192,4 +192,4 @@ async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
         if not task.done():
             task.cancel()
         elif (error := task.exception()) is not None:
-            log.error("could not close cleanly", exc_info=error)
+            log.error("shutdown step failed", exc_info=error)

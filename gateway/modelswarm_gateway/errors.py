@@ -50,7 +50,7 @@ def parse_code(name: str) -> Code:
 class ErrorMapping:
     status: int  # HTTP
     grpc: grpc.StatusCode
-    type: str  # `error.type`, OpenAI's words
+    type: str  # `error.type`, as OpenAI names it
     retryable: bool  # the same request may succeed later
 
 

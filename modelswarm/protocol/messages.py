@@ -39,9 +39,7 @@ class Hello:
     version: tuple[int, int]
     peer: PeerId
     role: Role
-    link: (
-        str  # id that joins the two lanes of one link; chosen by the dialer, echoed by the acceptor
-    )
+    link: str  # id of the link, equal on both lanes; chosen by the dialer, echoed by the acceptor
     lane: Lane
     target: str = ""  # host:port at which this process accepts links
     model: str = ""  # served model; empty for a gateway
@@ -57,9 +55,7 @@ class Hello:
     hold_ms: int = 0  # hold limit of this model's sessions; 0: the gateway's own limit
     zone: str = ""  # failure domain; empty: unknown. Recovery prefers another zone
     lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
-    heartbeat_ms: int = (
-        0  # heartbeat interval of a server with sessions (R21, heartbeats); 0: not given
-    )
+    heartbeat_ms: int = 0  # heartbeat interval of a busy server (R21, heartbeats); 0: not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Fence:
     turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
     last_started: Epoch | None = (
-        None  # last epoch that got a StartEpoch; None: this epoch may have run (R20, takeover)
+        None  # last epoch with a StartEpoch (R20); None: this one may have run
     )
 
 
@@ -159,9 +155,7 @@ class FenceAck:
     refusal: Refusal | None = None
     free_pages: int = 0
     unknown: bool = False  # no such handle here
-    owner_epoch: Epoch | None = (
-        None  # with STALE_EPOCH: the epoch in which the other gateway owns the session
-    )
+    owner_epoch: Epoch | None = None  # with STALE_EPOCH: epoch in which the other gateway owns it
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +299,7 @@ class FindSession:
     """A gateway asks a server for its hops of a session (R20, takeover)."""
 
     session: str
-    claims: bool = (
-        False  # the asking gateway claims the session: it is about to open it or to take it over
-    )
+    claims: bool = False  # the asking gateway is about to open the session or to take it over
     search_id: int = 0  # id of the search; repeated in the answer
 
 
@@ -380,12 +372,10 @@ class Heartbeat:
     stepping_ms: float = 0.0  # age of the running step; 0: none is running
     step_p99_ms: float = 0.0  # of about the last hundred steps
     busy_ms: float = (
-        0.0  # total time in steps, stalls included; with `steps` and `rows` it gives the step times
+        0.0  # total time in steps, stalls included; gives step times with `steps`, `rows`
     )
     running: int = 0  # sessions in a turn now: the load for route choice
-    drain: DrainState | None = (
-        None  # from a gateway: a new request; from a server: the last request of all gateways
-    )
+    drain: DrainState | None = None  # from a gateway: a request; from a server: the latest request
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,8 @@ class Model(Part):
     )
     revision: Annotated[str, Field(min_length=1, max_length=256), rules.REVISION] | None = Field(
         default=None,
-        description="Branch, tag or commit of an hf:// source; its default branch if absent. It is resolved to a commit "
-        "once, kept in status.model.revision, so that all servers hold the same weights.",
+        description="Branch, tag or commit of an hf:// source; its default branch if absent. It is resolved once to "
+        "a commit, kept in status.model.revision, so that all servers hold the same weights.",
     )
     served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
         Field(
@@ -209,8 +209,8 @@ class Pool(Part):
     )
     pod_template: dict[str, JsonValue] | None = Field(
         default=None,
-        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes and "
-        "any other field of a pod. The container's name is `server`. Not used by the local runtime.",
+        description="A strategic-merge patch over the server pods of this pool: node selector, tolerations, volumes "
+        "and any other field of a pod. The container's name is `server`. Not used by the local runtime.",
         json_schema_extra=POD_TEMPLATE,
     )
     failure_domain_key: Annotated[str, Field(min_length=1, max_length=316), rules.LABEL_KEY] = (

@@ -26,7 +26,7 @@ _ALLOWED_BY_KIND = {
     "model_attributes_type": "a mapping of fields to values",
     "invalid_key": "a name that is text (put it in quotes)",
 }
-_ALLOWED_BY_FIELD = {  # for values of another type; what is wrong with a text, its rule says
+_ALLOWED_BY_FIELD = {  # for values of another type; texts are checked by their rules
     "source": rules.ADDRESSES,
     "tokenizer": rules.ADDRESSES,
     "holdLimit": rules.DURATION.allowed,

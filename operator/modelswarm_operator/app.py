@@ -40,11 +40,11 @@ PERMISSION_CHECK_SECONDS = 10.0  # between two checks while a permission is miss
 
 def main(arguments: Sequence[str] | None = None) -> int:
     return run_with_exit_code(
-        PROGRAM, lambda: _run_operator(parse(sys.argv[1:] if arguments is None else arguments))
+        PROGRAM, lambda: _run_app(parse(sys.argv[1:] if arguments is None else arguments))
     )
 
 
-def _run_operator(settings: Settings) -> int:
+def _run_app(settings: Settings) -> int:
     exit_on_signals()  # until the signal handlers of the event loop are set
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
@@ -147,7 +147,7 @@ class OperatorApp:
                 message = f"the operator's permissions cannot be checked: {error}"
                 needed = True
             else:
-                self._metrics.missing_rights.set(len(missing))
+                self._metrics.missing_permissions.set(len(missing))
                 needed = any(not each.permission.optional for each in missing)
                 listed = "; ".join(str(each) for each in missing)
                 message = f"the operator's account may not: {listed}" if missing else ""

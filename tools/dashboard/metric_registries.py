@@ -1,4 +1,4 @@
-"""The metric registries of all three processes just after their start: one server, one gateway linked to it, one operator.
+"""The metric registries of all three processes just after their start: a server, a gateway linked to it, an operator.
 
 Used by the metrics page, the dashboard's tests and `metrics_cost`. Opens no connection.
 """

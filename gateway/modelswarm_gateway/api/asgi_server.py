@@ -19,16 +19,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import split_target
 
-SEND_BUFFER = 64 << 10  # bytes the kernel may hold for a client that does not read (R7)
+# Bytes that the kernel may hold for a client that does not read (R7, credit).
+SEND_BUFFER = 64 << 10
 START_SECONDS = 10.0
-GRACE_SECONDS = 1  # for responses that are being written when the process ends
+# Seconds for responses that are being written when the process ends.
+GRACE_SECONDS = 1
 
 
 def bind_socket(field: str, target: str) -> socket.socket:
     """Bind and listen on `target`. Raise UserError if that is not possible; `field` is the flag it came from."""
     host, port = split_target(field, target)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP, asyncio turns off Nagle's algorithm: else every answer waits 40 ms for an ack.
+    # With IPPROTO_TCP asyncio turns off Nagle's algorithm; else every response waits 40 ms for an ack.
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it

@@ -114,9 +114,8 @@ class Dialer:
         dial = self._find_dial(peer)
         if dial is None or dial.due_at is not None:
             return
-        if (
-            not dial.is_linked and dial.failure != reason
-        ):  # one line for a server that loads for long
+        # A server that loads for long fails many dials: log its reason once.
+        if not dial.is_linked and dial.failure != reason:
             log.info("cannot link to %s: %s", peer, reason)
         if dial.is_linked:
             dial.lost_at = self._clock()

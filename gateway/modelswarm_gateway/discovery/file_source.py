@@ -21,14 +21,15 @@ from modelswarm_gateway.discovery.dialer import Endpoint
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 64 << 10  # of one file; larger ones are not a member's
+# Largest run file; larger files are ignored.
+MAX_FILE_BYTES = 64 << 10
 
 _Signature = tuple[int, int, int]
 """(inode, size, time of change): a file with the same is not read again."""
 
 
 def _signature_of(entry: os.DirEntry[str]) -> _Signature | None:
-    """None: it went meanwhile, leads nowhere, or is no file; what else is there must still be seen."""
+    """Return the file's signature; None if it was removed, is a dangling link, or is not a regular file."""
     try:
         state = entry.stat()
     except OSError:
@@ -40,7 +41,7 @@ def _signature_of(entry: os.DirEntry[str]) -> _Signature | None:
 
 @dataclass(slots=True)
 class _Known:
-    """One member file that was read; `address` is None if it made no sense."""
+    """A run file that was read; `address` is None if its content is not valid."""
 
     signature: _Signature
     address: Address | None
@@ -69,7 +70,7 @@ class FileSource:
                         if state is not None:
                             seen[entry.name] = state
         except OSError as error:
-            log.debug("members folder: %s", error)
+            log.debug("cannot read the discovery folder: %s", error)
             return
         for name in self._files.keys() - seen.keys():
             del self._files[name]
@@ -81,11 +82,11 @@ class FileSource:
     def _address(self, name: str, size: int) -> Address | None:
         path = self._folder / name
         if size > MAX_FILE_BYTES:
-            log.warning("%s: too large for a member file", path)
+            log.warning("ignored %s: larger than %d bytes", path, MAX_FILE_BYTES)
             return None
         try:
             member = MemberFile.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            log.warning("%s is no member file: %s", path, str(error).splitlines()[0])
+            log.warning("ignored %s: not a run file: %s", path, str(error).splitlines()[0])
             return None
         return Address(member.peer, member.target)

@@ -37,7 +37,7 @@ class SwarmCollector(Collector):
         servers: dict[str, list[ServerView]] = {card.name: [] for card in cards}
         for server in self._backend.servers():
             servers.setdefault(server.model, []).append(server)
-        yield _gauge("build_info", "The version that runs.", ["version"], [([__version__], 1)])
+        yield _gauge("build_info", "The running version.", ["version"], [([__version__], 1)])
         yield from _models(cards, servers)
         yield from self._sessions(cards)
 
@@ -61,12 +61,12 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                  (([card.name], card.ready) for card in cards))  # fmt: skip
     yield _gauge("servers", "Linked servers.", per_model,
                  (([card.name], len(servers[card.name])) for card in cards))  # fmt: skip
-    yield _gauge("draining_servers", "Linked servers that are about to leave.", per_model,
+    yield _gauge("draining_servers", "Linked servers that are being drained.", per_model,
                  (([card.name], sum(map(_is_draining, servers[card.name]))) for card in cards))  # fmt: skip
-    yield _gauge("suspected_servers", "Linked servers that have fallen silent.", per_model,
+    yield _gauge("suspected_servers", "Linked servers suspected because of silence.", per_model,
                  (([card.name], sum(view.suspected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
-    yield _gauge("ejected_servers", "Linked servers that get no new sessions.", per_model,
+    yield _gauge("ejected_servers", "Linked servers ejected from new routes.", per_model,
                  (([card.name], sum(view.ejected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
     yield _gauge("min_health_score", "Health of the worst server, of 1.", per_model,
@@ -156,6 +156,6 @@ class PodCollector(Collector):
         )
         yield GaugeMetricFamily(
             PREFIX + "pod_watch_up",
-            "1 while changes to pods are heard of; at 0 what is known stays.",
+            "1 while changes to pods are received; at 0 the known pods are kept.",
             not self._cluster.is_watch_down,
         )

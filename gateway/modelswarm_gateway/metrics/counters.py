@@ -146,24 +146,29 @@ class Metrics:
             return Counter(PREFIX + name, description, labels, registry=self.registry)
 
         self._requests = count(
-            "requests", "Ended requests by HTTP status; 499: the client left.", "model", "code"
+            "requests",
+            "Ended requests by HTTP status; 499: the client disconnected.",
+            "model",
+            "code",
         )
         self._streams = count(
             "streams",
-            "Ended turns by how they ended; recovered: in spite of faults.",
+            "Ended turns by outcome; recovered: completed after a fault.",
             "model",
             "outcome",
         )
-        self._answers = count("responses", "Answers that ended by themselves.", "model", "finish")
+        self._answers = count(
+            "responses", "Answers that ended with a stop or at their length.", "model", "finish"
+        )
         self._tokens = count("tokens", "Tokens read and generated.", "model", "kind")
         self._reused = count(
             "reused_tokens", "Tokens of prompts that a kept session still held.", "model"
         )
         self._replayed = count(
-            "replayed_tokens", "Tokens that were read again after a fault.", "model"
+            "replayed_tokens", "Tokens that were replayed after a fault.", "model"
         )
         self._reroutes = count(
-            "reroutes", "Faults that sent a session to look for a route.", "model", "cause"
+            "reroutes", "Faults that made a session look for a new route.", "model", "cause"
         )
         self._recoveries = count(
             "recoveries",
@@ -174,11 +179,11 @@ class Metrics:
         )
 
         self._ejections = count(
-            "ejections", "Servers that get no new sessions for a while.", "model", "cause"
+            "ejections", "Ejections of servers from new routes.", "model", "cause"
         )
         self._migrations = count(
             "migrations",
-            "Planned moves of sessions off a server by cause and outcome.",
+            "Migrations of sessions off a server by cause and outcome.",
             "model",
             "cause",
             "outcome",

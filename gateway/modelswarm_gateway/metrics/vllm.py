@@ -28,10 +28,10 @@ class RenamedMetric:
 
 
 PROMPT, GENERATED = {"kind": ["prompt"]}, {"kind": ["generated"]}
-ENDED = "Answers that ended by themselves, and those that the client broke off."
+ENDED = "Ended answers, and those that the client cancelled."
 NAMES = (
-    RenamedMetric("sessions", "num_requests_running", "Sessions whose tokens come.", {"state": ["running"]}),
-    RenamedMetric("sessions", "num_requests_waiting", "Sessions that look or wait for a route.",
+    RenamedMetric("sessions", "num_requests_running", "Sessions that generate.", {"state": ["running"]}),
+    RenamedMetric("sessions", "num_requests_waiting", "Sessions that wait for a route.",
             {"state": ["fencing", "held"]}),
     RenamedMetric("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use, 1 is all."),
     RenamedMetric("tokens", "prefix_cache_queries", "Tokens of prompts.", PROMPT),

@@ -45,10 +45,10 @@ class Manager:
         self._metrics = metrics
         self.cache = Cache()
         self.resync = Resync(client, self.cache, metrics, settings.namespaces)
-        apply = Executor(
+        executor = Executor(
             client, self.cache, EventRecorder(client, identity), metrics, self._enqueue
         )
-        self.workers = Workers(self.cache, apply, self.resync, self._decide, metrics)
+        self.workers = Workers(self.cache, executor, self.resync, self._decide, metrics)
         self._resync_requested = asyncio.Event()
         self._resync_done = asyncio.Event()
         self._workers_stopped = asyncio.Event()
@@ -137,9 +137,9 @@ class Manager:
             namespaces = self._settings.namespaces
             watch = Watch(self._settings.kubeconfig, namespaces, kinds, self._on_watch_event)
             started = time.monotonic()
-            why = await watch.run()
+            reason = await watch.run()
             pause = 0.5 if time.monotonic() - started > 60 else min(MAX_PAUSE_SECONDS, pause * 2)
-            log.warning("the watches ended and start again in %.1f s: %s", pause, why)
+            log.warning("the watches ended and start again in %.1f s: %s", pause, reason)
             self._metrics.watch_restarts.inc()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             self._resync_done.clear()

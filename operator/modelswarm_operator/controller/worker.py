@@ -46,9 +46,7 @@ class WorkItem:
     started: bool = False
     failures: int = 0
     backing_off: bool = False  # waits for `api_recovered` or the time, not for events
-    api_recovered: asyncio.Event = field(
-        default_factory=asyncio.Event
-    )  # the API server answers again
+    api_recovered: asyncio.Event = field(default_factory=asyncio.Event)
     throttled: bool = False  # the API server gave a time to wait
     active_turns: int = 0  # turns in a row with actions
     outcome_unknown: bool = False  # the last turn's writes may or may not have happened
@@ -56,10 +54,10 @@ class WorkItem:
 
 class Workers:
     def __init__(
-        self, cache: Cache, apply: Executor, resync: Resync, decide: Decide, metrics: Metrics
+        self, cache: Cache, executor: Executor, resync: Resync, decide: Decide, metrics: Metrics
     ) -> None:
         self._cache = cache
-        self._executor = apply
+        self._executor = executor
         self._resync = resync
         self._decide = decide
         self._metrics = metrics
@@ -125,7 +123,7 @@ class Workers:
             async with self._free_workers:
                 if self._stopping.is_set():
                     break
-                self._metrics.wait_seconds.observe(self._queue_seconds(item))
+                self._metrics.queue_seconds.observe(self._queue_seconds(item))
                 await self._run_turn(uid, item)
         if self._items.get(uid) is item:
             del self._items[uid]

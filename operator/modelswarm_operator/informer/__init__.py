@@ -1,1 +1,1 @@
-"""Watches, lists and the cache of Kubernetes objects."""
+"""Watches, lists and the informer cache of Kubernetes objects."""

@@ -51,7 +51,7 @@ class Metrics:
             buckets=_TURN_SECONDS,
             registry=self.registry,
         )
-        self.wait_seconds = Histogram(
+        self.queue_seconds = Histogram(
             "modelswarm_operator_queue_seconds",
             "From the event that woke a swarm to the start of its turn.",
             buckets=_TURN_SECONDS,
@@ -78,7 +78,7 @@ class Metrics:
             "rejected_writes", "Writes that the API server refused for good.", ["resource"]
         )
         self.leader = self._gauge("leader", "1 while this process leads.")
-        self.missing_rights = self._gauge(
+        self.missing_permissions = self._gauge(
             "missing_permissions", "Rights that the operator's account lacks."
         )
         self.last_resync = self._gauge(

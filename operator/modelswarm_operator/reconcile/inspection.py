@@ -46,7 +46,7 @@ def end_inspections(inventory: PodInventory, turn: Turn, keep_slot: str = "") ->
 def inspect_swarm_model(
     observed: Observed, builder: ManifestBuilder, spec: Spec, inventory: PodInventory, turn: Turn
 ) -> InspectionResult:
-    return _Inspection(observed, builder, spec, inventory, turn).proceed()
+    return _Inspection(observed, builder, spec, inventory, turn).advance()
 
 
 class _Inspection:
@@ -61,7 +61,7 @@ class _Inspection:
         self._builder, self._spec, self._inventory, self._turn = builder, spec, inventory, turn
         self._pool = (spec.pools or (DEFAULT_POOL,))[0]
         self._slot = self._slot_name()
-        self._refused = observed.rejected.get(self._slot, "")
+        self._rejection = observed.rejected.get(self._slot, "")
         self._diagnosis = PodDiagnosis(turn, observed.nodes, {})
         mine = (pod for pod in inventory.inspections if _inspection_slot(pod) == self._slot)
         self._pods = sorted(mine, key=incarnation_of_pod)
@@ -72,7 +72,7 @@ class _Inspection:
         text = "".join(part.model_dump_json(by_alias=True, exclude_defaults=True) for part in parts)
         return f"{names.INSPECT_SLOT}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def proceed(self) -> InspectionResult:
+    def advance(self) -> InspectionResult:
         end_inspections(self._inventory, self._turn, keep_slot=self._slot)
         if self._pods and _has_ended(self._pods[-1]):
             known = self._read_result(self._pods[-1])
@@ -105,7 +105,7 @@ class _Inspection:
             return
         if not turn.is_in_flight(slot):
             turn.allocate(slot)
-        turn.create_due(slot, self._refused, self._build_pod)
+        turn.create_due(slot, self._rejection, self._build_pod)
 
     def _build_pod(self, incarnation: int) -> Json:
         address = self._spec.model.address
@@ -121,8 +121,8 @@ class _Inspection:
             if _is_running(pod)
             and (problem := self._diagnosis.diagnose_pod(pod, f"inspection of {address}"))
         ]
-        if self._refused:
-            found.append(rejection("The pod that inspects the model", self._refused))
+        if self._rejection:
+            found.append(rejection("The pod that inspects the model", self._rejection))
         failure = self._turn.history_of(self._slot).last_failure
         if failure.startswith(_UNFIT_PREFIX):
             cause = shorten(failure.removeprefix(_UNFIT_PREFIX))

@@ -148,10 +148,10 @@ class _Reconciliation:
         if known is not None:
             end_inspections(self.inventory, self.turn)
             return known
-        finding = inspect_swarm_model(self.observed, self.builder, spec, self.inventory, self.turn)
-        outcome.problems += finding.problems
-        outcome.is_inspecting = finding.model is None
-        return finding.model
+        result = inspect_swarm_model(self.observed, self.builder, spec, self.inventory, self.turn)
+        outcome.problems += result.problems
+        outcome.is_inspecting = result.model is None
+        return result.model
 
     def _record_plan(self, layout: Layout) -> None:
         if self.stored.plan is None or self.stored.plan.hash != layout.hash:

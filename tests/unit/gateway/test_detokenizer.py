@@ -13,8 +13,8 @@ from modelswarm_gateway.models.detokenizer import MAX_WITHHELD_TOKENS, Detokeniz
 
 
 def pieces(tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-    detokeniser = Detokenizer(tokenizer, before)
-    return [*(detokeniser.feed(token) for token in ids), detokeniser.flush()]
+    detokenizer = Detokenizer(tokenizer, before)
+    return [*(detokenizer.feed(token) for token in ids), detokenizer.flush()]
 
 
 def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:

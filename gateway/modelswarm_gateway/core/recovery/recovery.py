@@ -1,4 +1,4 @@
-"""The recovery loop (R5, one loop), one for every cause: fence all hops and create new ones → FenceAcks → plan → StartEpoch.
+"""The recovery loop (R5) for every cause: fence all hops, create new ones → FenceAcks → plan → StartEpoch.
 
 Called by `gateway.py`, `detection/` and `migration/` with a session and what happened; it changes the session and emits
 effects. A held session (no server for a block, or no room) is inside the loop: it enters it again when something
@@ -324,7 +324,10 @@ class Recovery:
         self._emit(SessionLost(session.name, detail))
 
     def relinquish(self, session: Session) -> None:
-        """Close a session that another gateway owns (R20, takeover). A Close only affects hops that this gateway still owns."""
+        """Close a session that another gateway owns (R20, takeover).
+
+        A Close only affects hops that this gateway still owns.
+        """
         self.close_hops(session)
         session.state = SessionState.PARKED
         self._forget(session)

@@ -1,4 +1,4 @@
-"""Searches for sessions that are not on this gateway: their owner, and what the servers still hold of them (R20, takeover).
+"""Searches for sessions that are not on this gateway: owner, and what the servers still hold (R20, takeover).
 
 Used by `gateway.py`. A search asks all servers of a model and emits a SessionLocation; a fetch brings one log copy.
 Decides neither whether nor when to take a session over.

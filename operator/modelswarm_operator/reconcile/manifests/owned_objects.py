@@ -20,7 +20,7 @@ _SERVICE, _BUDGET = "Service", "PodDisruptionBudget"
 def child_actions(
     builder: ManifestBuilder,
     stored: Mapping[tuple[str, str], Json],
-    refused: Mapping[str, str],
+    rejected: Mapping[str, str],
     turn: Turn,
     spans: int,
     replicas: int,
@@ -39,7 +39,7 @@ def child_actions(
         if _is_up_to_date(stored.get((kind, name)), manifest):
             turn.slots.pop(what, None)
         elif turn.is_due(what):
-            if why := refused.get(what):
+            if why := rejected.get(what):
                 turn.record_rejection(what, why)
             actions.append(ApplyChild(manifest))
     for (kind, name), child in stored.items():

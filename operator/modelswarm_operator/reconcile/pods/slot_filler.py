@@ -55,12 +55,14 @@ def slot_states(
     return states
 
 
-def choose_slots(span: int, states: Sequence[SlotState], wanted: int, most: int) -> list[SlotState]:
+def choose_slots(
+    span: int, states: Sequence[SlotState], wanted: int, limit: int
+) -> list[SlotState]:
     """Return the best `most` existing slots; up to `wanted`, free ordinals are added.
 
     A serving slot is never given up for one that does not serve, and an existing slot never for a lower ordinal.
     """
-    best = sorted(states, key=_preference_order)[:most]
+    best = sorted(states, key=_preference_order)[:limit]
     taken = {state.key.ordinal for state in states}
     free = (ordinal for ordinal in count() if ordinal not in taken)
     while len(best) < wanted:
@@ -77,8 +79,10 @@ def _preference_order(state: SlotState) -> tuple[bool, bool, bool, int]:
 
 
 class SlotFiller:
-    def __init__(self, turn: Turn, refused: Mapping[str, str], make: BuildPod, pools: int) -> None:
-        self._turn, self._refused, self._build_pod, self._pools = turn, refused, make, pools
+    def __init__(
+        self, turn: Turn, rejected: Mapping[str, str], build_pod: BuildPod, pools: int
+    ) -> None:
+        self._turn, self._rejected, self._build_pod, self._pools = turn, rejected, build_pod, pools
 
     def fill_slots(self, chosen: Iterable[SlotState], replace: Container[SlotKey]) -> None:
         """Fill these slots; those in `replace` although a pod of an older template serves there."""
@@ -135,7 +139,7 @@ class SlotFiller:
                 turn.record_failure(slot, failure)
             self._record_replacement(state, failure, replace)
             turn.allocate(slot)
-        turn.create_due(slot, self._refused.get(slot, ""), lambda n: self._build_pod(state.key, n))
+        turn.create_due(slot, self._rejected.get(slot, ""), lambda n: self._build_pod(state.key, n))
 
     def _record_replacement(self, state: SlotState, failure: str, replace: bool) -> None:
         """Record an Event for a replacement; the first fill of a slot is reported by conditions only."""

@@ -99,16 +99,16 @@ class Turn:
     def clear_allocation(self, slot: str) -> None:
         self.store_history(slot, self.history_of(slot).without_allocation())
 
-    def create_due(self, slot: str, refused: str, build_pod: Callable[[int], Json]) -> None:
+    def create_due(self, slot: str, rejection: str, build_pod: Callable[[int], Json]) -> None:
         """Create the pod of the stored incarnation once its back-off is over.
 
         Repeating is safe (AlreadyExists). If the name belongs to another owner's pod, allocate the next incarnation.
         """
         if not self.is_due(slot):
             return
-        if refused:
-            self.record_rejection(slot, refused)
-        if refused.endswith(NAME_TAKEN):
+        if rejection:
+            self.record_rejection(slot, rejection)
+        if rejection.endswith(NAME_TAKEN):
             self.allocate(slot)
         self.creates.append(CreatePod(slot, build_pod(self.history_of(slot).allocated)))
 
