@@ -38,13 +38,16 @@ style: $(STAMP)
 # PYTEST holds further options of pytest.
 RUN_TESTS := @$(BIN)/python tools/ci/run_tests.py
 
-test: style cluster-ready ## the fast tier, as CI runs it: about 10 minutes
+plan-%: $(STAMP)
+	$(RUN_TESTS) $* --plan
+
+test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 10 minutes
 	$(RUN_TESTS) fast $(PYTEST)
 
-test-all: style cluster-ready ## every test but those of the soak: about 35 minutes
+test-all: plan-full style cluster-ready ## every test but those of the soak: about 35 minutes
 	$(RUN_TESTS) full $(PYTEST)
 
-soak: style cluster-ready ## hours: long outages, thousands of seeds, large clusters
+soak: plan-soak style cluster-ready ## hours: long outages, thousands of seeds, large clusters
 	$(RUN_TESTS) soak $(PYTEST)
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
@@ -87,4 +90,4 @@ lock: $(STAMP) ## write constraints.txt and images/requirements from what is ins
 	$(BIN)/python tools/make_requirements.py
 
 clean: ## remove the virtual environment
-	rm -rf .venv
+	rm -rf .venv .venv.new .venv.old build

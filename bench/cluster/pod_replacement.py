@@ -29,9 +29,9 @@ def run() -> Result:
 
 def measure_replacement(place: Release) -> Result:
     restarts = [_kill_container(place, number) for number in range(KILLS)]
-    lives = [_delete_pod(place, number) for number in range(DELETIONS)]
-    created = [life.created - asked for asked, life in lives]
-    ready = [life.ready - asked for asked, life in lives]
+    replacements = [_delete_pod(place, number) for number in range(DELETIONS)]
+    created = [life.created - asked for asked, life in replacements]
+    ready = [life.ready - asked for asked, life in replacements]
     return Result(
         name="pod_replacement",
         figures={

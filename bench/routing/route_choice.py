@@ -184,7 +184,7 @@ def measure_comparison(rng: random.Random) -> float:
         registry.register(each)
         detector.add_server(each.peer)
     latest = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0) for each in alike}
-    looks = []
+    times = []
     for second in range(10):
         now = float(second)
         reporting = list(latest) if second < 4 else rng.sample(list(latest), SERVERS // 5)
@@ -202,5 +202,5 @@ def measure_comparison(rng: random.Random) -> float:
                 registry.on_heartbeat(peer, latest[peer], now)
         began = time.process_time()
         assert not detector.detect(now)
-        looks.append(1000 * (time.process_time() - began))
-    return median(looks[4:])
+        times.append(1000 * (time.process_time() - began))
+    return median(times[4:])

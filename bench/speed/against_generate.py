@@ -23,7 +23,9 @@ def compare_with_generate(name: str, streams: int, bar: float) -> Result:
     rows = []
     for shape in ("27m", "246m"):
         local, swarm = measure(shape, streams)
-        ratios = [ours / theirs for ours, theirs in zip(swarm, local, strict=True)]
+        ratios = [
+            swarm_rate / local_rate for swarm_rate, local_rate in zip(swarm, local, strict=True)
+        ]
         figures[f"ratio_{shape}"] = median(ratios)
         figures[f"local_{shape}"] = median(local)
         figures[f"swarm_{shape}"] = median(swarm)
@@ -59,9 +61,9 @@ def measure(shape: str, streams: int) -> tuple[list[float], list[float]]:
             prompts = [
                 [rng.randrange(1, vocabulary) for _ in range(PROMPT)] for _ in range(streams)
             ]
-            theirs = streams * NEW / local.time_generate(batch=streams, prompt=PROMPT, new=NEW)
-            ours = streams * NEW / time_streams(client, prompts, NEW)
+            local_rate = streams * NEW / local.time_generate(batch=streams, prompt=PROMPT, new=NEW)
+            swarm_rate = streams * NEW / time_streams(client, prompts, NEW)
             if number:  # the first round is a warm-up
-                local_rates.append(theirs)
-                swarm_rates.append(ours)
+                local_rates.append(local_rate)
+                swarm_rates.append(swarm_rate)
     return local_rates, swarm_rates

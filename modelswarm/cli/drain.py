@@ -7,6 +7,7 @@ import click
 from modelswarm.cli.options.target import grpc_target, grpc_target_options
 from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
 from modelswarm.errors import ModelSwarmError
+from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
@@ -41,17 +42,17 @@ def drain(
     Exit code 0: the server is empty. 1: it is not.
     """
     with SwarmClient(grpc_target(name, target)) as client:
-        last, said = api_pb2.DrainState(), ""
+        last, message = api_pb2.DrainState(), ""
         try:
             for state in client.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _describe(state, undo)
-                if line not in ("", said):
+                if line not in ("", message):
                     click.echo(f"{name_of(state.peer)}: {line}")
-                last, said = state, line
+                last, message = state, line
         except DrainTimeoutError as error:
             left = _remaining(last)
-            said = f"{left} still there" if left else "it has not reported that it is empty"
-            raise ModelSwarmError(f"{server}: {said} after {timeout:g} s") from error
+            message = f"{left} still there" if left else "it has not reported that it is empty"
+            raise ModelSwarmError(f"{server}: {message} after {timeout:g} s") from error
 
 
 def _describe(state: api_pb2.DrainState, undo: bool) -> str:
@@ -62,7 +63,7 @@ def _describe(state: api_pb2.DrainState, undo: bool) -> str:
     if state.done:
         return "empty"
     if state.uncovered_blocks:
-        blocks = ", ".join(map(str, state.uncovered_blocks))
+        blocks = format_blocks(state.uncovered_blocks)
         return f"waiting for another server of blocks {blocks}"
     left = _remaining(state)
     return f"{left} to migrate" if left else ""

@@ -83,14 +83,14 @@ class SwarmClient:
             raise self._translate_error(error, "--model") from error
 
     def _translate_error(self, error: grpc.RpcError, named: str) -> ModelSwarmError:
-        code, said = error.code(), error_details(error)
+        code, details = error.code(), error_details(error)
         if code is grpc.StatusCode.NOT_FOUND:
-            return UserError(named, said)
+            return UserError(named, details)
         if code is grpc.StatusCode.FAILED_PRECONDITION:
-            return ModelSwarmError(said)
+            return ModelSwarmError(details)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DrainTimeoutError("the time is up")
-        return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {said}")
+        return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {details}")
 
     def fetch_route(self, session: str) -> Route:
         """Return the route of a session; empty when it has none now."""

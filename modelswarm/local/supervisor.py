@@ -244,9 +244,11 @@ class Supervisor:
 
         self.wait_until(settled, deadline - time.monotonic())
         self.raise_if_failed()
-        dead = self._first_exited()
-        if dead is not None:
-            raise StartError(_describe_start_failure(dead), dead.exit_code == USER_ERROR_EXIT_CODE)
+        record = self._first_exited()
+        if record is not None:
+            raise StartError(
+                _describe_start_failure(record), record.exit_code == USER_ERROR_EXIT_CODE
+            )
         late = [r.job.name for r in self._records.values() if r.state is not JobState.READY]
         if late:
             raise StartError(f"not ready in time: {', '.join(late)}; see {self._logs}")
@@ -257,8 +259,8 @@ class Supervisor:
 
 def _describe_start_failure(record: _JobRecord) -> str:
     """Return the last line of a process that reports a user error, else its exit reason and last lines."""
-    words = read_log_tail(record.logs[-1])
-    if record.exit_code == USER_ERROR_EXIT_CODE and words:
-        return words[-1]
-    shown = "".join(f"\n  {line}" for line in words)
+    lines = read_log_tail(record.logs[-1])
+    if record.exit_code == USER_ERROR_EXIT_CODE and lines:
+        return lines[-1]
+    shown = "".join(f"\n  {line}" for line in lines)
     return f"{record.job.name} {record.exit_reason} while starting{'; its last lines:' if shown else ''}{shown}"

@@ -197,8 +197,8 @@ class LocalSwarm:
                 self.raise_if_failed()
                 if time.monotonic() > deadline:
                     log = folder.logs / f"{GATEWAY_JOB}-{self.gateway.incarnation}.log"
-                    words = "".join(f"\n  {line}" for line in read_log_tail(log))
-                    raise StartError(f"the gateway did not link to all servers in time:{words}")
+                    lines = "".join(f"\n  {line}" for line in read_log_tail(log))
+                    raise StartError(f"the gateway did not link to all servers in time:{lines}")
                 time.sleep(POLL_SECONDS)
 
     def _run_info(self) -> RunInfo:

@@ -49,8 +49,8 @@ class Rule:
     def check(self, value: Any) -> Any:
         if self.predicate(value):
             return value
-        said = f"{_abbreviate(value)} is not allowed" if self.shows_value else "not allowed"
-        raise violation(f"{said}; allowed: {self.allowed}")
+        problem = f"{_abbreviate(value)} is not allowed" if self.shows_value else "not allowed"
+        raise violation(f"{problem}; allowed: {self.allowed}")
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -73,9 +73,9 @@ class CelRule:
     field: str | None = None
 
     def as_json(self) -> dict[str, str]:
-        told = {"rule": self.cel, "message": self.message}
-        told |= {"reason": self.reason} if self.reason else {}
-        return told | ({"fieldPath": self.field} if self.field else {})
+        fields = {"rule": self.cel, "message": self.message}
+        fields |= {"reason": self.reason} if self.reason else {}
+        return fields | ({"fieldPath": self.field} if self.field else {})
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler

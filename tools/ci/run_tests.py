@@ -73,9 +73,11 @@ STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
 
 
 def main(tier: str, extra: Sequence[str]) -> int:
+    if "--plan" in extra:
+        tell(f"{tier} tests: {PLANS[tier]}; logs and durations go to {RESULTS.relative_to(ROOT)}")
+        return 0
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
-    tell(f"{tier} tests: {PLANS[tier]}; logs and durations are in {RESULTS.relative_to(ROOT)}")
     began = time.monotonic()
     results = [result for step in STEPS[tier] for result in run_step(step, tier, extra)]
     if tier == "full":
@@ -208,5 +210,5 @@ def cache(part: Part) -> Path:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in STEPS:
-        sys.exit(f"usage: run_tests.py {'|'.join(STEPS)} [pytest options]")
+        sys.exit(f"usage: run_tests.py {'|'.join(STEPS)} [--plan] [pytest options]")
     sys.exit(main(sys.argv[1], sys.argv[2:]))

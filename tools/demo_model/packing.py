@@ -1,7 +1,7 @@
 """Training rows: chats packed into ids, targets and positions.
 
-Long counts are cheap to learn because the middle of a count is left out while the positions
-continue as if it were there: a row of 256 tokens shows the model an end number 2000 positions back.
+Long counts are cheap to learn: the middle of a count is left out, and the positions continue as if
+it were there. So a row of 256 tokens shows the model an end number 2000 positions back.
 Called by the trainer and by the exam. Knows no model.
 """
 

@@ -181,22 +181,23 @@ class SwarmServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """A snapshot at once, then one after every change, at most one per `min_interval_seconds`.
+        """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Has all gateways move their sessions off a server, which works on; tells how it goes, and ends when the server is
-        empty. It goes on when the caller goes away. NOT_FOUND: no such server. FAILED_PRECONDITION: nobody else holds its blocks.
+        """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
+        server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
+        no other server holds its blocks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Routes(self, request, context):
-        """What a hop on every server costs a new session now, and what each session's route was chosen against.
+        """Returns the present cost of a hop on every server, and the alternatives to each session's route.
         NOT_FOUND: no such model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -3,10 +3,10 @@
 isort:skip_file
 The control messages of the links between gateways and block servers.
 
-This file and frames.py are the whole wire contract; messages.py says what each field means and which rule of
-docs/protocol.md it serves. Names are the same on both sides: codec.py maps them field by field.
+This file and frames.py define the wire format. messages.py documents the fields and the rules of docs/protocol.md
+they belong to. Names are the same on both sides: codec.py maps them field by field.
 
-How to change it: a minor version may add fields (an older peer skips them) but no messages and no enum values
+Changes: a minor version may add fields (an older peer skips them) but no messages and no enum values
 (an older peer refuses those and closes the link). Numbers are never reused.
 """
 

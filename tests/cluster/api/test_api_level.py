@@ -47,10 +47,10 @@ def test_service_account_has_only_granted_rights(api: ApiLevel, namespace: str) 
     admin(
         "create", "rolebinding", "reader", "--role=reader", f"--serviceaccount={namespace}:default"
     )
-    with ApiClient(api) as plain:
+    with ApiClient(api) as client:
         user = USER.format(namespace, "default")
         wait_for(
-            "the right to be known", lambda: plain.is_allowed(user, "list", "pods", namespace), 30
+            "the right to be known", lambda: client.is_allowed(user, "list", "pods", namespace), 30
         )
     assert account.items("pods") == []
 

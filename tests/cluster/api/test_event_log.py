@@ -24,12 +24,12 @@ def test_closed_watch_has_released_its_connection(api: ApiLevel, namespace: str)
         seen.append(found["metadata"]["name"])
 
     before = set(threading.enumerate())
-    with ApiClient(api) as plain:
+    with ApiClient(api) as client:
         path = CONFIGS.format(namespace)
-        watch = Watch(plain, path, "", note)
-        plain.post(path, {"metadata": {"name": "one"}})
+        watch = Watch(client, path, "", note)
+        client.post(path, {"metadata": {"name": "one"}})
         wait_for("the event", lambda: "one" in seen, 30, every=0.05)
         watch.close()
-        plain.post(path, {"metadata": {"name": "two"}})
+        client.post(path, {"metadata": {"name": "two"}})
     assert set(threading.enumerate()) <= before
     assert "two" not in seen

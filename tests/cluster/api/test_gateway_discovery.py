@@ -22,7 +22,7 @@ import pytest
 from support.eventually import eventually
 from support.kubernetes.pods_with_processes import PodSwarm
 from support.processes.http_requests import IDS, tokens_of, whole
-from support.processes.swarm import MODEL, Doors
+from support.processes.swarm import MODEL, Endpoints
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
@@ -65,7 +65,7 @@ SMALL = [
 class Reader:
     """A client that reads one stream slowly, in a thread."""
 
-    def __init__(self, doors: Doors, body: dict[str, Any] = BODY) -> None:
+    def __init__(self, doors: Endpoints, body: dict[str, Any] = BODY) -> None:
         self.tokens: list[int] = []
         self.last = ""
         self._request = (f"{doors.url}/v1/completions", body | {"stream": True})
@@ -94,7 +94,7 @@ class Reader:
         return self.tokens
 
 
-def route(doors: Doors) -> list[str]:
+def route(doors: Endpoints) -> list[str]:
     """Return the pods on the route of the only session that has one."""
     with grpc.insecure_channel(doors.grpc) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
@@ -102,21 +102,21 @@ def route(doors: Doors) -> list[str]:
     return [hop.peer.partition("/")[0] for hop in session.route]
 
 
-def peers(doors: Doors) -> set[str]:
+def peers(doors: Endpoints) -> set[str]:
     with grpc.insecure_channel(doors.grpc) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     return {server.peer.partition("/")[0] for server in seen.servers}
 
 
-def sees(doors: Doors, names: set[str]) -> bool:
+def sees(doors: Endpoints, names: set[str]) -> bool:
     return names <= peers(doors)
 
 
-def knows(doors: Doors, names: set[str]) -> bool:
+def knows(doors: Endpoints, names: set[str]) -> bool:
     return names == peers(doors)
 
 
-def ready(doors: Doors) -> tuple[bool, str]:
+def ready(doors: Endpoints) -> tuple[bool, str]:
     answer = httpx.get(f"{doors.url}/ready", timeout=10)
     said = answer.json()
     assert said["ready"] is (answer.status_code == 200)
@@ -164,7 +164,7 @@ def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> Non
     eventually("they are gone", lambda: pods.linked(doors) == 0)
 
 
-def until_linked(pods: PodSwarm, doors: Doors, name: str, count: int) -> float:
+def until_linked(pods: PodSwarm, doors: Endpoints, name: str, count: int) -> float:
     """Start the pod's server, and return the seconds from its readiness to its link."""
     pods.run(name)
     came = time.monotonic()
@@ -172,7 +172,7 @@ def until_linked(pods: PodSwarm, doors: Doors, name: str, count: int) -> float:
     return time.monotonic() - came
 
 
-def ask(doors: Doors) -> httpx.Response:
+def ask(doors: Endpoints) -> httpx.Response:
     return httpx.post(f"{doors.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
 
 
@@ -379,7 +379,7 @@ def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
     eventually("it is linked", lambda: peers(early) == {"a0"})
 
 
-def reason(doors: Doors, part: str) -> str:
+def reason(doors: Endpoints, part: str) -> str:
     """Return why it is not ready, if the reason contains `part`."""
     good, said = ready(doors)
     assert not good

@@ -195,11 +195,11 @@ def test_frequent_foreign_writes_do_not_stop_the_operator(api: ApiLevel, stage: 
     stage.apply(swarm(replicas=1))
 
     def scribble() -> None:
-        with ApiClient(api) as plain:
+        with ApiClient(api) as client:
             path, turn = f"{SWARMS.format(stage.namespace)}/counting", 0
             while not stop.wait(0.02):
                 turn += 1
-                plain.patch(path, {"metadata": {"labels": {"turn": str(turn)}}})
+                client.patch(path, {"metadata": {"labels": {"turn": str(turn)}}})
 
     writer = threading.Thread(target=scribble)
     writer.start()

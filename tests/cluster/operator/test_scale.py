@@ -155,7 +155,7 @@ def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
 @pytest.mark.timeout(4 * 3600)
 def test_hours_of_random_faults_do_not_grow_memory(stage: Scene) -> None:
     """Case 61: pods end or are deleted, nodes fail and return, the spec changes; the end is that of a clean run."""
-    chance, plain = random.Random(61), stage.client
+    chance, client = random.Random(61), stage.client
     stage.apply(swarm())
     stage.settle()
     clean, first = stage.end_state(), 0.0
@@ -166,7 +166,7 @@ def test_hours_of_random_faults_do_not_grow_memory(stage: Scene) -> None:
         if not first and elapsed > FAULTS_SECONDS / 4:
             first = memory_of(stage)
     for node in NODES:
-        set_node_ready(plain, node, True)
+        set_node_ready(client, node, True)
     stage.edit(replicas=2)
     stage.annotate("counting", reconcile_at="the end")
     stage.settle(seconds=LEAST_SECONDS)

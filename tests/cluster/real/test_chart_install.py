@@ -215,8 +215,8 @@ def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
 def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
     """Wait until the API server knows the rules that were made for the account."""
     asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
-    with ApiClient(server) as plain:
-        wait_for(f"{account} to have its rights", lambda: plain.is_allowed(*asked), 30)
+    with ApiClient(server) as client:
+        wait_for(f"{account} to have its rights", lambda: client.is_allowed(*asked), 30)
 
 
 def _replicas(kubectl: Kubectl, component: str) -> int:

@@ -77,12 +77,12 @@ def lose_midway(release: Release) -> None:
     Its process is killed first: one that is asked to stop would migrate the streams, and no recovery would show.
     """
     processes = release.cluster.main_pids(NAMESPACE)  # before the streams begin, which may be short
-    with ThreadPoolExecutor(STREAMS) as clients, ApiClient(release.cluster.api) as plain:
+    with ThreadPoolExecutor(STREAMS) as clients, ApiClient(release.cluster.api) as client:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
         pod = busy(release)
         for pid in processes[pod]:
             os.kill(pid, signal.SIGKILL)
-        plain.delete(f"{PODS.format(NAMESPACE)}/{pod}", gracePeriodSeconds=0)
+        client.delete(f"{PODS.format(NAMESPACE)}/{pod}", gracePeriodSeconds=0)
         assert [stream.result() for stream in streams] == [LONG] * STREAMS
 
 

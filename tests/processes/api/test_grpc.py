@@ -15,7 +15,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.eventually import eventually
 from support.models.tokenizers import byte_level, encode_bytes
-from support.processes.swarm import BRIEF_HOLD, CONTEXT, ENDLESS, MODEL, Doors, HashSwarm, two_spans
+from support.processes.swarm import (
+    BRIEF_HOLD,
+    CONTEXT,
+    ENDLESS,
+    MODEL,
+    Endpoints,
+    HashSwarm,
+    two_spans,
+)
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -27,13 +35,13 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 
 @pytest.fixture(scope="module")
-def doors(swarm: HashSwarm) -> Doors:
+def endpoints(swarm: HashSwarm) -> Endpoints:
     return swarm.gateway()
 
 
 @pytest.fixture
-def channel(doors: Doors) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(doors.grpc) as made:
+def channel(endpoints: Endpoints) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(endpoints.grpc) as made:
         yield made
 
 
@@ -97,9 +105,9 @@ def test_a_stream_gives_the_same_in_pieces(channel: grpc.Channel) -> None:
         position += len(part.token_ids)
 
 
-def test_http_and_grpc_give_the_same(channel: grpc.Channel, doors: Doors) -> None:
+def test_http_and_grpc_give_the_same(channel: grpc.Channel, endpoints: Endpoints) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20}
-    by_http = httpx.post(f"{doors.url}/v1/chat/completions", json=body, timeout=30).json()
+    by_http = httpx.post(f"{endpoints.url}/v1/chat/completions", json=body, timeout=30).json()
     chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", content="hi")])
     by_grpc = generate(channel, chat=chat, max_tokens=20, ignore_eos=False)
     assert by_grpc.text == by_http["choices"][0]["message"]["content"]
@@ -167,12 +175,14 @@ def test_a_request_without_input_is_refused(channel: grpc.Channel) -> None:
     assert (status, trailing["error-param"]) == ("INVALID_ARGUMENT", "input")
 
 
-def test_a_call_that_is_cancelled_ends_its_session(channel: grpc.Channel, doors: Doors) -> None:
+def test_a_call_that_is_cancelled_ends_its_session(
+    channel: grpc.Channel, endpoints: Endpoints
+) -> None:
     for _ in range(10):
         stream = inference(channel).GenerateStream(request(max_tokens=500))
         next(stream)
         stream.cancel()
-    eventually("no session is left", lambda: doors.metric("modelswarm_gateway_sessions") == 0)
+    eventually("no session is left", lambda: endpoints.metric("modelswarm_gateway_sessions") == 0)
 
 
 def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: HashSwarm) -> None:
@@ -229,8 +239,8 @@ def test_broken_session_is_internal_and_then_unavailable(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with two_spans(tmp_path_factory.mktemp("broken"), context=ENDLESS) as swarm:
-        doors = swarm.gateway(*BRIEF_HOLD)
-        with grpc.insecure_channel(doors.grpc) as channel:
+        endpoints = swarm.gateway(*BRIEF_HOLD)
+        with grpc.insecure_channel(endpoints.grpc) as channel:
             stream = inference(channel).GenerateStream(request(max_tokens=50_000))
             next(stream)
             swarm.kill("s0")
@@ -250,7 +260,7 @@ def test_broken_session_is_internal_and_then_unavailable(
             )
 
 
-def test_announcement_names_the_grpc_address(doors: Doors, swarm: HashSwarm) -> None:
+def test_announcement_names_the_grpc_address(endpoints: Endpoints, swarm: HashSwarm) -> None:
     said = json.loads((swarm.root / "gateway.json").read_text())
-    assert said["grpc"] == doors.grpc
+    assert said["grpc"] == endpoints.grpc
     assert said["peer"].startswith("gateway/")

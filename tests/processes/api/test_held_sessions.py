@@ -20,7 +20,7 @@ from support.processes.http_requests import (
     tokens_of,
     whole,
 )
-from support.processes.swarm import BRIEF_HOLD, ENDLESS, MODEL, Doors, two_spans
+from support.processes.swarm import BRIEF_HOLD, ENDLESS, MODEL, Endpoints, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -35,26 +35,26 @@ PINGING = (  # as a client does that wants to know soon that its gateway is gone
 
 def test_held_stream_gets_comments_with_the_reason(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*OFTEN)
+        endpoints = swarm.gateway(*OFTEN)
 
         def is_saved(comments: list[str]) -> bool:
             if len(comments) == 3 and "s2" not in swarm.processes:
                 swarm.server("s2", "2:4")
-            return doors.metric(RESUMED) == 1
+            return endpoints.metric(RESUMED) == 1
 
-        got, comments = read_until(doors, FOREVER, lambda: swarm.kill("s1"), is_saved)
+        got, comments = read_until(endpoints, FOREVER, lambda: swarm.kill("s1"), is_saved)
         assert got == expected_tokens(len(got))
         assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in comments
-        assert doors.metric("modelswarm_gateway_reroutes_total") >= 1
+        assert endpoints.metric("modelswarm_gateway_reroutes_total") >= 1
 
 
 @pytest.mark.full
 def test_answer_that_has_not_begun_gets_comments(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*OFTEN)
-        expected = whole(doors, IDS)
+        endpoints = swarm.gateway(*OFTEN)
+        expected = whole(endpoints, IDS)
         swarm.kill("s1", signal.SIGSTOP)
-        answer = lines(doors, IDS)
+        answer = lines(endpoints, IDS)
         try:
             assert next(answer).startswith(": waiting")
         finally:
@@ -65,8 +65,8 @@ def test_answer_that_has_not_begun_gets_comments(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*OFTEN)
-        with grpc.insecure_channel(doors.grpc, options=PINGING) as channel:
+        endpoints = swarm.gateway(*OFTEN)
+        with grpc.insecure_channel(endpoints.grpc, options=PINGING) as channel:
             stub = api_pb2_grpc.InferenceStub(channel)
             got: list[int] = []
             held_at = 0
@@ -77,7 +77,7 @@ def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
                     swarm.kill("s1")
                     time.sleep(5.0)  # three pings without data are two too many by gRPC's defaults
                     swarm.server("s2", "2:4")
-                    eventually("the session goes on", lambda: doors.metric(RESUMED) == 1)
+                    eventually("the session goes on", lambda: endpoints.metric(RESUMED) == 1)
                     held_at = len(got)
                 if held_at and len(got) > held_at + 200:
                     break
@@ -91,32 +91,32 @@ def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
     network = Network(seed=1)
     try:
         with two_spans(tmp_path, context=ENDLESS) as swarm:
-            doors = swarm.gateway(*OFTEN)
-            target = network.proxy("gateway", int(doors.grpc.rpartition(":")[2]))
+            endpoints = swarm.gateway(*OFTEN)
+            target = network.proxy("gateway", int(endpoints.grpc.rpartition(":")[2]))
             with grpc.insecure_channel(target) as channel:
                 call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
                 next(call)
                 swarm.kill("s1")
-                eventually("it is held", lambda: held(doors))
+                eventually("it is held", lambda: held(endpoints))
                 before = network.pings["gateway"]
                 time.sleep(3.0)
                 pings = network.pings["gateway"] - before
-                assert held(doors)
+                assert held(endpoints)
                 call.cancel()
     finally:
         network.close()
     assert pings >= 5
 
 
-def held(doors: Doors) -> bool:
-    return doors.metric("modelswarm_gateway_sessions", state="held") == 1
+def held(endpoints: Endpoints) -> bool:
+    return endpoints.metric("modelswarm_gateway_sessions", state="held") == 1
 
 
 @pytest.mark.full
 def test_held_call_ends_with_the_reason_when_the_hold_ends(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*OFTEN, *BRIEF_HOLD)
-        with grpc.insecure_channel(doors.grpc) as channel:
+        endpoints = swarm.gateway(*OFTEN, *BRIEF_HOLD)
+        with grpc.insecure_channel(endpoints.grpc) as channel:
             got: list[int] = []
             ended: Any = None
             try:
@@ -134,10 +134,10 @@ def test_held_call_ends_with_the_reason_when_the_hold_ends(tmp_path: Path) -> No
 @pytest.mark.full
 def test_hold_shorter_than_keepalive_is_told_before_it_ends(tmp_path: Path) -> None:
     with two_spans(tmp_path, "--hold-limit", "2", context=ENDLESS) as swarm:
-        doors = swarm.gateway("--keepalive", "5", detects_silence=True)
+        endpoints = swarm.gateway("--keepalive", "5", detects_silence=True)
         got: list[int] = []
         said: list[str] = []
-        for line in lines(doors, FOREVER):
+        for line in lines(endpoints, FOREVER):
             if swarm.processes["s1"].poll() is not None:
                 said.append(line)
                 continue

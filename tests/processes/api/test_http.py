@@ -10,20 +10,20 @@ import httpx
 import openai
 import pytest
 from support.models.tokenizers import BEGIN, END, byte_level, encode_bytes
-from support.processes.swarm import CONTEXT, MODEL, Doors, two_spans
+from support.processes.swarm import CONTEXT, MODEL, Endpoints, two_spans
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     with two_spans(tmp_path_factory.mktemp("http")) as swarm:
         yield swarm.gateway()
 
 
 @pytest.fixture
-def client(doors: Doors) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=doors.url, timeout=30) as made:
+def client(endpoints: Endpoints) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=endpoints.url, timeout=30) as made:
         yield made
 
 
@@ -184,7 +184,9 @@ def test_named_session_continues_its_log(client: httpx.Client) -> None:
     assert back["choices"] == completion(client, prompt=log[:12], max_tokens=20)["choices"]
 
 
-def test_a_named_session_answers_one_request_at_a_time(client: httpx.Client, doors: Doors) -> None:
+def test_a_named_session_answers_one_request_at_a_time(
+    client: httpx.Client, endpoints: Endpoints
+) -> None:
     body = {
         "model": MODEL,
         "prompt": "x",
@@ -194,7 +196,7 @@ def test_a_named_session_answers_one_request_at_a_time(client: httpx.Client, doo
     }
     with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         next(answer.iter_lines())
-        second = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+        second = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
         assert second.status_code in (200, 409)
         if second.status_code == 409:
             assert second.json()["error"]["code"] == "session_busy"
@@ -257,12 +259,12 @@ def test_bodies_that_are_no_json_objects_get_400(client: httpx.Client, content: 
     assert answer.json()["error"]["code"] == "invalid_request"
 
 
-def test_a_body_that_is_too_large_gets_413(client: httpx.Client, doors: Doors) -> None:
+def test_a_body_that_is_too_large_gets_413(client: httpx.Client, endpoints: Endpoints) -> None:
     big = b" " * ((16 << 20) + 1)
     assert client.post("/v1/completions", content=big).status_code == 413
     chunks = (b" " * (1 << 20) for _ in range(18))
     try:
-        answer = httpx.post(f"{doors.url}/v1/completions", content=chunks, timeout=30)
+        answer = httpx.post(f"{endpoints.url}/v1/completions", content=chunks, timeout=30)
     except (httpx.WriteError, httpx.ReadError):
         return  # it closed the connection before all was sent
     assert answer.status_code == 413
@@ -292,8 +294,8 @@ def test_health_and_readiness(client: httpx.Client) -> None:
     assert ready.json()["models"][0]["missing_blocks"] == []
 
 
-def test_the_openai_client_works_whole_and_streamed(doors: Doors) -> None:
-    with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+def test_the_openai_client_works_whole_and_streamed(endpoints: Endpoints) -> None:
+    with openai.OpenAI(base_url=f"{endpoints.url}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [MODEL]
         whole = client.chat.completions.create(
             model=MODEL,
@@ -318,8 +320,8 @@ def test_the_openai_client_works_whole_and_streamed(doors: Doors) -> None:
         assert plain.usage is not None and plain.usage.completion_tokens <= 3
 
 
-def test_the_openai_client_raises_its_own_errors(doors: Doors) -> None:
-    with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+def test_the_openai_client_raises_its_own_errors(endpoints: Endpoints) -> None:
+    with openai.OpenAI(base_url=f"{endpoints.url}/v1", api_key="none", max_retries=0) as client:
         with pytest.raises(openai.NotFoundError) as missing:
             client.completions.create(model="gpt-9", prompt="x")
         assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
@@ -329,18 +331,18 @@ def test_the_openai_client_raises_its_own_errors(doors: Doors) -> None:
         assert bad.value.param == "max_tokens"
 
 
-def test_the_metrics_count_what_happened(doors: Doors, client: httpx.Client) -> None:
+def test_the_metrics_count_what_happened(endpoints: Endpoints, client: httpx.Client) -> None:
     def requests(model: str, code: str) -> float:
-        return doors.metric("modelswarm_gateway_requests_total", model=model, code=code)
+        return endpoints.metric("modelswarm_gateway_requests_total", model=model, code=code)
 
     before = requests(MODEL, "200"), requests("other", "404")
-    tokens = doors.metric("modelswarm_gateway_tokens_total", model=MODEL, kind="generated")
+    tokens = endpoints.metric("modelswarm_gateway_tokens_total", model=MODEL, kind="generated")
     completion(client, max_tokens=10)
     client.post("/v1/completions", json={"model": "x" * 50, "prompt": "x"})
     assert (requests(MODEL, "200"), requests("other", "404")) == (before[0] + 1, before[1] + 1)
-    now = doors.metric("modelswarm_gateway_tokens_total", model=MODEL, kind="generated")
+    now = endpoints.metric("modelswarm_gateway_tokens_total", model=MODEL, kind="generated")
     assert now == tokens + 10
-    assert doors.metric("modelswarm_gateway_time_to_first_token_seconds_count", model=MODEL) > 0
-    assert doors.metric("modelswarm_gateway_inter_token_seconds_count", model=MODEL) > 0
-    assert doors.metric("modelswarm_gateway_servers", model=MODEL) == 2
-    assert "x" * 50 not in httpx.get(f"http://{doors.metrics}/metrics").text
+    assert endpoints.metric("modelswarm_gateway_time_to_first_token_seconds_count", model=MODEL) > 0
+    assert endpoints.metric("modelswarm_gateway_inter_token_seconds_count", model=MODEL) > 0
+    assert endpoints.metric("modelswarm_gateway_servers", model=MODEL) == 2
+    assert "x" * 50 not in httpx.get(f"http://{endpoints.metrics}/metrics").text

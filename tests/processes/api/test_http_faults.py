@@ -30,7 +30,7 @@ from support.processes.swarm import (
     CONTEXT,
     ENDLESS,
     MODEL,
-    Doors,
+    Endpoints,
     HashSwarm,
     two_spans,
 )
@@ -43,18 +43,18 @@ WIDE = 2 * CONTEXT
 ALL = IDS | {"max_tokens": 750}  # most of that room
 
 
-def snapshot(doors: Doors) -> api_pb2.Snapshot:
-    with grpc.insecure_channel(doors.grpc) as channel:
+def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         return api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
 
 
-def route(doors: Doors) -> list[api_pb2.Hop]:
+def route(endpoints: Endpoints) -> list[api_pb2.Hop]:
     """Of the only session that has one."""
-    [session] = [session for session in snapshot(doors).sessions if session.route]
+    [session] = [session for session in snapshot(endpoints).sessions if session.route]
     return list(session.route)
 
 
-def free_pages(doors: Doors, swarm: HashSwarm) -> list[float]:
+def free_pages(endpoints: Endpoints, swarm: HashSwarm) -> list[float]:
     made = []
     for name in ("s0", "s1"):
         text = httpx.get(f"http://{swarm.member(name)['metrics']}/metrics", timeout=10).text
@@ -71,27 +71,31 @@ def test_stream_keeps_its_tokens_when_a_server_is_killed(
         swarm.server("t0", "0:2")
         swarm.server("t1", "2:4")
         swarm.servers_ready("t0", "t1")
-        doors = swarm.gateway()
-        eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 4)
+        endpoints = swarm.gateway()
+        eventually("all are linked", lambda: endpoints.metric("modelswarm_gateway_servers") == 4)
         recoveries = "modelswarm_gateway_recoveries_total"
 
         def kill() -> None:
-            [victim] = [hop.peer for hop in route(doors) if (hop.first, hop.last) == blocks]
+            [victim] = [hop.peer for hop in route(endpoints) if (hop.first, hop.last) == blocks]
             swarm.kill(victim.partition("/")[0])
 
         got, _ = read_until(
-            doors, FOREVER, kill, lambda _: doors.metric(recoveries, outcome="resumed"), at=50
+            endpoints,
+            FOREVER,
+            kill,
+            lambda _: endpoints.metric(recoveries, outcome="resumed"),
+            at=50,
         )
         assert got == expected_tokens(len(got))
-        assert doors.metric(recoveries, outcome="resumed") == 1
-        assert doors.metric(recoveries, outcome="resumed", cause="link_down") == 1
+        assert endpoints.metric(recoveries, outcome="resumed") == 1
+        assert endpoints.metric(recoveries, outcome="resumed", cause="link_down") == 1
 
 
 def test_stream_that_cannot_be_saved_ends_with_one_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*BRIEF_HOLD)
+        endpoints = swarm.gateway(*BRIEF_HOLD)
         said: list[str] = []
-        for line in lines(doors, FOREVER):
+        for line in lines(endpoints, FOREVER):
             said.append(line)
             if len(said) == 20:
                 swarm.kill("s1")
@@ -100,14 +104,14 @@ def test_stream_that_cannot_be_saved_ends_with_one_error(tmp_path: Path) -> None
         assert said[-1].startswith('data: {"error"')
         assert "data: [DONE]" not in said
         assert not any('"finish_reason":"' in x for x in said)
-        assert doors.metric("modelswarm_gateway_requests_total", code="500") == 1
+        assert endpoints.metric("modelswarm_gateway_requests_total", code="500") == 1
         for session in (None, "never-began"):
             body = LONG | {"session_id": session}
-            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "no_servers"
-        assert doors.metric("modelswarm_gateway_sessions") == 0
-        ready = httpx.get(f"{doors.url}/ready", timeout=10)
+        assert endpoints.metric("modelswarm_gateway_sessions") == 0
+        ready = httpx.get(f"{endpoints.url}/ready", timeout=10)
         assert ready.status_code == 503
         assert "blocks 2:4" in ready.json()["reason"]
         assert ready.json()["models"][0]["missing_blocks"] == [2, 3]
@@ -116,8 +120,8 @@ def test_stream_that_cannot_be_saved_ends_with_one_error(tmp_path: Path) -> None
 @pytest.mark.full
 def test_openai_client_raises_when_a_stream_breaks(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway(*BRIEF_HOLD)
-        with openai.OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+        endpoints = swarm.gateway(*BRIEF_HOLD)
+        with openai.OpenAI(base_url=f"{endpoints.url}/v1", api_key="none", max_retries=0) as client:
             stream = client.completions.create(
                 model=MODEL,
                 prompt="go",
@@ -134,17 +138,17 @@ def test_openai_client_raises_when_a_stream_breaks(tmp_path: Path) -> None:
 
 def test_request_without_room_is_refused_with_retry_after(tmp_path: Path) -> None:
     with two_spans(tmp_path, *ROOM, context=WIDE) as swarm:
-        doors = swarm.gateway()
-        first = lines(doors, ALL)
+        endpoints = swarm.gateway()
+        first = lines(endpoints, ALL)
         next(first)
         for stream in (False, True):
             body = ALL | {"stream": stream}
-            answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+            answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
             assert float(answer.headers["retry-after-ms"]) > 0
             assert answer.json()["error"]["code"] == "no_capacity"
-        with grpc.insecure_channel(doors.grpc) as channel:
+        with grpc.insecure_channel(endpoints.grpc) as channel:
             asked = api_pb2.GenerateRequest(
                 model=MODEL, prompt="go", max_tokens=ALL["max_tokens"], ignore_eos=True
             )
@@ -154,44 +158,46 @@ def test_request_without_room_is_refused_with_retry_after(tmp_path: Path) -> Non
         trailing: dict[str, Any] = dict(refused.value.trailing_metadata())  # type: ignore[arg-type]
         assert trailing["error-code"] == "no_capacity" and float(trailing["retry-after"]) > 0
         first.close()
-        eventually("it was left", lambda: doors.metric("modelswarm_gateway_sessions") == 0)
-        assert len(whole(doors, IDS)) == CONTEXT - 2
-        assert doors.metric("modelswarm_gateway_requests_total", code="429") == 3
+        eventually("it was left", lambda: endpoints.metric("modelswarm_gateway_sessions") == 0)
+        assert len(whole(endpoints, IDS)) == CONTEXT - 2
+        assert endpoints.metric("modelswarm_gateway_requests_total", code="429") == 3
 
 
 @pytest.mark.full
 def test_idle_kept_session_gives_way_to_a_request(tmp_path: Path) -> None:
     with two_spans(tmp_path, "--pages", "48") as swarm:
-        doors = swarm.gateway()
-        kept = whole(doors, IDS | {"session_id": "idle"})
-        assert whole(doors, IDS) == kept
-        assert whole(doors, IDS | {"session_id": "idle"}) == kept
+        endpoints = swarm.gateway()
+        kept = whole(endpoints, IDS | {"session_id": "idle"})
+        assert whole(endpoints, IDS) == kept
+        assert whole(endpoints, IDS | {"session_id": "idle"}) == kept
 
 
 @pytest.mark.full
 def test_named_session_survives_a_refusal(tmp_path: Path) -> None:
     with two_spans(tmp_path, *ROOM, context=WIDE) as swarm:
-        doors = swarm.gateway()
+        endpoints = swarm.gateway()
         short = IDS | {"max_tokens": 20, "session_id": "mine"}
-        first = whole(doors, short)
-        with closing(lines(doors, ALL)) as busy:
+        first = whole(endpoints, short)
+        with closing(lines(endpoints, ALL)) as busy:
             next(busy)
-            answer = httpx.post(f"{doors.url}/v1/completions", json=IDS | {"session_id": "mine"})
+            answer = httpx.post(
+                f"{endpoints.url}/v1/completions", json=IDS | {"session_id": "mine"}
+            )
             assert answer.status_code == 429
             too_long = short | {"prompt": "x" * WIDE}
-            assert httpx.post(f"{doors.url}/v1/completions", json=too_long).status_code == 400
-            assert doors.metric("modelswarm_gateway_sessions", state="parked") == 1
-        assert whole(doors, short) == first
+            assert httpx.post(f"{endpoints.url}/v1/completions", json=too_long).status_code == 400
+            assert endpoints.metric("modelswarm_gateway_sessions", state="parked") == 1
+        assert whole(endpoints, short) == first
 
 
 async def test_two_hundred_dropped_sessions_free_all_pages(tmp_path: Path) -> None:
     with two_spans(tmp_path, "--metrics", "127.0.0.1:0", "--lease", "1") as swarm:
-        doors = swarm.gateway("--lease", "1")
-        before = free_pages(doors, swarm)
+        endpoints = swarm.gateway("--lease", "1")
+        before = free_pages(endpoints, swarm)
 
         async def start(client: httpx.AsyncClient, place: int) -> None:
             body = LONG | {"prompt": f"go {place}", "max_tokens": 60, "stream": True}
-            url = f"{doors.url}/v1/completions"
+            url = f"{endpoints.url}/v1/completions"
             async with client.stream("POST", url, json=body) as answer:
                 async for _ in answer.aiter_lines():
                     return  # with the first line: the client leaves
@@ -205,7 +211,7 @@ async def test_two_hundred_dropped_sessions_free_all_pages(tmp_path: Path) -> No
             swarm.kill("gateway")
             await asyncio.gather(*running, return_exceptions=True)
         await asyncio.to_thread(
-            eventually, "all pages are free", lambda: free_pages(doors, swarm) == before
+            eventually, "all pages are free", lambda: free_pages(endpoints, swarm) == before
         )
 
 
@@ -216,10 +222,10 @@ def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
     with HashSwarm(tmp_path) as swarm:
         swarm.server("s0", "0:2", model=name)
         swarm.server("s1", "2:4", model=name)
-        doors = swarm.gateway()
+        endpoints = swarm.gateway()
         body = IDS | {"model": name}
-        expected = whole(doors, body)
-        host, port = doors.http.split(":")
+        expected = whole(endpoints, body)
+        host, port = endpoints.http.split(":")
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             slow.connect((host, int(port)))
@@ -229,10 +235,10 @@ def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
                 f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(sent)}\r\n\r\n"
             )
             slow.sendall(head.encode() + sent)
-            paused = eventually("it stands still", lambda: stands_still(doors))
+            paused = eventually("it stands still", lambda: stands_still(endpoints))
             assert paused < CONTEXT - 100
-            assert whole(doors, body) == expected
-            assert eventually("it stands still again", lambda: stands_still(doors)) == paused
+            assert whole(endpoints, body) == expected
+            assert eventually("it stands still again", lambda: stands_still(endpoints)) == paused
             got = b""
             while b"[DONE]" not in got:
                 part = slow.recv(65536)
@@ -242,11 +248,11 @@ def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
         assert ids == expected
 
 
-def stands_still(doors: Doors) -> int:
+def stands_still(endpoints: Endpoints) -> int:
     """Length of the only session, if it does not grow for a while; else 0."""
     lengths: set[int] = set()
     for _ in range(STILL_LOOKS):
-        found = [session.length for session in snapshot(doors).sessions]
+        found = [session.length for session in snapshot(endpoints).sessions]
         lengths.update(found)
         if len(found) != 1 or len(lengths) != 1:
             return 0
@@ -257,21 +263,22 @@ def stands_still(doors: Doors) -> int:
 @pytest.mark.full
 def test_gateway_without_servers_is_healthy_but_not_ready(tmp_path: Path) -> None:
     with HashSwarm(tmp_path) as swarm:
-        doors = swarm.gateway(ready=False)
-        assert httpx.get(f"{doors.url}/health").status_code == 200
-        ready = httpx.get(f"{doors.url}/ready")
+        endpoints = swarm.gateway(ready=False)
+        assert httpx.get(f"{endpoints.url}/health").status_code == 200
+        ready = httpx.get(f"{endpoints.url}/ready")
         assert (ready.status_code, ready.json()["reason"]) == (503, "no server is linked")
-        assert httpx.get(f"{doors.url}/v1/models").json()["data"] == []
-        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        assert httpx.get(f"{endpoints.url}/v1/models").json()["data"] == []
+        answer = httpx.post(f"{endpoints.url}/v1/completions", json=LONG)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
         swarm.server("s0", "0:2")
         eventually(
-            "one half is there", lambda: "blocks 2:4" in str(httpx.get(f"{doors.url}/ready").json())
+            "one half is there",
+            lambda: "blocks 2:4" in str(httpx.get(f"{endpoints.url}/ready").json()),
         )
-        answer = httpx.post(f"{doors.url}/v1/completions", json=LONG)
+        answer = httpx.post(f"{endpoints.url}/v1/completions", json=LONG)
         assert answer.status_code == 503
         swarm.server("s1", "2:4")
-        eventually("it is ready", lambda: swarm.is_ready(doors))
+        eventually("it is ready", lambda: swarm.is_ready(endpoints))
 
 
 @pytest.mark.full
@@ -282,9 +289,9 @@ def test_files_of_dead_servers_break_nothing(tmp_path: Path) -> None:
         stranger = swarm.member("s0") | {"peer": "other/1/x", "name": "other"}
         (swarm.members / "other.json").write_text(json.dumps(stranger))
         (swarm.members / "junk.json").write_text("{")
-        doors = swarm.gateway()
-        assert len(whole(doors, IDS)) == CONTEXT - 2
-        assert doors.metric("modelswarm_gateway_servers") == 2
+        endpoints = swarm.gateway()
+        assert len(whole(endpoints, IDS)) == CONTEXT - 2
+        assert endpoints.metric("modelswarm_gateway_servers") == 2
 
 
 @pytest.mark.full
@@ -292,10 +299,10 @@ def test_several_models_are_told_apart_by_name(tmp_path: Path) -> None:
     with two_spans(tmp_path) as swarm:
         swarm.server("w0", "0:4", model="other")
         swarm.servers_ready("w0")
-        doors = swarm.gateway()
-        eventually("both", lambda: len(httpx.get(f"{doors.url}/v1/models").json()["data"]) == 2)
+        endpoints = swarm.gateway()
+        eventually("both", lambda: len(httpx.get(f"{endpoints.url}/v1/models").json()["data"]) == 2)
         eventually(
             "both are ready",
-            lambda: all(m["ready"] for m in httpx.get(f"{doors.url}/v1/models").json()["data"]),
+            lambda: all(m["ready"] for m in httpx.get(f"{endpoints.url}/v1/models").json()["data"]),
         )
-        assert whole(doors, IDS) == whole(doors, IDS | {"model": "other"})
+        assert whole(endpoints, IDS) == whole(endpoints, IDS | {"model": "other"})

@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.eventually import eventually
 from support.processes.http_requests import IDS, lines, tokens_of
-from support.processes.swarm import CONTEXT, MODEL, Doors, HashSwarm, two_spans
+from support.processes.swarm import CONTEXT, MODEL, Endpoints, HashSwarm, two_spans
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -30,21 +30,21 @@ def swarm(tmp_path: Path) -> Iterator[HashSwarm]:
         yield swarm
 
 
-def leave(swarm: HashSwarm, doors: Doors) -> None:
+def leave(swarm: HashSwarm, endpoints: Endpoints) -> None:
     swarm.kill("gateway", signal.SIGTERM)
-    eventually("it says that it leaves", lambda: not swarm.is_ready(doors))
+    eventually("it says that it leaves", lambda: not swarm.is_ready(endpoints))
 
 
 def test_stopping_gateway_serves_late_clients_and_closes(
     swarm: HashSwarm,
 ) -> None:
-    doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "5")
+    endpoints = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "5")
     began = time.monotonic()
-    leave(swarm, doors)
+    leave(swarm, endpoints)
     assert time.monotonic() - began < 2.0
-    assert "stopping" in httpx.get(f"{doors.url}/ready", timeout=5).json()["reason"]
-    assert httpx.get(f"{doors.url}/live", timeout=5).status_code == 200
-    late = httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10)
+    assert "stopping" in httpx.get(f"{endpoints.url}/ready", timeout=5).json()["reason"]
+    assert httpx.get(f"{endpoints.url}/live", timeout=5).status_code == 200
+    late = httpx.post(f"{endpoints.url}/v1/completions", json=SHORT, timeout=10)
     assert late.status_code == 200
     assert late.headers["connection"] == "close"
     assert swarm.processes["gateway"].wait(10) == 0
@@ -52,36 +52,38 @@ def test_stopping_gateway_serves_late_clients_and_closes(
 
 
 def test_stopping_gateway_exits_when_requests_cease(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "10")
-    leave(swarm, doors)
+    endpoints = swarm.gateway("--shutdown-delay", "2", "--drain-timeout", "10")
+    leave(swarm, endpoints)
     began = last = time.monotonic()
     while last - began < 3.0:
         last = time.monotonic()
-        assert httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
+        assert (
+            httpx.post(f"{endpoints.url}/v1/completions", json=SHORT, timeout=10).status_code == 200
+        )
         time.sleep(0.1)
     assert swarm.processes["gateway"].wait(10) == 0
     assert time.monotonic() - last >= 2.0
 
 
 def test_constant_requests_do_not_keep_the_gateway(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--shutdown-delay", "1", "--drain-timeout", "2")
+    endpoints = swarm.gateway("--shutdown-delay", "1", "--drain-timeout", "2")
     began = time.monotonic()
-    leave(swarm, doors)
+    leave(swarm, endpoints)
     with contextlib.suppress(httpx.TransportError):  # when it has gone
-        while httpx.post(f"{doors.url}/v1/completions", json=SHORT, timeout=10).is_success:
+        while httpx.post(f"{endpoints.url}/v1/completions", json=SHORT, timeout=10).is_success:
             assert time.monotonic() - began < 5.0
     assert time.monotonic() - began > 1.0
     assert swarm.processes["gateway"].wait(10) == 0
 
 
 def test_kept_connection_closes_after_its_next_answer(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--shutdown-delay", "2")
-    kept = http.client.HTTPConnection(doors.http, timeout=10)
+    endpoints = swarm.gateway("--shutdown-delay", "2")
+    kept = http.client.HTTPConnection(endpoints.http, timeout=10)
     kept.request("GET", "/health")
     first = kept.getresponse()
     first.read()
     assert not first.will_close
-    leave(swarm, doors)
+    leave(swarm, endpoints)
     kept.request("GET", "/health")
     last = kept.getresponse()
     last.read()
@@ -91,13 +93,13 @@ def test_kept_connection_closes_after_its_next_answer(swarm: HashSwarm) -> None:
 
 
 def test_idle_connection_is_closed_before_answers_end(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--drain-timeout", "20")
-    idle = http.client.HTTPConnection(doors.http, timeout=10)
+    endpoints = swarm.gateway("--drain-timeout", "20")
+    idle = http.client.HTTPConnection(endpoints.http, timeout=10)
     idle.request("GET", "/health")
     idle.getresponse().read()
-    stream = lines(doors, IDS)
+    stream = lines(endpoints, IDS)
     got = tokens_of(next(stream))
-    leave(swarm, doors)
+    leave(swarm, endpoints)
     assert idle.sock is not None
     assert idle.sock.recv(1) == b""
     idle.close()
@@ -107,8 +109,8 @@ def test_idle_connection_is_closed_before_answers_end(swarm: HashSwarm) -> None:
 
 
 def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> None:
-    doors = swarm.gateway("--shutdown-delay", "1.5", "--drain-timeout", "20")
-    with grpc.insecure_channel(doors.grpc) as channel:
+    endpoints = swarm.gateway("--shutdown-delay", "1.5", "--drain-timeout", "20")
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
         watching = iter(health.Watch(health_pb2.HealthCheckRequest(), timeout=30))
@@ -117,7 +119,7 @@ def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> Non
         ask = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=400, ignore_eos=True)
         running = iter(stub.GenerateStream(ask, timeout=30))
         tokens = len(next(running).token_ids)
-        leave(swarm, doors)
+        leave(swarm, endpoints)
         assert next(watching).status == status.NOT_SERVING
         short = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=2, ignore_eos=True)
         assert stub.Generate(short, timeout=10).usage.completion_tokens == 2
@@ -133,8 +135,8 @@ def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> Non
 
 
 def test_too_many_swarm_watchers_are_refused(swarm: HashSwarm) -> None:
-    doors = swarm.gateway()
-    with grpc.insecure_channel(doors.grpc) as channel:
+    endpoints = swarm.gateway()
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.SwarmStub(channel)
         watching = [stub.Watch(api_pb2.WatchRequest(), timeout=30) for _ in range(64)]
         for each in watching:

@@ -24,15 +24,15 @@ LATE = 1500  # tokens; a stop falls into so long an answer, and it ends before t
 @pytest.mark.full
 def test_stop_lets_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=4096) as swarm:
-        doors = swarm.gateway()
+        endpoints = swarm.gateway()
         got: list[int] = []
         ended = False
-        for line in lines(doors, IDS | {"max_tokens": LATE}):
+        for line in lines(endpoints, IDS | {"max_tokens": LATE}):
             got += tokens_of(line)
             if not ended and got:
                 swarm.kill("gateway", signal.SIGTERM)
                 ended = True
-                with httpx.Client(base_url=doors.url) as client:
+                with httpx.Client(base_url=endpoints.url) as client:
                     answer = client.post("/v1/completions", json=LONG)
                     assert answer.status_code == 503
                     assert answer.json()["error"]["code"] == "gateway_stopping"
@@ -46,13 +46,13 @@ def test_stop_lets_answers_end_and_takes_no_new_ones(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_answer_that_outlasts_the_drain_gets_an_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway("--drain-timeout", "0.5")
+        endpoints = swarm.gateway("--drain-timeout", "0.5")
         swarm.kill("s1")
-        eventually("it is noticed", lambda: not swarm.is_ready(doors))
+        eventually("it is noticed", lambda: not swarm.is_ready(endpoints))
         swarm.server("s2", "2:4")
-        eventually("it is back", lambda: swarm.is_ready(doors))
+        eventually("it is back", lambda: swarm.is_ready(endpoints))
         said: list[str] = []
-        for line in lines(doors, FOREVER):
+        for line in lines(endpoints, FOREVER):
             said.append(line)
             if len(said) == 10:
                 swarm.kill("s2")  # held from here on
@@ -64,12 +64,12 @@ def test_answer_that_outlasts_the_drain_gets_an_error(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
-        doors = swarm.gateway()
-        stream = lines(doors, FOREVER)
+        endpoints = swarm.gateway()
+        stream = lines(endpoints, FOREVER)
         next(stream)
         swarm.kill("s1")
         swarm.kill("gateway", signal.SIGTERM)
-        eventually("it stops", lambda: not swarm.is_ready(doors))
+        eventually("it stops", lambda: not swarm.is_ready(endpoints))
         swarm.kill("gateway", signal.SIGTERM)
         assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
         with contextlib.suppress(httpx.HTTPError):

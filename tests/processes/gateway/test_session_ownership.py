@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.http_requests import IDS
-from support.processes.swarm import Doors, HashSwarm, two_spans
+from support.processes.swarm import Endpoints, HashSwarm, two_spans
 
 pytestmark = pytest.mark.full
 
@@ -20,14 +20,14 @@ LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"temperature": 1.0, "top_k": 50, "seed": 7}
 
 
-def ask(doors: Doors, body: dict[str, Any], **headers: str) -> int:
-    answer = httpx.post(f"{doors.url}/v1/completions", json=body, headers=headers, timeout=60)
+def ask(endpoints: Endpoints, body: dict[str, Any], **headers: str) -> int:
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, headers=headers, timeout=60)
     return answer.status_code
 
 
-def had_by(doors: list[Doors], body: dict[str, Any]) -> list[int]:
+def had_by(endpoints: list[Endpoints], body: dict[str, Any]) -> list[int]:
     """What each gateway says when it is asked for a session that it is to have itself: who has it, 200."""
-    return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in doors]
+    return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in endpoints]
 
 
 def test_name_asked_of_two_gateways_at_once_has_one_owner(tmp_path: Path) -> None:
@@ -36,22 +36,22 @@ def test_name_asked_of_two_gateways_at_once_has_one_owner(tmp_path: Path) -> Non
         swarm.server("t0", "0:2", *LEASE)
         swarm.server("t1", "2:4", *LEASE)
         swarm.servers_ready("t0", "t1")
-        doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
+        endpoints = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
         start = threading.Barrier(2)
 
-        def ask_at_once(each: Doors, body: dict[str, Any]) -> int:
+        def ask_at_once(each: Endpoints, body: dict[str, Any]) -> int:
             start.wait(10)
             return ask(each, body)
 
         with ThreadPoolExecutor() as pool:
             for number in range(12):
                 body = NAMED | {"session_id": f"new-{number}", "max_tokens": 3}
-                codes = list(pool.map(ask_at_once, doors, (body, body)))
+                codes = list(pool.map(ask_at_once, endpoints, (body, body)))
                 assert 200 in codes and set(codes) <= {200, 409, 503}, codes
-                assert sorted(had_by(doors, body)) == [200, 503], "one has it, the other knows"
+                assert sorted(had_by(endpoints, body)) == [200, 503], "one has it, the other knows"
 
 
-def replace_all(swarm: HashSwarm, doors: list[Doors]) -> None:
+def replace_all(swarm: HashSwarm, endpoints: list[Endpoints]) -> None:
     """Two routes of new servers in the place of the only one."""
     for name in ("s0", "s1"):
         swarm.kill(name)
@@ -59,19 +59,19 @@ def replace_all(swarm: HashSwarm, doors: list[Doors]) -> None:
     for name, blocks in (("t0", "0:2"), ("t1", "2:4"), ("u0", "0:2"), ("u1", "2:4")):
         swarm.server(name, blocks, *LEASE)
     swarm.servers_ready("t0", "t1", "u0", "u1")
-    for each in doors:
+    for each in endpoints:
         eventually("new servers", lambda at=each: at.metric("modelswarm_gateway_servers") == 4)  # type: ignore[misc]
 
 
 def test_session_unknown_to_all_servers_has_one_owner(tmp_path: Path) -> None:
     """It rests while all its servers are replaced: another gateway that is asked for it finds it nowhere."""
     with two_spans(tmp_path, *LEASE) as swarm:
-        doors = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
+        endpoints = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
         bodies = [NAMED | {"session_id": f"kept-{n}", "max_tokens": 3} for n in range(6)]
-        assert {ask(doors[0], body) for body in bodies} == {200}
-        replace_all(swarm, doors)
-        assert {ask(doors[1], body) for body in bodies} == {200}
-        assert [had_by(doors, body) for body in bodies] == [[503, 200]] * len(bodies)
+        assert {ask(endpoints[0], body) for body in bodies} == {200}
+        replace_all(swarm, endpoints)
+        assert {ask(endpoints[1], body) for body in bodies} == {200}
+        assert [had_by(endpoints, body) for body in bodies] == [[503, 200]] * len(bodies)
 
 
 def test_client_may_return_after_leaving_during_a_lease(tmp_path: Path) -> None:
@@ -102,7 +102,8 @@ def test_draining_gateway_answers_for_its_idle_session(
             httpx.Client(timeout=60) as client,
             client.stream("POST", f"{one.url}/v1/completions", json=slow) as answer,
         ):
-            next(answer.iter_raw(16))  # and it reads no more
+            chunks = answer.iter_raw(16)  # an iterator that is dropped closes the connection
+            next(chunks)  # and it reads no more
             swarm.kill("one", signal.SIGTERM)
             eventually("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
             assert ask(two, rest) == 200

@@ -22,7 +22,7 @@ from support.processes.http_requests import (
     tokens_of,
     whole,
 )
-from support.processes.swarm import CONTEXT, ENDLESS, Doors, HashSwarm, two_spans
+from support.processes.swarm import CONTEXT, ENDLESS, Endpoints, HashSwarm, two_spans
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
@@ -41,12 +41,12 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield running
 
 
-def gateway(swarm: HashSwarm, name: str) -> Doors:
+def gateway(swarm: HashSwarm, name: str) -> Endpoints:
     return swarm.gateway(*LEASE, name=name)
 
 
 def read(
-    doors: Doors, body: dict[str, Any], after: str | None = None, events: int = 1 << 30
+    endpoints: Endpoints, body: dict[str, Any], after: str | None = None, events: int = 1 << 30
 ) -> tuple[str, list[int], str, list[str]]:
     """Text, tokens, the last id, and all lines of a stream, or of its first events."""
     headers = {} if after is None else {"Last-Event-ID": after}
@@ -54,7 +54,7 @@ def read(
     with (
         httpx.Client(timeout=60) as client,
         client.stream(
-            "POST", f"{doors.url}/v1/completions", json=body | {"stream": True}, headers=headers
+            "POST", f"{endpoints.url}/v1/completions", json=body | {"stream": True}, headers=headers
         ) as answer,
     ):
         assert answer.status_code == 200, answer.read()
@@ -71,12 +71,12 @@ def read(
 
 
 def broken_off(
-    swarm: HashSwarm, doors: Doors, name: str, body: dict[str, Any]
+    swarm: HashSwarm, endpoints: Endpoints, name: str, body: dict[str, Any]
 ) -> tuple[str, list[int], str]:
     """What came of a stream until its gateway was killed."""
     text, tokens, last = "", [], ""
     with pytest.raises(httpx.HTTPError):
-        for line in lines(doors, body):
+        for line in lines(endpoints, body):
             if line.startswith("id: "):
                 last = line[4:]
             if line.startswith("data: {"):
@@ -143,8 +143,8 @@ def test_request_is_forwarded_to_the_gateway_of_its_session(
     made = whole(one, short)
     assert whole(two, short) == made
     assert read(two, short)[1] == made
-    for doors, count in ((one, 3), (two, 0)):
-        assert doors.metric("modelswarm_gateway_tokens_total", kind="generated") == 20 * count
+    for endpoints, count in ((one, 3), (two, 0)):
+        assert endpoints.metric("modelswarm_gateway_tokens_total", kind="generated") == 20 * count
     with grpc.insecure_channel(two.grpc) as channel:
         asked = api_pb2.GenerateRequest(
             model="hash", prompt="go", max_tokens=20, session_id="mine", ignore_eos=True
@@ -174,24 +174,24 @@ def test_request_is_forwarded_to_the_gateway_of_its_session(
 
 @pytest.mark.full
 def test_client_resumes_its_stream_where_it_stopped(swarm: HashSwarm) -> None:
-    doors = gateway(swarm, "alone")
+    endpoints = gateway(swarm, "alone")
     body = SEEDED | {"session_id": "left"}
-    _, tokens, last, _ = read(doors, body, events=30)
+    _, tokens, last, _ = read(endpoints, body, events=30)
     assert int(last.partition("-")[0]) == 2 + len(tokens) - 1
-    _, rest, _, _ = read(doors, body, after=f"0:{last}")
-    assert [*tokens, *rest] == whole(doors, body | {"session_id": "calm"})
+    _, rest, _, _ = read(endpoints, body, after=f"0:{last}")
+    assert [*tokens, *rest] == whole(endpoints, body | {"session_id": "calm"})
     assert len(tokens) + len(rest) == CONTEXT - 2
     swarm.kill("alone")
 
 
 @pytest.mark.full
 def test_request_that_cannot_be_resumed_is_refused(swarm: HashSwarm) -> None:
-    doors = gateway(swarm, "strict")
+    endpoints = gateway(swarm, "strict")
     body = SEEDED | {"session_id": "new", "stream": True}
 
     def refused(after: str, **changes: Any) -> tuple[int, str]:
         answer = httpx.post(
-            f"{doors.url}/v1/completions", json=body | changes, headers={"Last-Event-ID": after}
+            f"{endpoints.url}/v1/completions", json=body | changes, headers={"Last-Event-ID": after}
         )
         return answer.status_code, answer.json()["error"]["code"]
 
@@ -199,11 +199,11 @@ def test_request_that_cannot_be_resumed_is_refused(swarm: HashSwarm) -> None:
     assert refused("x") == (400, "invalid_request")
     assert refused("40", session_id=None) == (400, "invalid_request")
     assert refused("40", stream=False) == (400, "invalid_request")
-    whole(doors, body | {"stream": False, "max_tokens": 5})
+    whole(endpoints, body | {"stream": False, "max_tokens": 5})
     assert refused("3", prompt="ax") == (400, "invalid_request")
     assert refused("0") == (400, "invalid_request")
     assert refused("100") == (410, "session_lost")
-    last = read(doors, body | {"session_id": "other", "prompt": "ax", "max_tokens": 3})[2]
+    last = read(endpoints, body | {"session_id": "other", "prompt": "ax", "max_tokens": 3})[2]
     assert refused(last) == (410, "session_lost"), "this is not the answer that was sent"
     assert refused(last, prompt="ax") == (410, "session_lost")
     swarm.kill("strict")
@@ -253,12 +253,12 @@ def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
 
 
 def read_through(
-    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+    endpoints: Endpoints, body: dict[str, Any], midst: threading.Barrier
 ) -> tuple[list[str], list[int]]:
     """All lines and tokens of a stream."""
     said: list[str] = []
     tokens: list[int] = []
-    for line in lines(doors, body):
+    for line in lines(endpoints, body):
         said.append(line)
         before = len(tokens)
         tokens += tokens_of(line)
@@ -268,7 +268,7 @@ def read_through(
 
 
 def call_through(
-    doors: Doors, body: dict[str, Any], midst: threading.Barrier
+    endpoints: Endpoints, body: dict[str, Any], midst: threading.Barrier
 ) -> list[tuple[int, int]]:
     """Position and token of all that comes of a call."""
     asked = api_pb2.GenerateRequest(
@@ -277,7 +277,7 @@ def call_through(
     asked.session_id = body["session_id"]
     asked.sampling.temperature, asked.sampling.top_k, asked.sampling.seed = 1.0, 50, 7
     got: list[tuple[int, int]] = []
-    with grpc.insecure_channel(doors.grpc) as channel:
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         for part in api_pb2_grpc.InferenceStub(channel).GenerateStream(asked, timeout=60):
             before = len(got)
             got += enumerate(part.token_ids, part.position)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.http_requests import IDS, whole
-from support.processes.swarm import Doors, HashSwarm, two_spans
+from support.processes.swarm import Endpoints, HashSwarm, two_spans
 
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
@@ -29,7 +29,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 
 @pytest.fixture(scope="module")
-def gateways(swarm: HashSwarm) -> tuple[Doors, Doors]:
+def gateways(swarm: HashSwarm) -> tuple[Endpoints, Endpoints]:
     return (
         swarm.gateway(name="one", detects_silence=True),
         swarm.gateway(name="two", detects_silence=True),
@@ -46,23 +46,23 @@ def thaw(swarm: HashSwarm) -> None:
         swarm.kill(name, signal.SIGCONT)
 
 
-def linked(doors: Doors) -> float:
-    return doors.metric("modelswarm_gateway_servers")
+def linked(endpoints: Endpoints) -> float:
+    return endpoints.metric("modelswarm_gateway_servers")
 
 
-def resume(doors: Doors, body: dict[str, Any], after: str) -> httpx.Response:
+def resume(endpoints: Endpoints, body: dict[str, Any], after: str) -> httpx.Response:
     headers = {"Last-Event-ID": after}
     body = body | {"stream": True}
-    return httpx.post(f"{doors.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return httpx.post(f"{endpoints.url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
-def last_id(doors: Doors, body: dict[str, Any]) -> str:
-    said = httpx.post(f"{doors.url}/v1/completions", json=body | {"stream": True}, timeout=60)
+def last_id(endpoints: Endpoints, body: dict[str, Any]) -> str:
+    said = httpx.post(f"{endpoints.url}/v1/completions", json=body | {"stream": True}, timeout=60)
     return [line[4:] for line in said.text.splitlines() if line.startswith("id: ")][-1]
 
 
 def test_session_of_silent_servers_is_not_opened_again(
-    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+    swarm: HashSwarm, gateways: tuple[Endpoints, Endpoints]
 ) -> None:
     one, two = gateways
     body = NAMED | {"session_id": "known"}
@@ -78,7 +78,7 @@ def test_session_of_silent_servers_is_not_opened_again(
 
 
 def test_resumed_stream_waits_while_a_server_may_know_it(
-    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+    swarm: HashSwarm, gateways: tuple[Endpoints, Endpoints]
 ) -> None:
     one, two = gateways
     body = NAMED | {"session_id": "streamed"}
@@ -94,7 +94,7 @@ def test_resumed_stream_waits_while_a_server_may_know_it(
 
 
 def test_new_name_does_not_wait_for_a_killed_server(
-    swarm: HashSwarm, gateways: tuple[Doors, Doors]
+    swarm: HashSwarm, gateways: tuple[Endpoints, Endpoints]
 ) -> None:
     one, _ = gateways
     swarm.server("spare", "0:4")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.eventually import eventually
 from support.processes.http_requests import lines, tokens_of, whole
-from support.processes.swarm import MODEL, Doors, HashSwarm, two_spans
+from support.processes.swarm import MODEL, Endpoints, HashSwarm, two_spans
 
 from modelswarm.cli.drain import drain
 from modelswarm.client.swarm import SwarmClient
@@ -35,23 +35,23 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield running
 
 
-def server(doors: Doors, name: str) -> api_pb2.Server:
+def server(endpoints: Endpoints, name: str) -> api_pb2.Server:
     """As that gateway sees it."""
-    with SwarmClient(doors.grpc) as door:
+    with SwarmClient(endpoints.grpc) as door:
         [found] = [each for each in door.fetch_snapshot().servers if name_of(each.peer) == name]
         return found
 
 
-def drained(doors: Doors, *flags: str) -> Result:
-    return CliRunner().invoke(drain, ["s1", "--url", doors.grpc, "--timeout", "60", *flags])
+def drained(endpoints: Endpoints, *flags: str) -> Result:
+    return CliRunner().invoke(drain, ["s1", "--url", endpoints.grpc, "--timeout", "60", *flags])
 
 
-def wait_linked(doors: Doors) -> None:
-    eventually("all are linked", lambda: doors.metric("modelswarm_gateway_servers") == 3)
+def wait_linked(endpoints: Endpoints) -> None:
+    eventually("all are linked", lambda: endpoints.metric("modelswarm_gateway_servers") == 3)
 
 
-def wait_used(doors: Doors) -> None:
-    eventually("it is used again", lambda: server(doors, "s1").health == "linked")
+def wait_used(endpoints: Endpoints) -> None:
+    eventually("it is used again", lambda: server(endpoints, "s1").health == "linked")
 
 
 @pytest.mark.full
@@ -65,8 +65,8 @@ def test_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
     assert refused.exit_code == 1 and "the only server" in str(refused.exception)
     swarm.server("s2", "2:4")
     swarm.servers_ready("s2")
-    for doors in (one, two):
-        wait_linked(doors)
+    for endpoints in (one, two):
+        wait_linked(endpoints)
     done = drained(one)
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == "s1: empty"
@@ -76,11 +76,11 @@ def test_drain_covers_the_sessions_of_all_gateways(swarm: HashSwarm) -> None:
         got += tokens_of(line)
     three = swarm.gateway(name="three")
     assert whole(three, STREAM) == got
-    for doors in (one, two, three):
-        assert server(doors, "s1").health == "draining"
+    for endpoints in (one, two, three):
+        assert server(endpoints, "s1").health == "draining"
     assert drained(two, "--undo").exit_code == 0
-    for doors in (one, two, three):
-        wait_used(doors)
+    for endpoints in (one, two, three):
+        wait_used(endpoints)
 
 
 @pytest.mark.full

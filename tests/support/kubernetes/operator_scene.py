@@ -254,16 +254,16 @@ def scene(
     own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])
     with ExitStack() as stack:
         proxy = stack.enter_context(FaultProxy(level.url, level.pki.ca, own))
-        plain = stack.enter_context(ApiClient(level))
+        client = stack.enter_context(ApiClient(level))
         kubelet = stack.enter_context(FakeKubelet(level, namespace, nodes))
         config = level.service_account_kubeconfig(namespace, ACCOUNT, server=proxy.url)
         operator = Operator(config, namespace, folder, *flags)
         stack.callback(operator.kill)
-        yield Scene(level, namespace, folder, plain, kubelet, proxy, config, operator)
+        yield Scene(level, namespace, folder, client, kubelet, proxy, config, operator)
 
 
 class SharedScene:
-    """One operator in one namespace for all tests of a module: a new one would take four seconds for each.
+    """One operator in one namespace for all tests of a module: a new one would take two seconds for each.
 
     A scene that can't be cleaned after a test, because the test failed or its operator died, is not used again.
     """
@@ -286,7 +286,7 @@ class SharedScene:
 
     @contextmanager
     def use(self) -> Iterator[Scene]:
-        """The scene for one test; it must hold no swarm, no pod and no fault at the beginning."""
+        """Lend the scene to one test, without a swarm, a pod or a fault at the beginning."""
         current = self._scene or self._open()
         try:
             yield current

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 from support.eventually import eventually
-from support.processes.swarm import MODEL, Doors, HashSwarm
+from support.processes.swarm import MODEL, Endpoints, HashSwarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -168,7 +168,7 @@ class PodSwarm(HashSwarm):
             self.kubectl("create", "rolebinding", ACCOUNT, f"--role={ACCOUNT}", subject)
         return self.api.service_account_kubeconfig(self.namespace, ACCOUNT)
 
-    def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Doors:
+    def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Endpoints:
         """Start a gateway that watches the pods; with `whole`, wait until it is linked to so many servers."""
         where = (
             "--kubernetes",
@@ -183,5 +183,5 @@ class PodSwarm(HashSwarm):
         return doors
 
     @staticmethod
-    def linked(doors: Doors, model: str = MODEL) -> int:
+    def linked(doors: Endpoints, model: str = MODEL) -> int:
         return int(doors.metric("modelswarm_gateway_servers", model=model))

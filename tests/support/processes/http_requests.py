@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 from support.models.tokenizers import encode_bytes
-from support.processes.swarm import BLOCKS, CONTEXT, ENDLESS, MODEL, VOCABULARY, Doors
+from support.processes.swarm import BLOCKS, CONTEXT, ENDLESS, MODEL, VOCABULARY, Endpoints
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.hash_model import reference_tokens
@@ -27,12 +27,12 @@ READ_ON = 50  # tokens that are read after what a test waits for
 LOOK_EVERY = 20  # lines of a stream between two looks: a look takes longer than a token
 
 
-def lines(doors: Doors, body: dict[str, Any]) -> Generator[str]:
+def lines(endpoints: Endpoints, body: dict[str, Any]) -> Generator[str]:
     """Yield the lines of a stream as they come."""
     with (
         httpx.Client(timeout=30) as client,
         client.stream(
-            "POST", f"{doors.url}/v1/completions", json=body | {"stream": True}
+            "POST", f"{endpoints.url}/v1/completions", json=body | {"stream": True}
         ) as answer,
     ):
         assert answer.status_code == 200, answer.read()
@@ -40,7 +40,7 @@ def lines(doors: Doors, body: dict[str, Any]) -> Generator[str]:
 
 
 def read_until(
-    doors: Doors,
+    endpoints: Endpoints,
     body: dict[str, Any],
     act: Callable[[], object],
     done: Callable[[list[str]], object],
@@ -53,7 +53,7 @@ def read_until(
     got: list[int] = []
     comments: list[str] = []
     acted, end = False, 0
-    with closing(lines(doors, body)) as stream:
+    with closing(lines(endpoints, body)) as stream:
         for number, line in enumerate(stream):
             got += tokens_of(line)
             if line.startswith(":"):
@@ -90,8 +90,8 @@ def tokens_of(line: str) -> list[int]:
     return ids
 
 
-def whole(doors: Doors, body: dict[str, Any]) -> list[int]:
-    answer = httpx.post(f"{doors.url}/v1/completions", json=body, timeout=30)
+def whole(endpoints: Endpoints, body: dict[str, Any]) -> list[int]:
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
     assert answer.status_code == 200, answer.text
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids

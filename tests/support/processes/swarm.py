@@ -64,7 +64,7 @@ class Faults:
 
 
 class Running:
-    """One swarm with its doors."""
+    """One swarm with its endpoints."""
 
     def __init__(self, local: LocalSwarm) -> None:
         self.local = local
@@ -271,7 +271,7 @@ def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Endpoints:
     """Addresses of a gateway."""
 
     http: str
@@ -352,7 +352,7 @@ class HashSwarm:
 
     def gateway(
         self, *flags: str, name: str = "gateway", ready: bool = True, detects_silence: bool = False
-    ) -> Doors:
+    ) -> Endpoints:
         """Start a gateway that waits for silent servers, unless `detects_silence` or a flag says otherwise."""
         if not detects_silence and not {"--hold-limit", "--suspect-after"} & set(flags):
             flags = (*PATIENT, *flags)
@@ -362,14 +362,14 @@ class HashSwarm:
         self.start(name, "modelswarm_gateway", *ports, "--run-file", str(announced), *flags)
         eventually("the gateway is up", announced.exists)
         said = json.loads(announced.read_text())
-        doors = Doors(said["http"], said["grpc"], said["metrics"], said["pid"])
+        endpoints = Endpoints(said["http"], said["grpc"], said["metrics"], said["pid"])
         if ready:
-            eventually("the gateway is ready", lambda: self.is_ready(doors))
-        return doors
+            eventually("the gateway is ready", lambda: self.is_ready(endpoints))
+        return endpoints
 
     @staticmethod
-    def is_ready(doors: Doors) -> bool:
-        return httpx.get(f"{doors.url}/ready", timeout=10).status_code == 200
+    def is_ready(endpoints: Endpoints) -> bool:
+        return httpx.get(f"{endpoints.url}/ready", timeout=10).status_code == 200
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.processes[name].send_signal(number)
