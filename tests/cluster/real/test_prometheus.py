@@ -35,7 +35,7 @@ SEEN_SECONDS = 60.0
 REPLACED_SECONDS = 180.0
 REROUTES = "sum(modelswarm_gateway_reroutes_total)"
 RECOVERIES = "sum(modelswarm_gateway_recovery_seconds_count)"
-COVERAGE = "min(modelswarm_gateway_coverage)"
+COVERAGE = 'min(modelswarm_gateway_coverage{model="counting"})'
 RUNS = re.compile(r'modelswarm_server_sessions\{.*state="running".*\} [1-9]')
 CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
 
