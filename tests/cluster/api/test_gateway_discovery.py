@@ -215,7 +215,7 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
     pods.set_pod_status("a0-before", ready=True)
     eventually(
         "it is refused",
-        lambda: "a0-before/1 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
+        lambda: "cannot link to a0-before/1: other identity: a0/1/" in pods.log("gateway"),
     )
     pods.set_pod_status("a0-before", phase="Failed")
     assert peers(doors) == {"a0"}
@@ -226,7 +226,7 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
     pods.run("a0")  # its hello still has incarnation 1
     eventually(
         "it is refused",
-        lambda: "a0/2 cannot be linked: other identity: a0/1/" in pods.log("gateway"),
+        lambda: "cannot link to a0/2: other identity: a0/1/" in pods.log("gateway"),
     )
     assert pods.linked(doors) == 0
 

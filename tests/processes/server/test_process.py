@@ -86,11 +86,11 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
         url = f"http://{server.member['metrics']}/metrics"
         await asyncio.sleep(0.2)  # gauges follow the server's tick
         text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        of = 'blocks="0:8",model="hash"'
+        of = 'blocks="0:8"', 'model="hash"'
         values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
 
         def value(name: str, *labels: str) -> float:
-            return float(values[f"modelswarm_server_{name}{{{','.join((of, *labels))}}}"])
+            return float(values[f"modelswarm_server_{name}{{{','.join(sorted((*of, *labels)))}}}"])
 
         assert value("rows_total") == len(PROMPT) + 9
         assert value("step_seconds_count") >= 10
