@@ -5,8 +5,6 @@ Pods exist at the API only; a thread plays scheduler and kubelet. Faults have fi
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -249,37 +247,6 @@ def test_probes_and_metrics_show_a_settled_swarm(fresh_stage: Scene) -> None:
 
 def is_value(metric: Callable[[], float], wanted: float) -> bool:
     return metric() == wanted
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "--server-image"),
-        (["--server-image", "x", "--namespace", "UPPER"], "--namespace: 'UPPER' is not a name"),
-        (["--server-image", "x", "--health", "8080"], "--health: '8080' is not HOST:PORT"),
-        (["--server-image", "x"], "--lease-namespace: is needed outside of a cluster"),
-        (
-            ["--server-image", "x", "--no-leader-election", "--kubeconfig", "/none"],
-            "--kubeconfig: /none: no such file",
-        ),
-        (
-            ["--server-image", "x", "--pod-template", "/none"],
-            "--pod-template: /none cannot be read",
-        ),
-        (
-            ["--server-image", "x", "--gateway-url", "nowhere"],
-            "--gateway-url: 'nowhere' is not a URL",
-        ),
-        (["--server-image", "x", "--resync", "0"], "--resync"),
-    ],
-)
-def test_bad_flags_end_with_one_sentence(flags: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "modelswarm_operator", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.full

@@ -17,12 +17,11 @@ from typing import Any
 
 import httpx
 from support.eventually import eventually
-from support.processes.swarm import MODEL, Endpoints, HashSwarm
+from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
 ACCOUNT = "gateway"
-CONTEXT = 4096
 _ADDRESSES = itertools.count(2)
 _RESTRICTED = {
     "runAsNonRoot": True,
@@ -47,7 +46,7 @@ class PodSwarm(HashSwarm):
     """Servers of one namespace as pods, and gateways that find them there."""
 
     def __init__(self, root: Path, api: ApiLevel, namespace: str) -> None:
-        super().__init__(root, context=CONTEXT)
+        super().__init__(root, context=ENDLESS)
         self.found_by = ()
         self.api, self.namespace = api, namespace
         self.kubectl = api.kubectl.in_namespace(namespace)
