@@ -92,11 +92,6 @@ class SwarmClient:
             return DrainTimeoutError("the time is up")
         return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {details}")
 
-    def fetch_route(self, session: str) -> Route:
-        """Return the route of a session; empty when it has none now."""
-        found = (state for state in self.fetch_snapshot().sessions if state.id == session)
-        return next((tuple(state.route) for state in found), ())
-
     def fetch_running_route(self) -> Route:
         """Return the route of the only session that runs a turn now; empty unless exactly one does and has a route."""
         running = [state for state in self.fetch_snapshot().sessions if state.state == "running"]

@@ -30,8 +30,8 @@ SAMPLE = Options(
     ),
     each=True,
 )
-"""By this seed none of them takes away all that others leave, so that nobody may wait for long (`bounds.py`). The tails
-live while a gateway is lost, so nothing that was read may be lost with it; and two readers at each gateway go on."""
+"""By this seed none of the faults takes away all that others leave, so no client waits long (`waiting_bounds.py`). The
+tails run while a gateway is lost, so nothing that was read may be lost with it. Two clients at each gateway go on."""
 
 
 @pytest.fixture(scope="module")

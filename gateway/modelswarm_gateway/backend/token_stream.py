@@ -26,12 +26,9 @@ class TokenEvent:
 class TokenStream:
     """The tokens of one turn for one reader. It holds at most the tokens that the credit let through."""
 
-    def __init__(
-        self, first: int, read_to: Callable[[int], None], stop_at: Callable[[int], None]
-    ) -> None:
-        """`first`: position of the first generated token. `read_to` is called with the position below which the client
-        has everything. `stop_at` ends the turn and keeps that many log entries."""
-        self.first_position = first
+    def __init__(self, read_to: Callable[[int], None], stop_at: Callable[[int], None]) -> None:
+        """`read_to` is called with the position below which the client has everything. `stop_at` ends the turn and
+        keeps that many log entries."""
         self.read_to = read_to
         self.stop_at = stop_at
         self._events: deque[TokenEvent] = deque()

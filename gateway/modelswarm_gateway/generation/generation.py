@@ -113,7 +113,7 @@ class Generation:
         assert self.session_key is not None
         backend, first = self._context.backend, len(self.prompt)
         session = self._context.named_sessions.acquire(self.session_key)
-        self._stream = TokenStream(first, lambda _: None, lambda length: None)
+        self._stream = TokenStream(lambda _: None, lambda length: None)
         shown: list[str] = []
         end = first
         for event in resumed.token_events(first):

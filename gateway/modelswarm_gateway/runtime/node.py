@@ -216,7 +216,7 @@ class Node:
         self._driver.call(self._core.cancel_turn, session)
 
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
-        first = self._core.start_turn(session, request, self._clock())
+        self._core.start_turn(session, request, self._clock())
 
         def read_to(position: int) -> None:
             if self._streams.get(session) is stream:
@@ -228,7 +228,7 @@ class Node:
                 self.recovery_events.finish(session, stream, "abandoned")
                 self._driver.call(self._core.truncate_turn, session, length)
 
-        stream = TokenStream(first, read_to, stop_at)
+        stream = TokenStream(read_to, stop_at)
         self._streams[session] = stream
         self._flush()
         return stream

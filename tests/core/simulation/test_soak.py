@@ -1,6 +1,6 @@
 """Every switch of the simulator over thousands of seeds, in two processes: what takes too long for every day.
 
-Seeds are neither those of `test_simulator.py` nor those of the benchmark `protocol_faults`. A failure names switch and
+Seeds are neither those of `test_simulation.py` nor those of the benchmark `protocol_faults`. A failure names switch and
 seed, and `python -m support.simulator` replays it.
 """
 

@@ -1,7 +1,7 @@
 """What clients ask while the swarm is disturbed: greedy, sampled, penalties, stop strings, turns of one session.
 
 A script is the turns of one conversation, in order; most have one. Every ask has a twin: its answer before the first
-fault, which is known to be right. Used by `streams.py` (which plays scripts) and `judge.py` (which compares).
+fault, which is known to be right. Used by `clients.py` (which plays scripts) and `oracle.py` (which compares).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The swarm that is disturbed: real processes, as `modelswarm up` runs them, with a proxy in front of every server.
 
-Used by `__main__.py` and by the sample in `make test`. All that `faults.py` and `judge.py` need to reach is here.
+Used by `__main__.py` and by the sample in `make test`. All that `faults.py` and `oracle.py` need to reach is here.
 """
 
 from __future__ import annotations

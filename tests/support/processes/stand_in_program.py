@@ -1,6 +1,6 @@
 """A small program in a server's place, for tests of the supervisor: real process, real pipe, real signals.
 
-`stand_in.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]`
+`stand_in_program.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]`
 It writes FILE with its pid when it is up, and exits when the pipe's other end is closed.
 """
 

@@ -1,6 +1,6 @@
 """What a world is made of: the swarm's shape, its weather, the faults that strike it and what its clients do.
 
-Plain values; `switches.py` draws them from a seed.
+Plain values; `scenarios/base.py` draws them from a seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many seeds of one switch, for processes that share them: what oracles said, as text that can be sent.
 
-Used by `test_simulator_soak.py`.
+Used by `test_soak.py`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ from tools.ci.check_house import (
     crowded_folders,
     long_sentences,
     overloaded_methods,
+    parsed,
     question_docstrings,
+    tracked,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -89,18 +91,30 @@ def _is_image(path: str) -> bool:
 def test_every_file_name_in_the_architecture_exists() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     names = {name for code in CODE.findall(text) for name in re.findall(r"[\w/]+\.py\b", code)}
-    known = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "*.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
 
     assert len(names) > 30
-    assert [
-        name for name in sorted(names) if not any(f"/{path}".endswith(f"/{name}") for path in known)
-    ] == []
+    assert _unknown(names) == []
+
+
+def test_every_file_name_in_a_docstring_exists() -> None:
+    named = {
+        f"{path}: {name}": name
+        for path in tracked("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+        for code in CODE.findall(ast.get_docstring(node) or "")
+        for name in re.findall(r"[\w/]+\.py\b", code)
+    }
+
+    assert len(named) > 30
+    unknown = _unknown(set(named.values()))
+    assert [place for place, name in named.items() if name in unknown] == []
+
+
+def _unknown(names: set[str]) -> list[str]:
+    """File names, or ends of paths, that no Python file of this checkout has."""
+    known = [f"/{path}" for path in tracked("*.py")]
+    return [name for name in sorted(names) if not any(path.endswith(f"/{name}") for path in known)]
 
 
 @pytest.mark.parametrize(("term", "folder"), TERMS.items(), ids=TERMS)

@@ -139,11 +139,6 @@ class FailureDetector:
         self.suspected = self.suspected.union(found)
         return found
 
-    def interval_factor(self, peer: PeerId) -> float:
-        """Return the ratio of a server's longest usual interval to that of an undisturbed one; at least 1."""
-        state = self._peers.get(peer)
-        return 1.0 if state is None else max(1.0, state.intervals.p99 / (2 * HEARTBEAT_INTERVAL))
-
     def has_message_since(self, peer: PeerId, time: float) -> bool:
         """True if the server has sent a message after `time`."""
         state = self._peers.get(peer)

@@ -1,7 +1,7 @@
 """Bugs on purpose in what gateways do besides the loop: waking beside who has taken over (R19, R20), and spreading
 sessions anew (R13).
 
-As in `planted.py`: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`: subclasses of the real cores, one rule broken in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs on purpose by which sessions suffer for others (I7).
 
-As in `planted.py`, which has the others: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`, which has the others: subclasses of the real cores, one rule broken in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs on purpose in what makes recovery quick: which kept rows are used (R6), copies (R13) and suspicion (R21).
 
-As in `planted.py`, which has those of the loop and of the rows: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`, which has those of the loop and of the rows: subclasses of the real cores, one rule broken in each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bugs on purpose in what servers keep: the replay log with one rule switched off.
 
-Joined to the others in `planted.py`'s manner: each is a subclass that breaks one rule and nothing else.
+Joined to the others in `protocol.py`'s manner: each is a subclass that breaks one rule and nothing else.
 """
 
 from __future__ import annotations

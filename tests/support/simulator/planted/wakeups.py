@@ -1,7 +1,7 @@
 """Bugs on purpose that lose a wake-up inside the loop: nothing is wrong with any token, and somebody waits for ever, or
 until a deadline goes around the hop.
 
-As in `planted.py`, which has the others: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`, which has the others: subclasses of the real cores, one rule broken in each.
 """
 
 from __future__ import annotations

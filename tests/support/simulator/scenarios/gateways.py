@@ -1,6 +1,6 @@
 """Switches about gateways that die, sleep and take over from each other (R19, R20).
 
-Used by `switches.py`, which has the list of all.
+Used by `base.py`, which has the list of all.
 """
 
 from __future__ import annotations

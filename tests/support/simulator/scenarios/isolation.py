@@ -1,6 +1,6 @@
 """Switches about what one session, or many at once, may not do to the others (I7).
 
-Used by `switches.py`, which has the list of all.
+Used by `base.py`, which has the list of all.
 """
 
 from __future__ import annotations

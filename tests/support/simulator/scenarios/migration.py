@@ -1,6 +1,6 @@
 """Switches about planned moves (R13): servers that are left, copies, and sessions that are spread anew.
 
-Used by `switches.py`, which has the list of all.
+Used by `base.py`, which has the list of all.
 """
 
 from __future__ import annotations
