@@ -20,7 +20,7 @@ def call(path, body=None):
 
 
 def ready_model():
-    """Its name, or None and why there is none yet."""
+    """Return (name, _) of a ready model, or (None, the reason) while there is none."""
     try:
         cards = call("/v1/models")["data"]
     except (OSError, ValueError) as error:
