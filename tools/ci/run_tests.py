@@ -31,6 +31,7 @@ PLANS = {
 }
 SLOWEST = 20  # of each part, at the end of its log
 SECONDS_BETWEEN_LOOKS = 0.5
+RUNNER = (sys.executable, "-m")
 NO_TESTS = 5  # pytest's exit code where no test was selected
 
 
@@ -73,24 +74,27 @@ STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
 }  # the parts of a step run at the same time, the last one in the foreground
 
 
-def main(tier: str, extra: Sequence[str]) -> int:
+def main(tier: str, extra: Sequence[str], runner: Sequence[str] = RUNNER) -> int:
+    """Run a tier and return the exit code. Python runs pytest by `runner`, with `extra` options of pytest."""
     if "--plan" in extra:
         tell(f"{tier} tests: {PLANS[tier]}; logs and durations go to {RESULTS.relative_to(ROOT)}")
         return 0
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
     began = time.monotonic()
-    results = [result for step in STEPS[tier] for result in run_step(step, tier, extra)]
+    results = [result for step in STEPS[tier] for result in run_step(step, tier, extra, runner)]
     if tier == "full":
         for result in results:
-            run_again(result, tier)
+            run_again(result, tier, runner)
     return report(results, time.monotonic() - began)
 
 
-def run_step(parts: Sequence[Part], tier: str, extra: Sequence[str]) -> list[Result]:
+def run_step(
+    parts: Sequence[Part], tier: str, extra: Sequence[str], runner: Sequence[str]
+) -> list[Result]:
     tell("running " + ", ".join(part.name for part in parts))
     began = time.monotonic()
-    processes = {part: start(part, command(part, tier, extra)) for part in parts}
+    processes = {part: start(part, command(part, tier, extra, runner)) for part in parts}
     results: dict[Part, Result] = {}
     try:
         while len(results) < len(parts):
@@ -109,12 +113,12 @@ def run_step(parts: Sequence[Part], tier: str, extra: Sequence[str]) -> list[Res
     return [results[part] for part in parts]
 
 
-def command(part: Part, tier: str, extra: Sequence[str]) -> list[str]:
+def command(part: Part, tier: str, extra: Sequence[str], runner: Sequence[str]) -> list[str]:
     if not part.paths:
         return [sys.executable, "tools/ci/check_types.py"]
     timeout = ["--timeout", "3600"] if tier == "soak" else []
     return [
-        *(sys.executable, "-m", "pytest", *part.paths, "-m", MARKERS[tier], *timeout),
+        *(*runner, "pytest", *part.paths, "-m", MARKERS[tier], *timeout),
         *(f"--durations={SLOWEST}", "--durations-min=1", "-o", f"cache_dir={cache(part)}"),
         *(f"--junitxml={junit(part)}", *extra),
     ]
@@ -145,14 +149,14 @@ def read(part: Part, code: int, seconds: float) -> Result:
     return result
 
 
-def run_again(result: Result, tier: str) -> None:
+def run_again(result: Result, tier: str, runner: Sequence[str]) -> None:
     """Run the failed tests of a part once more, alone; those that pass are flaky, and said to be so."""
     names = last_failed(result.part)
     if not result.part.timing or not names:
         return
     tell(f"running {len(names)} failed tests of {result.part.name} again")
     again = Part(f"{result.part.name}-again", tuple(names), timing=True)
-    done = subprocess.run(command(again, tier, ()), cwd=ROOT, check=False)
+    done = subprocess.run(command(again, tier, (), runner), cwd=ROOT, check=False)
     counted = read(again, done.returncode, 0.0)
     has_run = counted.passed + counted.failed >= len(names)
     still = set(last_failed(again)) if has_run else set(names)
