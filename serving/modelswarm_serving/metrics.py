@@ -93,7 +93,7 @@ class _StatsCollector(Collector):
         text = "KV pages by state; reserved: given to a session, still empty."
         yield self._gauges_by("kv_pages", text, "state", pages)
         text = "KV pages that only recoveries may take."
-        yield self._gauge("kv_repair_pages", text, stats.recovery_pages)
+        yield self._gauge("kv_recovery_pages", text, stats.recovery_pages)
         yield self._gauge("replay_bytes", "Memory of the replay log.", stats.replay_bytes)
         text = "Memory that the replay log may take."
         yield self._gauge("replay_limit_bytes", text, stats.replay_limit)

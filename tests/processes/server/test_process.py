@@ -97,7 +97,7 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
         pages = [value("kv_pages", f'state="{state}"') for state in ("used", "reserved", "free")]
         assert sum(pages) == 64
         assert pages[0] == -(-(len(PROMPT) + 9) // 16)
-        assert value("kv_repair_pages") == 7
+        assert value("kv_recovery_pages") == 7
         assert value("sessions", 'state="running"') + value("sessions", 'state="idle"') == 1
         assert value("fault_reports_total", 'kind="gap"') == 0
 

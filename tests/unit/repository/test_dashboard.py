@@ -119,7 +119,7 @@ async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
         "modelswarm_gateway_uncovered_blocks",
         "modelswarm_server_draining",
         "modelswarm_server_kv_page_tokens",
-        "modelswarm_server_kv_repair_pages",
+        "modelswarm_server_kv_recovery_pages",
         "modelswarm_server_waiting_sessions",
     }
 
