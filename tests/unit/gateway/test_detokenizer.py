@@ -30,12 +30,12 @@ def fallback(tokenizer: Tokenizer, text: str) -> list[int]:
 @pytest.mark.parametrize(
     "text", ["plain", "naïve café", "日本語", "👩‍👩‍👧 and 🏴", "a\n\tb  c ", " lead"]
 )
-def test_bytes_come_out_as_the_text_that_went_in(text: str) -> None:
+def test_bytes_decode_to_the_original_text(text: str) -> None:
     got = pieces(byte_level(), encode_bytes(text))
     assert "".join(got) == text
 
 
-def test_a_character_is_shown_only_when_it_is_whole() -> None:
+def test_character_is_shown_only_when_complete() -> None:
     assert pieces(byte_level(), encode_bytes("é€😀!")) == [
         "",
         "é",
@@ -51,32 +51,32 @@ def test_a_character_is_shown_only_when_it_is_whole() -> None:
     ]
 
 
-def test_half_a_character_at_the_end_shows_as_a_replacement_sign() -> None:
+def test_incomplete_last_character_becomes_a_replacement_sign() -> None:
     assert pieces(byte_level(), encode_bytes("a€")[:-1]) == ["a", "", "", "\ufffd"]
 
 
-def test_bytes_that_are_no_character_do_not_hold_up_what_follows() -> None:
+def test_invalid_bytes_do_not_delay_later_text() -> None:
     bad = [BYTES_FROM + 0xFF] * 5
     got = pieces(byte_level(), [*bad, *encode_bytes("ok")])
     assert "".join(got) == "\ufffd" * 5 + "ok"
     assert got[-2] == "k"
 
 
-def test_endless_bad_bytes_stay_cheap_and_come_out() -> None:
+def test_endless_invalid_bytes_are_all_shown() -> None:
     tokenizer = sentencepiece_like()
     bad = ids_of(tokenizer, "<0xFF>") * (4 * MAX_WITHHELD_TOKENS)
     got = pieces(tokenizer, bad)
     assert "".join(got) == "\ufffd" * len(bad)
 
 
-def test_a_leading_space_is_kept_after_a_prompt_and_dropped_at_the_start() -> None:
+def test_leading_space_is_kept_only_after_a_prompt() -> None:
     tokenizer = sentencepiece_like()
     hello, world = ids_of(tokenizer, "▁Hello", "▁world")
     assert "".join(pieces(tokenizer, [world], before=[hello])) == " world"
     assert "".join(pieces(tokenizer, [hello, world])) == "Hello world"
 
 
-def test_byte_fallback_characters_come_whole_between_words() -> None:
+def test_byte_fallback_characters_are_complete_between_words() -> None:
     tokenizer = sentencepiece_like()
     ids = [
         *ids_of(tokenizer, "▁Hello"),
@@ -86,19 +86,19 @@ def test_byte_fallback_characters_come_whole_between_words() -> None:
     assert pieces(tokenizer, ids) == ["Hello", "", "", "世", "", "", "界", " world", "!", ""]
 
 
-def test_special_tokens_show_nothing_and_break_nothing() -> None:
+def test_special_tokens_are_hidden() -> None:
     tokenizer = sentencepiece_like()
     ids = ids_of(tokenizer, "▁Hello", "</s>", "▁world")
     assert "".join(pieces(tokenizer, ids)) == "Hello world"
 
 
-def test_a_prompt_that_ends_inside_a_character_gives_the_whole_character() -> None:
+def test_character_split_by_the_prompt_end_is_shown_whole() -> None:
     euro = encode_bytes("€")
     assert "".join(pieces(byte_level(), euro[2:], before=[*encode_bytes("ab"), *euro[:2]])) == "€"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_bytes_give_what_decoding_them_at_once_gives(seed: int) -> None:
+def test_random_bytes_decode_as_if_decoded_at_once(seed: int) -> None:
     draw = random.Random(seed)
     text = "".join(draw.choice("aé€😀 \n") for _ in range(40))
     ids = encode_bytes(text)

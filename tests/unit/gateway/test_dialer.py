@@ -33,7 +33,7 @@ class Watched:
         return self.dialled[:]
 
 
-def test_a_member_is_dialled_once_until_its_dial_ends(tmp_path: Path) -> None:
+def test_member_is_dialled_once_until_the_dial_ends(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     assert watched.poll() == []
     watched.write("s0", "s0/1/a", model="m", pid=1)
@@ -43,7 +43,7 @@ def test_a_member_is_dialled_once_until_its_dial_ends(tmp_path: Path) -> None:
     assert watched.poll(after=100) == []
 
 
-def test_failing_dials_come_again_with_growing_pauses(tmp_path: Path) -> None:
+def test_failed_dials_back_off_exponentially(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
@@ -57,7 +57,7 @@ def test_failing_dials_come_again_with_growing_pauses(tmp_path: Path) -> None:
     assert pauses[-1] == MAX_PAUSE
 
 
-def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> None:
+def test_broken_link_is_redialled_after_the_first_pause(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
@@ -69,7 +69,7 @@ def test_a_link_that_was_up_and_broke_is_dialled_again_soon(tmp_path: Path) -> N
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
 
-def test_a_member_that_left_is_not_dialled_again(tmp_path: Path) -> None:
+def test_removed_member_is_not_redialled(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
@@ -79,7 +79,7 @@ def test_a_member_that_left_is_not_dialled_again(tmp_path: Path) -> None:
     assert watched.poll(after=10) == []
 
 
-def test_a_new_life_in_the_same_file_is_another_peer(tmp_path: Path) -> None:
+def test_new_peer_in_the_same_file_is_dialled(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
@@ -89,7 +89,7 @@ def test_a_new_life_in_the_same_file_is_another_peer(tmp_path: Path) -> None:
     assert watched.poll(after=10) == []
 
 
-def test_files_that_are_no_members_are_passed_over(tmp_path: Path) -> None:
+def test_invalid_member_files_are_ignored(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     (tmp_path / "half.json").write_text('{"peer": "x')
     (tmp_path / "other.json").write_text('{"peer": 5, "target": "t"}')
@@ -104,7 +104,7 @@ def test_files_that_are_no_members_are_passed_over(tmp_path: Path) -> None:
     assert watched.poll() == ["s2/1/c"]
 
 
-def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
+def test_folder_created_later_is_found(tmp_path: Path) -> None:
     folder = tmp_path / "later"
     watched = Watched(folder)
     assert watched.poll() == []
@@ -113,7 +113,7 @@ def test_a_folder_that_comes_later_is_found(tmp_path: Path) -> None:
     assert watched.poll() == ["s0/1/a"]
 
 
-def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path: Path) -> None:
+def test_unlinked_server_is_unreachable_until_back_or_removed(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()
@@ -140,7 +140,7 @@ def test_a_server_whose_link_broke_is_cut_off_until_it_is_back_or_gone(tmp_path:
     assert not watched.directory.may_be_running("s0/1/a")
 
 
-def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_path: Path) -> None:
+def test_server_that_never_returns_is_given_up(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.write("s1", "s1/1/a")
@@ -159,7 +159,7 @@ def test_a_place_whose_server_does_not_come_back_is_not_waited_for_forever(tmp_p
     assert not watched.directory.may_be_running("s0/1/a")
 
 
-def test_a_server_is_dead_where_nobody_listens(tmp_path: Path) -> None:
+def test_refused_connection_marks_the_server_as_dead(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.write("s0", "s0/1/a")
     watched.poll()

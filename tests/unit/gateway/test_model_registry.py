@@ -85,7 +85,7 @@ class Shelf:
                 return
 
 
-async def test_the_first_server_of_a_model_is_asked_once() -> None:
+async def test_files_are_requested_once_from_the_first_server() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b"))
@@ -103,7 +103,7 @@ async def test_the_first_server_of_a_model_is_asked_once() -> None:
     assert shelf.asked() == []
 
 
-async def test_another_server_is_asked_when_the_first_one_goes_or_is_silent() -> None:
+async def test_next_server_is_asked_after_loss_or_timeout() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b"))
@@ -121,7 +121,7 @@ async def test_another_server_is_asked_when_the_first_one_goes_or_is_silent() ->
     assert await shelf.loaded()
 
 
-async def test_files_that_cannot_be_used_are_asked_for_again_later() -> None:
+async def test_unusable_files_are_requested_again_after_a_pause() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     assert shelf.asked() == ["s0/1/a"]
@@ -137,7 +137,7 @@ async def test_files_that_cannot_be_used_are_asked_for_again_later() -> None:
     assert not await shelf.loaded(1.0)
 
 
-async def test_a_new_revision_is_loaded_once_nobody_serves_the_old_one() -> None:
+async def test_new_revision_is_loaded_once_the_old_has_no_server() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     shelf.answer("s0/1/a", model_files())
@@ -154,7 +154,7 @@ async def test_a_new_revision_is_loaded_once_nobody_serves_the_old_one() -> None
     assert (entry.revision, entry.tokenizer.defaults.eos) == ("r2", (9, END))
 
 
-async def test_a_model_stays_known_without_servers() -> None:
+async def test_model_without_servers_stays_known() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     shelf.library.on_peer_lost("s0/1/a")
@@ -163,9 +163,7 @@ async def test_a_model_stays_known_without_servers() -> None:
     assert (entry.name, entry.servers, entry.fetch) == ("m", {}, None)
 
 
-def test_an_expected_model_is_known_before_it_has_servers_and_forgotten_after_its_last_pod() -> (
-    None
-):
+def test_expected_model_is_known_until_its_last_pod_is_gone() -> None:
     shelf = Shelf()
     shelf.library.set_expected(frozenset({"m"}))
     [entry] = shelf.library.entries()
@@ -188,7 +186,7 @@ def test_an_expected_model_is_known_before_it_has_servers_and_forgotten_after_it
     assert shelf.library.entries() == []
 
 
-def test_a_model_that_comes_back_in_time_is_not_forgotten() -> None:
+def test_model_expected_again_in_time_is_not_forgotten() -> None:
     shelf = Shelf()
     shelf.library.set_expected(frozenset({"m"}))
     for _ in range(4):
@@ -200,7 +198,7 @@ def test_a_model_that_comes_back_in_time_is_not_forgotten() -> None:
     assert len(shelf.library.entries()) == 1
 
 
-def test_without_a_word_on_what_to_expect_nothing_is_forgotten() -> None:
+def test_models_are_kept_while_expectations_are_unknown() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     shelf.library.on_peer_lost(HELLO.peer)

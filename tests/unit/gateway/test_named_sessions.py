@@ -34,7 +34,7 @@ def code_of(desk: Desk, name: str) -> Code:
     return caught.value.code
 
 
-def test_a_session_is_found_again_by_its_name_and_model() -> None:
+def test_session_is_found_by_name_and_model() -> None:
     desk = Desk()
     assert desk.book.acquire(("m", "a")) == "m0"
     desk.book.release(("m", "a"))
@@ -42,13 +42,13 @@ def test_a_session_is_found_again_by_its_name_and_model() -> None:
     assert desk.book.acquire(("x", "a")) == "x1"
 
 
-def test_a_busy_session_takes_no_second_request() -> None:
+def test_busy_session_refuses_a_second_request() -> None:
     desk = Desk()
     desk.book.acquire(("m", "a"))
     assert code_of(desk, "a") is Code.SESSION_BUSY
 
 
-def test_the_longest_idle_one_gives_way_to_a_new_one() -> None:
+def test_longest_idle_session_is_evicted_for_a_new_one() -> None:
     desk = Desk()
     for name in "ab":
         desk.book.acquire(("m", name))
@@ -59,7 +59,7 @@ def test_the_longest_idle_one_gives_way_to_a_new_one() -> None:
     assert code_of(desk, "d") is Code.NO_CAPACITY
 
 
-def test_idle_sessions_end_and_busy_ones_do_not() -> None:
+def test_expired_idle_sessions_are_evicted_and_busy_ones_kept() -> None:
     desk = Desk()
     desk.book.acquire(("m", "a"))
     desk.book.acquire(("m", "b"))
@@ -72,7 +72,7 @@ def test_idle_sessions_end_and_busy_ones_do_not() -> None:
     assert desk.open == ["m0"]
 
 
-def test_a_dropped_session_is_closed_once() -> None:
+def test_dropped_session_is_closed_once() -> None:
     desk = Desk()
     desk.book.acquire(("m", "a"))
     desk.book.drop_session(("m", "a"))
@@ -80,7 +80,7 @@ def test_a_dropped_session_is_closed_once() -> None:
     assert desk.open == []
 
 
-def test_sessions_of_another_model_do_not_give_way_for_pages_they_do_not_hold() -> None:
+def test_eviction_for_pages_takes_only_sessions_of_that_model() -> None:
     desk = Desk()
     for key in (("m", "a"), ("x", "b")):
         desk.book.acquire(key)

@@ -42,46 +42,46 @@ def hops(legs: list[RouteHop] | None) -> list[tuple[str, int, int]] | None:
     return None if legs is None else [(leg.peer, leg.first, leg.last) for leg in legs]
 
 
-def test_the_cheaper_of_equal_servers_is_taken() -> None:
+def test_cheapest_of_equal_servers_is_chosen() -> None:
     servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), ("d", 4, 8), a=3, b=0, c=1, d=5)
     assert hops(route(servers, (0, 8))) == [("b", 0, 4), ("c", 4, 8)]
 
 
-def test_a_block_that_nobody_holds_makes_no_route() -> None:
+def test_uncovered_block_gives_no_route() -> None:
     assert route(table(("a", 0, 4), ("c", 5, 8)), (0, 8)) is None
     assert route(table(blocks=1), (0, 1)) is None
 
 
-def test_a_gap_inside_a_server_span_uses_only_the_missing_blocks() -> None:
+def test_gap_inside_a_span_uses_only_the_missing_blocks() -> None:
     assert hops(route(table(("a", 0, 8)), (2, 5))) == [("a", 2, 5)]
 
 
-def test_fewer_hops_win_over_more() -> None:
+def test_route_with_fewer_hops_is_chosen() -> None:
     servers = table(("whole", 0, 8), ("a", 0, 4), ("b", 4, 8))
     assert hops(route(servers, (0, 8))) == [("whole", 0, 8)]
 
 
-def test_a_route_enters_a_fast_server_in_the_middle_of_its_span() -> None:
+def test_route_enters_a_fast_server_in_the_middle_of_its_span() -> None:
     servers = table(("slow", 0, 8), ("head", 0, 3), ("wide", 1, 8))
     servers.block_ms[servers.row_of["slow"]] = 10.0
     assert hops(route(servers, (0, 8))) == [("head", 0, 3), ("wide", 3, 8)]
 
 
-def test_a_last_resort_is_taken_only_for_the_blocks_that_nobody_else_holds() -> None:
+def test_last_resort_serves_only_otherwise_uncovered_blocks() -> None:
     servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), a=LAST_RESORT, b=900.0, c=LAST_RESORT)
     rng = random.Random(1)
     for _ in range(50):
         assert hops(route(servers, (0, 8), draw=rng.random)) == [("b", 0, 4), ("c", 4, 8)]
 
 
-def test_a_last_resort_behind_does_not_blur_the_choice_in_front() -> None:
+def test_last_resort_downstream_keeps_the_cheapest_first_hop() -> None:
     servers = table(("a", 0, 4), ("b", 0, 4), ("c", 4, 8), b=20.0, c=LAST_RESORT)
     rng = random.Random(1)
     taken = Counter((route(servers, (0, 8), draw=rng.random) or [])[0].peer for _ in range(100))
     assert taken["a"] == 100
 
 
-def test_servers_that_are_left_out_are_never_taken() -> None:
+def test_servers_with_infinite_cost_are_never_chosen() -> None:
     assert route(table(("a", 0, 8), a=math.inf), (0, 8)) is None
     servers = table(("a", 0, 8), ("b", 0, 8), a=math.inf, b=1e6)
     assert hops(route(servers, (0, 8))) == [("b", 0, 8)]
@@ -94,27 +94,27 @@ def test_equal_servers_share_the_sessions() -> None:
     assert min(taken.values()) > 60
 
 
-def test_many_equal_servers_all_get_a_share() -> None:
+def test_all_of_many_equal_servers_are_chosen() -> None:
     rng = random.Random(1)
     servers = table(*((f"s{n}", 0, 4) for n in range(100)), blocks=4)
     taken = Counter((route(servers, (0, 4), draw=rng.random) or [])[0].peer for _ in range(2000))
     assert len(taken) == 100
 
 
-def test_a_clearly_worse_server_is_hardly_ever_drawn() -> None:
+def test_clearly_worse_server_is_rarely_chosen() -> None:
     rng = random.Random(1)
     servers = table(("a", 0, 4), ("b", 0, 4), blocks=4, b=4.0)
     taken = Counter((route(servers, (0, 4), draw=rng.random) or [])[0].peer for _ in range(400))
     assert taken["b"] <= 1
 
 
-def test_a_leg_tells_what_it_was_chosen_against() -> None:
+def test_route_hop_records_its_cost_and_the_best_alternative() -> None:
     servers = table(("a", 0, 8), ("b", 0, 8), b=2.0)
     [leg] = route(servers, (0, 8), draw=lambda: 0.999999999999) or []
     assert leg == RouteHop("b", 0, 8, cost_to_go_ms=10.0, best_ms=8.0, best_peer="a", options=2)
 
 
-def test_the_gap_of_a_repair_is_filled_near_its_neighbours() -> None:
+def test_repair_prefers_servers_in_the_neighbours_zone() -> None:
     servers = PathTable([Candidate("a", 2, 4, "east"), Candidate("b", 2, 4, "west")], 8, delay)
     assert hops(route(servers, (2, 4), ("west", "west"))) == [("b", 2, 4)]
     assert hops(route(servers, (2, 4), (None, "east"))) == [("a", 2, 4)]
@@ -161,7 +161,7 @@ def cost(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_route_is_the_cheapest_of_all(seed: int) -> None:
+def test_route_is_the_cheapest_of_all(seed: int) -> None:
     rng = random.Random(seed)
     of, servers = drawn_table(rng)
     first = rng.randrange(of.n_blocks)
@@ -182,7 +182,7 @@ def test_the_route_is_the_cheapest_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_drawn_route_covers_every_block_once_and_needs_no_more_last_resorts(seed: int) -> None:
+def test_sampled_route_covers_blocks_with_fewest_last_resorts(seed: int) -> None:
     rng = random.Random(1000 + seed)
     of, servers = drawn_table(rng)
     blocks = 0, of.n_blocks
@@ -198,7 +198,7 @@ def test_a_drawn_route_covers_every_block_once_and_needs_no_more_last_resorts(se
         assert of.path_cost(found) // LAST_RESORT == of.path_cost(best) // LAST_RESORT
 
 
-def test_ten_thousand_servers_are_no_other_matter_than_ten() -> None:
+def test_route_over_10_000_servers_is_near_the_optimum() -> None:
     rng = random.Random(5)
     spans = [
         (first, first + rng.randint(5, 40)) for first in (rng.randrange(96) for _ in range(10_000))

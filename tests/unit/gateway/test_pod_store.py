@@ -53,7 +53,7 @@ class Watched:
         return [address.peer for address in self.dialled]
 
 
-def test_a_pod_is_dialled_by_its_name_and_incarnation_once_it_runs() -> None:
+def test_running_pod_is_dialled_by_name_and_incarnation() -> None:
     watched = Watched()
     assert watched.put(pod("p", ip="", phase="Pending"), kind="ADDED") == []
     assert watched.put(pod("p", phase="Pending")) == []
@@ -67,11 +67,11 @@ def test_a_pod_is_dialled_by_its_name_and_incarnation_once_it_runs() -> None:
     ("ip", "port", "target"),
     [("10.1.2.3", 7000, "10.1.2.3:7000"), ("fd00::7", 7100, "[fd00::7]:7100")],
 )
-def test_where_a_pod_is_dialled(ip: str, port: int, target: str) -> None:
+def test_pod_target_is_its_ip_and_links_port(ip: str, port: int, target: str) -> None:
     assert parse_pod(pod("p", ip=ip, port=port)).endpoint.address.target == target
 
 
-def test_a_pod_that_is_linked_is_left_alone_and_dialled_again_when_its_container_restarts() -> None:
+def test_linked_pod_is_dialled_again_only_after_link_loss() -> None:
     watched = Watched()
     watched.put(pod("p", ready=True))
     watched.directory.on_peer_connected("p/1/first", "m")
@@ -83,7 +83,7 @@ def test_a_pod_that_is_linked_is_left_alone_and_dialled_again_when_its_container
     assert watched.poll(after=60) == []
 
 
-def test_news_of_a_pod_are_a_reason_to_dial_at_once() -> None:
+def test_changed_pod_is_dialled_at_once_and_resets_backoff() -> None:
     watched = Watched()
     watched.put(pod("p"))
     for _ in range(8):
@@ -96,7 +96,7 @@ def test_news_of_a_pod_are_a_reason_to_dial_at_once() -> None:
     assert watched.poll(after=FIRST_PAUSE * 1.1) == ["p/1"], "the pauses begin anew"
 
 
-def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
+def test_pod_change_during_a_dial_starts_no_second_dial() -> None:
     watched = Watched()
     watched.put(pod("p"))
     assert watched.put(pod("p", ready=True)) == []
@@ -105,7 +105,7 @@ def test_news_while_a_dial_is_under_way_start_no_second_one() -> None:
 
 
 @pytest.mark.parametrize("change", [{"leaving": True}, {"phase": "Failed"}, {"phase": "Succeeded"}])
-def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, Any]) -> None:
+def test_terminating_or_finished_pod_is_not_redialled(change: dict[str, Any]) -> None:
     watched = Watched()
     watched.put(pod("p"))
     watched.directory.on_peer_connected("p/1/a", "m")
@@ -114,7 +114,7 @@ def test_a_pod_that_leaves_or_has_ended_is_not_dialled_again(change: dict[str, A
     assert watched.poll(after=60) == []
 
 
-def test_a_pod_that_is_gone_makes_room_for_its_successor_at_the_same_address() -> None:
+def test_successor_pod_is_dialled_at_the_same_address() -> None:
     watched = Watched()
     watched.put(pod("p-1"))
     watched.directory.on_peer_connected("p-1/1/a", "m")
@@ -125,14 +125,14 @@ def test_a_pod_that_is_gone_makes_room_for_its_successor_at_the_same_address() -
     assert watched.poll(after=1) == ["p-2/2"]
 
 
-def test_a_late_event_of_a_pod_does_not_touch_one_of_the_same_name() -> None:
+def test_late_event_of_an_old_uid_keeps_the_new_pod() -> None:
     book = PodStore()
     book.replace_scope("ns", [pod("p", uid="new", ip="10.0.0.2")])
     book.apply_event("ns", "DELETED", pod("p", uid="old", ip="10.0.0.1"))
     assert book.endpoints()["p/1"].address.target == "10.0.0.2:7000"
 
 
-def test_a_list_replaces_its_own_scope_and_no_other() -> None:
+def test_list_replaces_only_its_own_scope() -> None:
     book = PodStore()
     book.replace_scope("one", [pod("a"), pod("b")])
     book.replace_scope("two", [pod("c")])
@@ -141,7 +141,7 @@ def test_a_list_replaces_its_own_scope_and_no_other() -> None:
     assert book.pod_states() == {"Running": 2}
 
 
-def test_what_is_no_pod_of_a_server_is_passed_over() -> None:
+def test_objects_other_than_server_pods_are_ignored() -> None:
     book = PodStore()
     odd: list[object] = [None, 5, {}, {"metadata": {}}, pod("x", incarnation=""), pod("y", ip="")]
     bad = pod("z")
@@ -151,7 +151,7 @@ def test_what_is_no_pod_of_a_server_is_passed_over() -> None:
     assert set(book.endpoints()) == {"good/1"}
 
 
-def test_models_are_known_by_their_pods_before_any_serves() -> None:
+def test_expected_models_come_from_pods_before_they_serve() -> None:
     book = PodStore()
     coming = pod("p", phase="Pending", ip="")
     coming["metadata"]["annotations"] = {"modelswarm.io/served-name": "counting"}
@@ -161,7 +161,7 @@ def test_models_are_known_by_their_pods_before_any_serves() -> None:
     assert book.expected_models() == frozenset()
 
 
-def test_the_directory_is_settled_when_everybody_has_been_tried() -> None:
+def test_dialer_is_settled_once_every_pod_was_tried() -> None:
     watched = Watched()
     assert watched.directory.is_settled()
     watched.put(pod("a"), pod("b"), pod("c", phase="Pending"))
@@ -180,7 +180,7 @@ class Catching:
         self.readiness = Readiness(lambda: self.unknown, lambda: self.settled, lambda: self.now)
 
 
-def test_a_gateway_is_ready_once_it_has_caught_up_and_stays_so() -> None:
+def test_gateway_is_ready_after_catch_up_and_stays_ready() -> None:
     it = Catching()
     it.now += 60
     assert it.readiness.unready_reason() == "not listed"
@@ -192,7 +192,7 @@ def test_a_gateway_is_ready_once_it_has_caught_up_and_stays_so() -> None:
     assert it.readiness.unready_reason() is None
 
 
-def test_a_gateway_waits_only_so_long_for_links_that_hang() -> None:
+def test_gateway_is_ready_after_the_catch_up_limit() -> None:
     it = Catching()
     it.unknown = None
     assert it.readiness.unready_reason() is not None
@@ -203,7 +203,7 @@ def test_a_gateway_waits_only_so_long_for_links_that_hang() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_events_ends_where_a_list_would(seed: int) -> None:
+def test_random_pod_events_end_in_the_listed_state(seed: int) -> None:
     """Random lives of pods, heard as events; what is present is what a list of the last state says."""
     rng = random.Random(seed)
     watched, truth = Watched(), dict[str, dict[str, Any]]()

@@ -35,22 +35,20 @@ def kept(*generated: int) -> ParkedTurn:
         (format_event_id(57, ""), (57, "")),
     ],
 )
-def test_an_id_is_a_position_with_or_without_its_choice_and_its_mark(
-    said: str, found: tuple[int, str]
-) -> None:
+def test_event_id_parses_to_position_and_mark(said: str, found: tuple[int, str]) -> None:
     assert parse_event_id(said) == found
 
 
 @pytest.mark.parametrize(
     "said", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7", "5-", "5-1234567", "5-0000000G"]
 )
-def test_another_id_is_refused(said: str) -> None:
+def test_malformed_event_id_is_refused(said: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_event_id(said)
     assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "Last-Event-ID")
 
 
-def test_what_was_generated_is_told_with_its_positions_and_the_turn_goes_on() -> None:
+def test_resumed_turn_replays_generated_tokens_with_positions() -> None:
     found = resume_turn(PROMPT, kept(8, 9), after=3)
     assert found is not None
     assert [(e.position, e.token, e.finish) for e in found.token_events(3)] == [
@@ -60,7 +58,7 @@ def test_what_was_generated_is_told_with_its_positions_and_the_turn_goes_on() ->
     assert found.turn.sampling.seed == 4
 
 
-def test_a_turn_that_had_ended_ends_again_in_the_same_way() -> None:
+def test_finished_turn_ends_again_with_the_same_finish() -> None:
     stopped = resume_turn(PROMPT, kept(8, 2), after=3)
     full = resume_turn(PROMPT, kept(8, 9, 8, 9, 8, 9, 8), after=2)
     assert stopped is not None and full is not None
@@ -69,7 +67,7 @@ def test_a_turn_that_had_ended_ends_again_in_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("log", [None, ParkedTurn((5, 6), TURN), ParkedTurn(PROMPT, TURN)])
-def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(
+def test_turn_without_generated_tokens_starts_afresh(
     log: ParkedTurn | None,
 ) -> None:
     assert resume_turn(PROMPT, log, after=2) is None
@@ -84,13 +82,15 @@ def test_with_nothing_generated_and_nothing_told_the_turn_just_begins(
         (ParkedTurn((5, 6, 8, 9), TURN), 3, Code.INVALID_REQUEST),
     ],
 )
-def test_what_is_not_there_is_not_made_up(log: ParkedTurn | None, after: int, code: Code) -> None:
+def test_resumption_that_does_not_match_the_log_is_refused(
+    log: ParkedTurn | None, after: int, code: Code
+) -> None:
     with pytest.raises(ApiError) as refused:
         resume_turn(PROMPT, log, after)
     assert refused.value.code is code
 
 
-def test_a_mark_is_the_same_however_its_log_is_told() -> None:
+def test_log_mark_is_independent_of_the_chunks() -> None:
     mark = LogMark(PROMPT)
     mark.extend((8,))
     mark.extend((9, 300_000))
@@ -98,7 +98,7 @@ def test_a_mark_is_the_same_however_its_log_is_told() -> None:
     assert str(mark) != str(LogMark((*PROMPT, 8, 9, 300_001)))
 
 
-def test_a_stream_goes_on_only_with_the_log_that_was_sent() -> None:
+def test_stream_resumes_only_with_the_log_that_was_sent() -> None:
     sent = str(LogMark((*PROMPT, 8)))
     found = resume_turn(PROMPT, kept(8, 9), 3, sent)
     assert found is not None
@@ -112,7 +112,7 @@ def test_a_stream_goes_on_only_with_the_log_that_was_sent() -> None:
     assert refused.value.code is Code.INVALID_REQUEST, "it is the prompt that is another one"
 
 
-def test_the_wire_name_tells_models_and_sessions_apart() -> None:
+def test_wire_name_is_unique_per_model_and_session() -> None:
     names = {wire_name(key) for key in (("a", "b"), ("a", "c"), ("ab", ""), ("b", "a"))}
     assert len(names) == 4
     assert wire_name(("a", "b")) == wire_name(("a", "b"))

@@ -26,9 +26,7 @@ MEMBERS = ("--discovery-dir", "/tmp/members")
         (("--hold-limit", "0", "--keepalive", "29"), 29.0),
     ),
 )
-def test_who_waits_hears_something_before_the_hold_is_over(
-    flags: tuple[str, ...], seconds: float
-) -> None:
+def test_keepalive_is_shorter_than_the_hold_limit(flags: tuple[str, ...], seconds: float) -> None:
     assert parse_settings([*MEMBERS, *flags]).keepalive_seconds == seconds
 
 
@@ -46,7 +44,7 @@ def test_who_waits_hears_something_before_the_hold_is_over(
         (("--fence-timeout", "0.3"), "--fence-timeout", "--suspect-after 0.3 s"),  # the default
     ),
 )
-def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
+def test_contradicting_timeouts_are_refused_with_both_flags(
     flags: tuple[str, ...], field: str, other: str
 ) -> None:
     with pytest.raises(UserError) as refused:
@@ -64,7 +62,7 @@ def test_timeouts_that_contradict_each_other_are_refused_and_both_are_named(
         ("--fence-timeout", "60"),
     ),
 )
-def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
+def test_unset_timeouts_never_contradict_given_ones(flags: tuple[str, ...]) -> None:
     settings = parse_settings([*MEMBERS, *flags])
     assert settings.suspect_after_seconds < settings.fence_timeout_seconds
 
@@ -79,13 +77,13 @@ def test_what_is_not_said_contradicts_nothing(flags: tuple[str, ...]) -> None:
         (("--hold-limit", "1", "--suspect-after", "2"), 4.0),
     ),
 )
-def test_a_fence_is_waited_for_no_longer_than_sessions_wait(
+def test_default_fence_timeout_follows_the_hold_limit(
     flags: tuple[str, ...], seconds: float
 ) -> None:
     assert parse_settings([*MEMBERS, *flags]).fence_timeout_seconds == seconds
 
 
-def test_a_server_that_beats_less_often_than_silence_allows_is_named_with_both_flags() -> None:
+def test_slow_server_heartbeat_is_reported_with_both_flags() -> None:
     hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, heartbeat_ms=5000)
     fault = heartbeat_fault(0.3, hello)
     assert fault is not None
@@ -95,7 +93,7 @@ def test_a_server_that_beats_less_often_than_silence_allows_is_named_with_both_f
         assert heartbeat_fault(silence, replace(hello, heartbeat_ms=heartbeat_ms)) is None
 
 
-def test_a_server_whose_sessions_would_end_while_they_are_fenced_is_named_with_both_flags() -> None:
+def test_short_server_hold_is_reported_with_both_flags() -> None:
     hello = Hello(PROTOCOL_VERSION, "s0/1/a", Role.SERVER, "", Lane.LIVE, model="m", hold_ms=2000)
     fault = hold_fault(5.0, hello)
     assert fault is not None
@@ -108,25 +106,25 @@ def test_a_server_whose_sessions_would_end_while_they_are_fenced_is_named_with_b
     ("keepalive", "hold", "seconds"),
     [(5.0, 60.0, 5.0), (5.0, 0.0, 5.0), (29.0, 30.0, 29.0), (5.0, 5.0, 2.5), (5.0, 0.01, 0.1)],
 )
-def test_who_waits_hears_something_before_the_hold_that_servers_say_is_over(
+def test_keepalive_is_capped_by_the_servers_hold(
     keepalive: float, hold: float, seconds: float
 ) -> None:
     assert cap_keepalive(keepalive, hold) == seconds
 
 
-def test_a_lease_that_no_beat_could_keep_is_refused() -> None:
+def test_lease_too_short_for_heartbeats_is_refused() -> None:
     with pytest.raises(click.ClickException) as refused:
         parse_settings([*MEMBERS, "--lease", "0.1"])
     said = refused.value.format_message()
     assert "--lease" in said and "0.4" in said
 
 
-def test_no_link_is_closed_before_its_server_could_be_suspected() -> None:
+def test_disconnect_timeout_exceeds_the_suspicion_timeout() -> None:
     assert dead_seconds(0.3) == GatewaySettings().disconnect_after_seconds
     assert dead_seconds(20.0) == 40.0
 
 
-def test_the_defaults_are_those_of_the_core() -> None:
+def test_default_settings_equal_the_core_defaults() -> None:
     settings, core = parse_settings(MEMBERS), GatewaySettings()
     assert (settings.suspect_after_seconds, settings.fence_timeout_seconds, settings.hold_limit_seconds) == (
         core.suspect_after_seconds, core.fence_timeout_seconds, core.hold_limit_seconds

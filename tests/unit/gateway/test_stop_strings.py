@@ -37,14 +37,14 @@ def run(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
         (["end"], ["the e", "n"], ["the ", "", "en"], False),
     ],
 )
-def test_a_stop_string_is_cut_off(
+def test_stop_string_is_cut_off(
     stops: list[str], pieces: list[str], shown: list[str], matched: bool
 ) -> None:
     assert run(stops, pieces) == (shown, matched)
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_the_result_does_not_depend_on_where_the_text_was_cut(seed: int) -> None:
+def test_stop_matching_is_independent_of_the_chunks(seed: int) -> None:
     draw = random.Random(seed)
     text = "".join(draw.choice("ab") for _ in range(60))
     stops = ["".join(draw.choice("ab") for _ in range(draw.randint(3, 7))) for _ in range(3)]

@@ -39,7 +39,7 @@ def rendered(source: str, **extra: Any) -> str:
         ("{{ enable_thinking }}", "False"),
     ],
 )
-def test_templates_find_what_hugging_face_gives_them(source: str, text: str) -> None:
+def test_template_gets_the_helpers_of_hugging_face(source: str, text: str) -> None:
     assert rendered(source, enable_thinking=False) == text
 
 
@@ -58,7 +58,7 @@ def test_templates_find_what_hugging_face_gives_them(source: str, text: str) -> 
         "{% include 'x' %}",
     ],
 )
-def test_a_template_that_reaches_for_pythons_insides_is_refused(source: str) -> None:
+def test_unsafe_template_is_refused(source: str) -> None:
     with pytest.raises(TemplateError):
         rendered(source)
 
@@ -73,33 +73,33 @@ def test_a_template_that_reaches_for_pythons_insides_is_refused(source: str) -> 
         ("{% for %}", "does not compile"),
     ],
 )
-def test_a_template_that_fails_says_why(source: str, said: str) -> None:
+def test_failing_template_reports_its_reason(source: str, said: str) -> None:
     with pytest.raises(TemplateError, match=said):
         rendered(source)
 
 
-def test_a_caller_cannot_replace_the_messages() -> None:
+def test_template_variables_cannot_replace_messages_or_bos() -> None:
     assert rendered("{{ messages | length }}{{ bos_token }}", messages=[], bos_token="x") == "1<s>"
 
 
-async def test_chat_is_rendered_and_its_bos_is_not_doubled() -> None:
+async def test_chat_is_rendered_with_a_single_bos() -> None:
     text = ModelTokenizer(model_files())
     ids = await text.encode_chat(HI)
     assert ids == [BEGIN, 3, *encode_bytes("hi"), END, 4]
 
 
-async def test_a_template_file_of_its_own_wins() -> None:
+async def test_chat_template_file_overrides_the_config() -> None:
     files = model_files() | {"chat_template.jinja": b"{{ messages[0].content }}"}
     assert await ModelTokenizer(files).encode_chat(HI) == encode_bytes("hi")
 
 
-async def test_named_templates_give_the_default_one() -> None:
+async def test_named_templates_use_the_default_one() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     text = ModelTokenizer(model_files(settings={"chat_template": named}))
     assert await text.encode_chat(HI) == encode_bytes("yes")
 
 
-async def test_a_model_without_template_cannot_chat_but_complete() -> None:
+async def test_model_without_template_completes_but_cannot_chat() -> None:
     text = ModelTokenizer(model_files(template=None))
     assert not text.can_chat
     assert await text.encode("hi", special=True) == encode_bytes("hi")
@@ -108,7 +108,7 @@ async def test_a_model_without_template_cannot_chat_but_complete() -> None:
 
 
 @pytest.mark.full
-async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
+async def test_long_text_is_tokenized_without_blocking_the_loop() -> None:
     """Measured in this process's own time, as a share of what the text takes: a busy machine stops any loop."""
     text, longest = ModelTokenizer(model_files()), 0.0
     began = last = time.process_time()
@@ -120,7 +120,7 @@ async def test_a_long_text_is_tokenised_without_stopping_the_loop() -> None:
     assert longest < (last - began) / 2
 
 
-def test_a_tokenizer_is_needed_and_must_be_one() -> None:
+def test_missing_or_invalid_model_file_is_refused() -> None:
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
         ModelTokenizer({})
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
@@ -131,7 +131,7 @@ def test_a_tokenizer_is_needed_and_must_be_one() -> None:
         ModelTokenizer(model_files(template="{% if %}"))
 
 
-def test_eos_comes_from_the_generation_config_and_the_tokenizer() -> None:
+def test_eos_comes_from_generation_config_and_tokenizer() -> None:
     assert ModelTokenizer(model_files()).defaults.eos == (END,)
     assert ModelTokenizer(model_files(generation={"eos_token_id": [7, 9]})).defaults.eos == (
         7,
@@ -162,14 +162,14 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
         ({}, SamplingOptions(temperature=1.5, top_k=3, top_p=0.5), (1.5, 0.5, 3)),
     ],
 )
-def test_the_request_wins_over_the_models_file(
+def test_request_options_override_the_models_defaults(
     generation: dict[str, Any], options: SamplingOptions, expected: tuple[float, float, int]
 ) -> None:
     sampling = ModelTokenizer(model_files(generation=generation)).defaults.sampling(options, 5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
 
 
-def test_a_penalty_of_the_model_counts_for_greedy_too_and_seeds_wrap() -> None:
+def test_repetition_penalty_applies_to_greedy_and_seeds_wrap() -> None:
     defaults = ModelTokenizer(model_files(generation={"repetition_penalty": 1.2})).defaults
     assert defaults.sampling(SamplingOptions(), 5).repetition_penalty == 1.2
     assert defaults.sampling(SamplingOptions(), 5).seed == 5
@@ -177,7 +177,7 @@ def test_a_penalty_of_the_model_counts_for_greedy_too_and_seeds_wrap() -> None:
     assert defaults.sampling(SamplingOptions(ignore_eos=True), 5).eos == ()
 
 
-def test_the_vocabulary_bounds_token_prompts() -> None:
+def test_vocabulary_size_comes_from_the_model_config() -> None:
     assert ModelTokenizer(model_files()).vocabulary == BYTES_FROM + 256
     nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
     assert ModelTokenizer(model_files(config=nested)).vocabulary == 1000

@@ -73,7 +73,7 @@ def degraded_by(world: World, **changes: Any) -> dict[str, Any]:
         ),
     ],
 )  # fmt: skip
-def test_a_container_that_fails_is_told_with_its_own_words(
+def test_failed_container_is_reported_with_its_message(
     container: ContainerView, reason: str, words: list[str]
 ) -> None:
     told = degraded_by(settled(), container=container)
@@ -97,7 +97,7 @@ def test_a_container_that_fails_is_told_with_its_own_words(
         ),
     ],
 )
-def test_a_pod_that_finds_no_node_says_what_is_missing(
+def test_unschedulable_pod_reports_the_missing_resource(
     message: str, reason: str, words: list[str]
 ) -> None:
     world = World()
@@ -116,7 +116,7 @@ def test_a_pod_that_finds_no_node_says_what_is_missing(
     assert world.decide().actions == []
 
 
-def test_a_resource_that_no_node_has_is_told_as_such() -> None:
+def test_resource_that_no_node_offers_is_named() -> None:
     world = World()
     world.turn()
     for name in world.pods:
@@ -125,7 +125,7 @@ def test_a_resource_that_no_node_has_is_told_as_such() -> None:
     assert "No node offers nvidia.com/gpu at all." in world.condition("Degraded")["message"]
 
 
-def test_a_server_that_is_not_ready_for_long_without_a_reason_is_told() -> None:
+def test_pod_not_ready_for_long_is_reported_as_not_starting() -> None:
     world = World(spec=document(1, 1))
     world.turn()
     world.pass_time()
@@ -139,7 +139,7 @@ def test_a_server_that_is_not_ready_for_long_without_a_reason_is_told() -> None:
     assert told["reason"] == "NotStarting" and f"kubectl describe pod {name}" in told["message"]
 
 
-def test_an_uncovered_span_is_named_with_its_cause() -> None:
+def test_uncovered_span_is_named_with_its_cause() -> None:
     world = settled(2, 1)
     container = ContainerView(
         exit_code=2, exit_reason="Error", exit_message="no such file", restarts=1
@@ -153,7 +153,7 @@ def test_an_uncovered_span_is_named_with_its_cause() -> None:
     assert world.condition("Degraded")["reason"] == "WeightsFailed"
 
 
-def test_a_swarm_that_only_starts_is_not_degraded() -> None:
+def test_starting_swarm_is_not_degraded() -> None:
     world = World()
     world.turn()
     assert world.condition("Ready")["reason"] == "Starting"
@@ -161,7 +161,7 @@ def test_a_swarm_that_only_starts_is_not_degraded() -> None:
     assert world.condition("Degraded")["status"] == "False"
 
 
-def test_blocks_that_the_model_does_not_have_leave_good_pods_alone() -> None:
+def test_span_count_above_the_model_keeps_running_pods() -> None:
     world = settled()
     pods = set(world.pods)
     world.edit(spans={"count": 9})
@@ -177,7 +177,7 @@ def test_blocks_that_the_model_does_not_have_leave_good_pods_alone() -> None:
     assert set(world.pods) == pods and world.condition("Degraded")["status"] == "False"
 
 
-def test_no_pool_large_enough_is_an_invalid_spec() -> None:
+def test_too_small_pools_are_an_invalid_spec() -> None:
     world = World(
         spec=document(2, 1, pools=[{"name": "tiny", "resources": {"limits": {"memory": "1Mi"}}}])
     )
@@ -187,7 +187,7 @@ def test_no_pool_large_enough_is_an_invalid_spec() -> None:
     assert not world.pods
 
 
-def test_a_spec_that_this_operator_can_not_read_holds_everything() -> None:
+def test_unreadable_spec_only_updates_the_status() -> None:
     world = settled()
     seen = world.observe()
     unread = replace(seen.swarm, spec=None, spec_problem="spec.model.source: 'x' is not allowed")
@@ -198,7 +198,7 @@ def test_a_spec_that_this_operator_can_not_read_holds_everything() -> None:
     assert writes[0]["coverageText"] == "2/2"
 
 
-def test_a_taken_name_starts_nothing() -> None:
+def test_taken_served_name_starts_no_pod() -> None:
     world = World(taken_by="other/first")
     world.turn()
     assert not world.pods
@@ -211,7 +211,7 @@ def test_a_taken_name_starts_nothing() -> None:
     assert world.status["servedName"] == "counting"
 
 
-def test_reserved_fields_of_a_patch_are_named_and_without_effect() -> None:
+def test_reserved_template_fields_are_named_and_ignored() -> None:
     template = {
         "metadata": {"labels": {"modelswarm.io/span": "9", "team": "x"}},
         "spec": {"restartPolicy": "Never"},
@@ -226,7 +226,7 @@ def test_reserved_fields_of_a_patch_are_named_and_without_effect() -> None:
     assert pod["spec"]["restartPolicy"] == "Always"
 
 
-def test_a_patch_that_fits_no_pod_is_an_invalid_spec() -> None:
+def test_invalid_pod_template_patch_is_an_invalid_spec() -> None:
     template = {"spec": {"containers": [{"image": "x"}]}}
     world = World(spec=document(1, 1, pools=[{"name": "a", "podTemplate": template}]))
     world.turn()
@@ -235,7 +235,7 @@ def test_a_patch_that_fits_no_pod_is_an_invalid_spec() -> None:
     assert "spec.pools[0].podTemplate.spec.containers[0]: needs a name" in told["message"]
 
 
-def test_transition_times_change_only_with_the_status() -> None:
+def test_transition_time_changes_only_with_the_status() -> None:
     world = settled()
     since = world.condition("Ready")["lastTransitionTime"]
     world.now += 100.0
@@ -248,7 +248,7 @@ def test_transition_times_change_only_with_the_status() -> None:
     assert progressing["status"] == "True" and progressing["lastTransitionTime"] != since
 
 
-def test_events_are_told_once_per_transition() -> None:
+def test_event_is_recorded_once_per_transition() -> None:
     world = settled()
     world.kill(world.ready()[0])
     for _ in range(10):
@@ -259,7 +259,7 @@ def test_events_are_told_once_per_transition() -> None:
     assert len(reasons) <= 3
 
 
-def test_the_story_of_a_swarm_is_in_its_events() -> None:
+def test_events_follow_the_transitions_of_a_swarm() -> None:
     world = World(spec=document(2, 1))
     world.settle()
     assert [tell.reason for tell in world.told] == ["Planned", "Filling", "Ready"] or [
@@ -282,7 +282,7 @@ def test_the_story_of_a_swarm_is_in_its_events() -> None:
     assert {tell.reason for tell in world.told} == {"Ready", "Recovered"}
 
 
-def test_a_mass_failure_is_told_in_few_events() -> None:
+def test_mass_failure_records_few_events() -> None:
     nodes = {f"n{index}": Node(f"n{index}", room=100) for index in range(9)}
     world = World(spec=document(4, 20), nodes=nodes)
     world.settle()
@@ -294,7 +294,7 @@ def test_a_mass_failure_is_told_in_few_events() -> None:
     assert any("more at the same time" in tell.message for tell in world.told)
 
 
-def test_every_reason_is_explained_in_the_documentation() -> None:
+def test_every_condition_reason_is_documented() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
     rules = Path(inspect.getfile(condition_updates)).read_text(encoding="utf-8")
@@ -303,7 +303,7 @@ def test_every_reason_is_explained_in_the_documentation() -> None:
     assert not [reason for reason in (*PRIORITY, *sorted(told)) if f"`{reason}`" not in page]
 
 
-def test_everything_that_is_written_is_in_the_schema_of_the_status() -> None:
+def test_written_status_is_in_the_schema() -> None:
     """What the API server would prune would be written for ever."""
     world = settled()
     world.fail(world.ready()[0])
@@ -315,7 +315,7 @@ def test_everything_that_is_written_is_in_the_schema_of_the_status() -> None:
 
 
 @pytest.mark.full
-def test_the_status_of_a_thousand_servers_fits_and_a_quiet_turn_is_quick() -> None:
+def test_status_of_1000_servers_is_small_and_idle_turn_is_fast() -> None:
     nodes = {f"n{index}": Node(f"n{index}", room=300) for index in range(8)}
     world = World(spec=document(8, 125), nodes=nodes)
     world.settle()
@@ -346,7 +346,7 @@ def _least_cpu_seconds(world: World, seen: Any) -> float:
     return min(took)
 
 
-def test_the_status_says_who_serves_what() -> None:
+def test_status_lists_spans_and_their_servers() -> None:
     world = settled()
     assert world.status["coverageText"] == "2/2"
     assert world.status["spansText"] == "0:4=2/2 4:8=2/2"
@@ -356,7 +356,7 @@ def test_the_status_says_who_serves_what() -> None:
     assert world.status["servedName"] == "counting"
 
 
-def test_the_documentation_names_the_numbers_that_are_used() -> None:
+def test_documented_numbers_equal_the_policy() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     policy = World().policy

@@ -123,7 +123,7 @@ def deletes(world: World) -> int:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_death_after_any_action_changes_nothing_about_the_end(change: Change) -> None:
+def test_operator_crash_after_any_action_keeps_the_end_state(change: Change) -> None:
     clean = settled(change)
     actions = live(clean, -1).done
     for life in range(actions):
@@ -139,7 +139,7 @@ def test_death_after_any_action_changes_nothing_about_the_end(change: Change) ->
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_two_operators_at_once_come_to_the_same_end(change: Change) -> None:
+def test_two_concurrent_operators_reach_the_same_end_state(change: Change) -> None:
     """Both see the same, and their actions alternate from every offset."""
     clean = settled(change)
     live(clean, -1)
@@ -176,7 +176,7 @@ def _both(world: World, offset: int) -> bool:
     return bool(first)
 
 
-def test_an_old_list_of_pods_makes_no_second_pod_for_a_promise() -> None:
+def test_stale_pod_list_creates_no_second_pod() -> None:
     """The pods are created, but a slow list does not show them yet: the same names are posted again."""
     world = World()
     world.turn()
@@ -186,7 +186,7 @@ def test_an_old_list_of_pods_makes_no_second_pod_for_a_promise() -> None:
     assert world.status["incarnation"] == 4
 
 
-def test_an_old_list_that_shows_no_servers_at_all_costs_a_surplus_that_goes_again() -> None:
+def test_stale_empty_pod_list_creates_a_surplus_that_is_removed() -> None:
     """Served once, then not in the list: gone, as far as one can know. What was made too much is removed."""
     world = World()
     world.settle()
@@ -199,7 +199,7 @@ def test_an_old_list_that_shows_no_servers_at_all_costs_a_surplus_that_goes_agai
     assert good == set(world.pods)
 
 
-def test_an_operator_that_saw_an_older_swarm_ends_nothing() -> None:
+def test_operator_with_a_stale_swarm_deletes_nothing() -> None:
     """It would scale down what another has just scaled up; its status write fails first."""
     world = World(spec=document(1, 1))
     world.settle()

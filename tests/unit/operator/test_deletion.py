@@ -20,13 +20,13 @@ def settled() -> World:
     return world
 
 
-def test_the_finalizer_is_set_before_the_first_pod() -> None:
+def test_finalizer_is_set_before_the_first_pod() -> None:
     actions = World().decide().actions
     kinds = [type(action) for action in actions]
     assert kinds.index(SetFinalizer) < kinds.index(CreatePod)
 
 
-def test_a_finalizer_that_a_hand_removed_is_set_again() -> None:
+def test_removed_finalizer_is_set_again() -> None:
     world = settled()
     world.finalizers.clear()
     assert [action for action in world.turn().actions if not isinstance(action, RecordEvent)] == [
@@ -34,7 +34,7 @@ def test_a_finalizer_that_a_hand_removed_is_set_again() -> None:
     ]
 
 
-def test_pods_drain_and_then_the_swarm_is_gone() -> None:
+def test_deleted_swarm_drains_its_pods_and_is_gone() -> None:
     world = settled()
     world.delete_swarm()
     deletes = [action for action in world.turn().actions if isinstance(action, DeletePod)]
@@ -46,7 +46,7 @@ def test_pods_drain_and_then_the_swarm_is_gone() -> None:
     assert not world.exists
 
 
-def test_a_deletion_while_it_is_created_creates_no_more() -> None:
+def test_deletion_during_creation_creates_no_more_pods() -> None:
     world = World()
     world.turn(most=5)
     world.delete_swarm()
@@ -57,7 +57,7 @@ def test_a_deletion_while_it_is_created_creates_no_more() -> None:
     assert not world.exists and not world.pods
 
 
-def test_an_orphaning_deletion_leaves_the_pods() -> None:
+def test_orphaning_deletion_keeps_the_pods() -> None:
     world = settled()
     world.finalizers.append("orphan")
     world.delete_swarm()
@@ -67,7 +67,7 @@ def test_an_orphaning_deletion_leaves_the_pods() -> None:
     assert len(world.ready()) == 4
 
 
-def test_protection_holds_the_deletion_up_and_creates_nothing_either() -> None:
+def test_protected_swarm_is_not_deleted_and_creates_nothing() -> None:
     world = settled()
     world.annotate(protect="true")
     world.delete_swarm()
@@ -91,7 +91,7 @@ def test_protection_holds_the_deletion_up_and_creates_nothing_either() -> None:
     assert not world.exists
 
 
-def test_a_paused_swarm_can_be_deleted() -> None:
+def test_paused_swarm_can_be_deleted() -> None:
     world = settled()
     world.edit(paused=True)
     world.delete_swarm()
@@ -99,7 +99,7 @@ def test_a_paused_swarm_can_be_deleted() -> None:
     assert all(pod.view.deleting_since is not None for pod in world.pods.values())
 
 
-def test_pods_on_a_dead_node_do_not_hold_the_deletion_up() -> None:
+def test_pods_on_a_dead_node_do_not_block_deletion() -> None:
     world = settled()
     world.pass_time(100.0)
     world.node_down("n0")
@@ -112,7 +112,7 @@ def test_pods_on_a_dead_node_do_not_hold_the_deletion_up() -> None:
     assert all(pod.view.node == "n0" for pod in world.pods.values())
 
 
-def test_kept_pods_go_with_their_swarm() -> None:
+def test_kept_pods_are_deleted_with_their_swarm() -> None:
     world = settled()
     name = world.ready()[0]
     world.set_pod(name, annotations={**world.pods[name].view.annotations, names.KEEP: "true"})
@@ -125,7 +125,7 @@ def test_kept_pods_go_with_their_swarm() -> None:
     assert not world.exists and not world.pods
 
 
-def test_a_deleted_swarm_is_quiet_while_its_pods_end() -> None:
+def test_deleted_swarm_repeats_no_action() -> None:
     world = settled()
     world.delete_swarm()
     world.turn()

@@ -43,7 +43,7 @@ def lease(version: int, holder: str | None = "other", duration: int = 8) -> Json
     return {"metadata": {"resourceVersion": str(version)}, "spec": spec}
 
 
-def test_a_lease_that_changes_is_never_taken() -> None:
+def test_changing_lease_never_expires() -> None:
     clock = Clock()
     patience = LeaseExpiry(clock)
     for version in range(100):
@@ -51,7 +51,7 @@ def test_a_lease_that_changes_is_never_taken() -> None:
         clock.now += 7.9
 
 
-def test_a_lease_that_stands_still_for_its_duration_is_free() -> None:
+def test_unchanged_lease_expires_after_its_duration() -> None:
     clock = Clock()
     patience = LeaseExpiry(clock)
     assert not patience.has_expired(lease(1), "me")
@@ -61,7 +61,7 @@ def test_a_lease_that_stands_still_for_its_duration_is_free() -> None:
     assert patience.has_expired(lease(1), "me")
 
 
-def test_the_holders_own_duration_counts() -> None:
+def test_lease_duration_of_the_holder_counts() -> None:
     clock = Clock()
     patience = LeaseExpiry(clock)
     patience.has_expired(lease(1, duration=30), "me")
@@ -72,7 +72,7 @@ def test_the_holders_own_duration_counts() -> None:
 
 
 @pytest.mark.parametrize("holder", ["", None, "me"])
-def test_a_released_lease_and_our_own_are_taken_at_once(holder: str | None) -> None:
+def test_released_or_own_lease_expires_at_once(holder: str | None) -> None:
     assert LeaseExpiry(Clock()).has_expired(lease(1, holder), "me")
 
 
@@ -91,13 +91,13 @@ def test_a_released_lease_and_our_own_are_taken_at_once(holder: str | None) -> N
         (504, KubeUnavailableError),
     ],
 )
-def test_an_answer_is_what_is_done_about_it(code: int, kind: type[Exception]) -> None:
+def test_status_code_maps_to_its_error(code: int, kind: type[Exception]) -> None:
     error = error_of(code, {"reason": "Because", "message": "a sentence"}, None)
     assert type(error) is kind
     assert str(error) == "a sentence"
 
 
-def test_already_exists_is_told_from_a_conflict() -> None:
+def test_already_exists_differs_from_a_conflict() -> None:
     taken = error_of(409, {"reason": "AlreadyExists"}, None)
     assert isinstance(taken, ConflictError)
     assert taken.already_exists
@@ -110,7 +110,7 @@ def test_already_exists_is_told_from_a_conflict() -> None:
     ("header", "body", "seconds"),
     [("7", {}, 7.0), (None, {"details": {"retryAfterSeconds": 3}}, 3.0), (None, "text", 1.0)],
 )
-def test_how_long_to_wait_is_read_from_either_place(
+def test_retry_delay_is_read_from_header_or_body(
     header: str | None, body: Any, seconds: float
 ) -> None:
     error = error_of(429, body, header)
@@ -118,7 +118,7 @@ def test_how_long_to_wait_is_read_from_either_place(
     assert error.retry_after == seconds
 
 
-def test_a_sentence_is_told_once_in_ten_minutes() -> None:
+def test_repeated_event_is_recorded_once_in_ten_minutes() -> None:
     clock = Clock()
     limit = EventLimiter(clock)
     assert limit.try_acquire("uid", "Reason", "sentence")
@@ -129,7 +129,7 @@ def test_a_sentence_is_told_once_in_ten_minutes() -> None:
     assert limit.try_acquire("uid", "Reason", "sentence")
 
 
-def test_a_swarm_that_tells_too_much_is_slowed_down_and_no_other() -> None:
+def test_event_limit_applies_to_each_swarm_alone() -> None:
     clock = Clock()
     limit = EventLimiter(clock)
     told = [limit.try_acquire("loud", "Reason", str(number)) for number in range(100)]
@@ -140,27 +140,27 @@ def test_a_swarm_that_tells_too_much_is_slowed_down_and_no_other() -> None:
     assert not limit.try_acquire("loud", "Reason", "later still")
 
 
-def test_only_neighbours_of_one_kind_overlap() -> None:
+def test_only_adjacent_actions_of_one_kind_run_together() -> None:
     status, first, second = WriteStatus({}), CreatePod("0-0", {}), CreatePod("0-1", {})
     told, gone = RecordEvent("Normal", "A", "b"), DeletePod("p", "u", "why")
     steps = list(_steps([status, first, second, gone, told, told]))
     assert steps == [[status], [first, second], [gone], [told], [told]]
 
 
-def test_paths_are_as_the_api_has_them() -> None:
+def test_resource_paths_match_the_api() -> None:
     assert POD.path("ns", "p", "status") == "/api/v1/namespaces/ns/pods/p/status"
     assert SWARM.path() == "/apis/modelswarm.io/v1alpha1/modelswarms"
     assert BUDGET.path("ns") == "/apis/policy/v1/namespaces/ns/poddisruptionbudgets"
     assert NODE.path("ignored", "n") == "/api/v1/nodes/n"
 
 
-def test_a_pod_of_which_nothing_is_known_yet_is_pending() -> None:
+def test_pod_without_status_is_pending() -> None:
     view = pod_view({"metadata": {"name": "p", "uid": "u"}})
     assert (view.phase, view.ready, view.node, view.deleting_since) == ("Pending", False, "", None)
     assert view.unschedulable == ""
 
 
-def test_a_pod_is_read_whole() -> None:
+def test_pod_view_reads_every_field() -> None:
     state = {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "too much"}}
     view = pod_view(
         {
@@ -215,13 +215,13 @@ def test_a_pod_is_read_whole() -> None:
         ({"taints": [{"key": "nvidia.com/gpu"}]}, ""),
     ],
 )
-def test_a_node_that_will_go_says_why(spec: Json, why: str) -> None:
+def test_departing_node_names_its_cause(spec: Json, why: str) -> None:
     node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": spec})
     assert node.departing == why
     assert not node.ready
 
 
-def test_a_node_that_is_out_of_service_is_seen() -> None:
+def test_out_of_service_taint_is_read() -> None:
     taint = {"key": "node.kubernetes.io/out-of-service"}
     node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": {"taints": [taint]}})
     assert node.out_of_service

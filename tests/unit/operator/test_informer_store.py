@@ -48,18 +48,18 @@ def pods(cache: Cache) -> set[str]:
     return {each.uid for each in found.pods}
 
 
-def test_an_event_wakes_the_swarm_of_the_pod(cache: Cache) -> None:
+def test_pod_event_wakes_its_swarm(cache: Cache) -> None:
     assert cache.apply_event(POD, False, pod("a", 2)) == {"s1"}
     assert pods(cache) == {"a"}
 
 
-def test_an_event_that_says_nothing_new_wakes_nobody(cache: Cache) -> None:
+def test_repeated_event_wakes_no_swarm(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("a", 2))
     assert cache.apply_event(POD, False, pod("a", 2)) == set()
     assert cache.apply_event(POD, False, pod("a", 3)) == set()  # a newer version, the same to us
 
 
-def test_an_older_version_changes_nothing(cache: Cache) -> None:
+def test_older_version_is_ignored(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("a", 5, phase="Failed"))
     assert cache.apply_event(POD, False, pod("a", 4)) == set()
     found = cache.observed("s1")
@@ -67,19 +67,19 @@ def test_an_older_version_changes_nothing(cache: Cache) -> None:
     assert found.pods[0].phase == "Failed"
 
 
-def test_a_list_brings_what_was_missed_and_takes_ghosts_away(cache: Cache) -> None:
+def test_list_adds_missed_pods_and_removes_deleted_ones(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("ghost", 2))
     assert cache.replace(POD, [pod("missed", 3)], 4) == {"s1"}
     assert pods(cache) == {"missed"}
 
 
-def test_what_came_after_the_list_was_made_stays(cache: Cache) -> None:
+def test_pod_newer_than_the_list_stays(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("new", 9))
     cache.replace(POD, [], 5)
     assert pods(cache) == {"new"}
 
 
-def test_a_list_older_than_a_deletion_brings_nothing_back(cache: Cache) -> None:
+def test_list_older_than_a_deletion_restores_nothing(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("a", 2))
     cache.apply_event(POD, True, pod("a", 6))
     cache.replace(POD, [pod("a", 2)], 5)
@@ -88,7 +88,7 @@ def test_a_list_older_than_a_deletion_brings_nothing_back(cache: Cache) -> None:
     assert pods(cache) == set()
 
 
-def test_a_pod_that_gets_its_label_back_is_known_again(cache: Cache) -> None:
+def test_relabelled_pod_is_known_again(cache: Cache) -> None:
     """For a watch with a selector, losing the label is a deletion."""
     cache.apply_event(POD, False, pod("a", 2))
     cache.apply_event(POD, True, pod("a", 3))
@@ -96,20 +96,20 @@ def test_a_pod_that_gets_its_label_back_is_known_again(cache: Cache) -> None:
     assert pods(cache) == {"a"}
 
 
-def test_a_pod_without_our_owner_reference_is_not_ours(cache: Cache) -> None:
+def test_pod_without_owner_reference_is_ignored(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("a", 2))
     assert cache.apply_event(POD, False, pod("a", 3, owner="")) == {"s1"}
     assert pods(cache) == set()
     assert cache.apply_event(POD, False, pod("b", 4, owner="")) == set()
 
 
-def test_a_pod_that_changes_hands_is_the_other_swarms(cache: Cache) -> None:
+def test_pod_with_a_new_owner_leaves_its_old_swarm(cache: Cache) -> None:
     cache.apply_event(POD, False, pod("a", 2))
     cache.apply_event(POD, False, pod("a", 3, owner="s2"))
     assert pods(cache) == set()
 
 
-def test_a_restored_store_is_believed(cache: Cache) -> None:
+def test_list_with_lower_versions_replaces_the_cache(cache: Cache) -> None:
     """Its versions are lower than all that was seen: the list is the truth all the same."""
     cache.replace(POD, [pod("a", 90, phase="Failed"), pod("b", 91)], 100)
     cache.replace(POD, [pod("a", 40)], 50)
@@ -118,7 +118,7 @@ def test_a_restored_store_is_believed(cache: Cache) -> None:
     assert [(each.uid, each.phase) for each in found.pods] == [("a", "Running")]
 
 
-def test_the_list_of_one_swarm_leaves_the_others_alone(cache: Cache) -> None:
+def test_list_of_one_swarm_keeps_the_pods_of_others(cache: Cache) -> None:
     cache.apply_event(SWARM, False, swarm("s2", 2, "other"))
     cache.apply_event(POD, False, pod("mine", 3))
     cache.apply_event(POD, False, pod("theirs", 4, owner="s2"))
@@ -129,7 +129,7 @@ def test_the_list_of_one_swarm_leaves_the_others_alone(cache: Cache) -> None:
     assert len(other.pods) == 1
 
 
-def test_children_are_known_by_kind_and_name_without_their_status(cache: Cache) -> None:
+def test_children_are_stored_by_kind_and_name_without_status(cache: Cache) -> None:
     service = pod("svc", 2) | {"spec": {"clusterIP": "None"}}
     service["metadata"] |= {"managedFields": [{}], "labels": {"a": "b"}}
     assert cache.apply_event(SERVICE, False, service) == {"s1"}
@@ -141,7 +141,7 @@ def test_children_are_known_by_kind_and_name_without_their_status(cache: Cache) 
     assert "status" not in stored
 
 
-def test_a_node_that_changes_concerns_every_swarm_a_heartbeat_none(cache: Cache) -> None:
+def test_node_change_wakes_all_swarms_and_node_heartbeat_none(cache: Cache) -> None:
     def node(version: int, ready: str, beat: str) -> Json:
         condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": beat}
         meta = {"uid": "n", "name": "n", "resourceVersion": str(version)}
@@ -152,7 +152,7 @@ def test_a_node_that_changes_concerns_every_swarm_a_heartbeat_none(cache: Cache)
     assert cache.apply_event(NODE, False, node(4, "Unknown", "3")) == {"s1"}
 
 
-def test_nodes_that_may_not_be_read_are_none(cache: Cache) -> None:
+def test_nodes_are_none_without_read_access(cache: Cache) -> None:
     first = cache.observed("s1")
     assert first is not None
     assert first.nodes is None
@@ -162,7 +162,7 @@ def test_nodes_that_may_not_be_read_are_none(cache: Cache) -> None:
     assert second.nodes == {}
 
 
-def test_the_elder_swarm_keeps_a_served_name_and_the_younger_learns_when_it_is_free(
+def test_older_swarm_keeps_a_contested_served_name(
     cache: Cache,
 ) -> None:
     younger = swarm(
@@ -179,7 +179,7 @@ def test_the_elder_swarm_keeps_a_served_name_and_the_younger_learns_when_it_is_f
     assert alone.served_name_taken_by == ""
 
 
-def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_it_later(
+def test_served_name_in_use_is_kept_from_an_older_swarm(
     cache: Cache,
 ) -> None:
     """A suspended swarm may be renamed: what serves must not be held for that."""
@@ -197,7 +197,7 @@ def test_a_swarm_that_has_its_served_name_keeps_it_from_an_older_one_that_takes_
     assert (first.served_name_taken_by, second.served_name_taken_by) == ("here/other", "")
 
 
-def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
+def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:
     bad = swarm("s1", 2)
     bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}
     cache.apply_event(SWARM, False, bad)
@@ -207,7 +207,7 @@ def test_a_spec_that_is_not_understood_is_a_sentence(cache: Cache) -> None:
     assert found.swarm.spec_problem.startswith("spec.model.source: ")
 
 
-def test_fields_of_a_newer_version_are_left_alone(cache: Cache) -> None:
+def test_unknown_spec_fields_are_ignored(cache: Cache) -> None:
     newer = swarm("s1", 2)
     newer["spec"]["warpDrive"] = True
     cache.apply_event(SWARM, False, newer)
@@ -217,7 +217,7 @@ def test_fields_of_a_newer_version_are_left_alone(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_the_order_the_end_is_the_store(seed: int) -> None:
+def test_random_events_end_in_the_listed_state(seed: int) -> None:
     """Random history; events arrive late, twice, or never; the last list makes it whole."""
     chance, version = random.Random(seed), 1
     store: dict[str, Json] = {}

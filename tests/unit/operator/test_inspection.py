@@ -38,7 +38,7 @@ def end(world: World, code: int, words: str, phase: str = "") -> None:
             pod.view = replace(world.pods[name].view, phase=ended, container=container)
 
 
-def test_one_pod_looks_and_nothing_else_is_started() -> None:
+def test_one_inspection_pod_starts_and_nothing_else() -> None:
     world = hub(tokenSecretRef={"name": "hub"}, tokenizer="hf://org/words")
     (pod,) = world.pods.values()
     container = pod.manifest["spec"]["containers"][0]
@@ -52,7 +52,7 @@ def test_one_pod_looks_and_nothing_else_is_started() -> None:
     assert world.decide().actions == []
 
 
-def test_its_answer_is_stored_and_the_servers_load_the_very_commit_it_saw() -> None:
+def test_inspection_result_is_stored_and_its_commit_is_served() -> None:
     world = hub()
     end(world, 0, facts("c0ffee"))
     actions = world.turn().actions
@@ -70,7 +70,7 @@ def test_its_answer_is_stored_and_the_servers_load_the_very_commit_it_saw() -> N
     assert "slots" not in world.status
 
 
-def test_a_refusal_is_told_in_its_own_words_and_tried_again_later() -> None:
+def test_refused_model_is_reported_and_retried_later() -> None:
     world = hub()
     end(world, 2, "hf://org/name@main has no tokenizer.json; a fast tokenizer is needed")
     world.turn()
@@ -86,14 +86,14 @@ def test_a_refusal_is_told_in_its_own_words_and_tried_again_later() -> None:
     assert world.status["incarnation"] == before and world.decide().actions == []
 
 
-def test_an_inspection_that_dies_is_another_failure() -> None:
+def test_killed_inspection_is_reported_as_failed() -> None:
     world = hub()
     end(world, 137, "")
     world.turn()
     assert world.condition("Degraded")["reason"] == "InspectionFailed"
 
 
-def test_words_that_are_no_facts_are_a_failure() -> None:
+def test_invalid_inspection_output_is_reported_as_failed() -> None:
     world = hub()
     end(world, 0, '{"blocks": 0}')
     world.turn()
@@ -101,7 +101,7 @@ def test_words_that_are_no_facts_are_a_failure() -> None:
     assert "not facts of a model" in world.condition("Degraded")["message"]
 
 
-def test_a_corrected_document_is_looked_at_at_once() -> None:
+def test_corrected_model_is_inspected_at_once() -> None:
     world = hub()
     for _ in range(5):
         end(world, 2, "there is no such model")
@@ -114,7 +114,7 @@ def test_a_corrected_document_is_looked_at_at_once() -> None:
     assert len(world.ready()) == 4
 
 
-def test_an_image_that_can_not_be_pulled_is_told() -> None:
+def test_inspection_image_pull_failure_is_reported() -> None:
     world = hub()
     name = next(iter(world.pods))
     world.set_pod(
@@ -125,7 +125,7 @@ def test_an_image_that_can_not_be_pulled_is_told() -> None:
     assert "manifest unknown" in world.condition("Degraded")["message"]
 
 
-def test_while_a_new_model_is_looked_at_the_old_servers_stay() -> None:
+def test_old_servers_stay_while_a_new_model_is_inspected() -> None:
     world = World()
     world.settle()
     old = set(world.pods)
@@ -139,7 +139,7 @@ def test_while_a_new_model_is_looked_at_the_old_servers_stay() -> None:
     assert not old & set(world.pods) and len(world.ready()) == 4
 
 
-def test_a_lost_inspection_is_started_again() -> None:
+def test_lost_inspection_pod_is_created_again() -> None:
     world = hub()
     world.vanish(next(iter(world.pods)))
     world.turn()
@@ -150,7 +150,7 @@ def test_a_lost_inspection_is_started_again() -> None:
     assert [pod.view.deleting_since is None for pod in world.pods.values()].count(True) == 1
 
 
-def test_a_claim_is_mounted_where_the_address_says() -> None:
+def test_pvc_is_mounted_under_its_claim_name() -> None:
     world = World(spec=document(1, 1, model={"source": "pvc://weights/llama"}))
     world.turn()
     body = next(iter(world.pods.values())).manifest["spec"]

@@ -68,7 +68,7 @@ def _anonymous(manifest: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("first", STATES)
-def test_wherever_a_swarm_comes_from_it_ends_as_if_it_were_new(first: str) -> None:
+def test_edited_swarm_ends_as_if_it_were_new(first: str) -> None:
     """Acto's oracle: from every state to every other, and back."""
     order = random.Random(first).sample(sorted(STATES), 3)
     world = roomy(STATES[first])
@@ -82,7 +82,7 @@ def test_wherever_a_swarm_comes_from_it_ends_as_if_it_were_new(first: str) -> No
         assert end_state(world) == end_state(fresh)
 
 
-def test_half_an_hour_without_an_operator_is_made_good() -> None:
+def test_half_an_hour_without_operator_is_repaired() -> None:
     world = roomy(document(2, 3))
     world.settle()
     for name in world.ready()[:2]:
@@ -99,7 +99,7 @@ def test_half_an_hour_without_an_operator_is_made_good() -> None:
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_a_clock_that_jumps_by_an_hour_costs_nothing(jump: float) -> None:
+def test_clock_jump_of_an_hour_causes_no_replacement(jump: float) -> None:
     world = roomy(document(2, 2))
     world.settle()
     world.fail(world.ready()[0])
@@ -115,7 +115,7 @@ def test_a_clock_that_jumps_by_an_hour_costs_nothing(jump: float) -> None:
     assert len(world.ready()) == 4 and world.status["incarnation"] == 5
 
 
-def test_a_third_of_a_thousand_servers_failing_comes_back_without_touching_the_rest() -> None:
+def test_lost_third_of_1000_servers_is_replaced_alone() -> None:
     nodes = {f"n{index}": Node(f"n{index}", room=200) for index in range(10)}
     world = World(spec=document(8, 125), nodes=nodes)
     world.settle()
@@ -130,7 +130,7 @@ def test_a_third_of_a_thousand_servers_failing_comes_back_without_touching_the_r
     assert world.status["incarnation"] == 1000 + lost
 
 
-def test_two_hours_of_faults_leave_nothing_behind() -> None:
+def test_two_hours_of_faults_leave_no_traces() -> None:
     """Soak: the status does not grow, and when the faults end so does the work."""
     draw = random.Random(2026)
     storm = Storm(World())
@@ -145,7 +145,7 @@ def test_two_hours_of_faults_leave_nothing_behind() -> None:
     assert "slots" not in storm.world.status
 
 
-def test_a_quiet_day_writes_nothing() -> None:
+def test_idle_day_writes_nothing() -> None:
     world = roomy(document(5, 2))
     world.settle()
     world.pass_time(700.0)

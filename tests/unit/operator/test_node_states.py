@@ -27,9 +27,7 @@ def run(world: World, seconds: int) -> None:
         world.turn()
 
 
-def test_a_node_that_is_not_ready_for_long_has_its_servers_replaced_and_left_where_they_are() -> (
-    None
-):
+def test_pods_of_an_unready_node_are_replaced_and_kept() -> None:
     world = aged()
     lost = on_node(world, "n0")
     world.node_down("n0")
@@ -45,7 +43,7 @@ def test_a_node_that_is_not_ready_for_long_has_its_servers_replaced_and_left_whe
     assert world.coverage() == 2
 
 
-def test_servers_that_are_placed_on_nodes_that_are_not_ready_are_not_replaced_on_the_spot() -> None:
+def test_pods_on_unready_nodes_are_replaced_only_once() -> None:
     """The scheduler may see nodes as ready when we do not, as after an outage of the API server."""
     world = aged(nodes=2)
     for name in world.nodes:
@@ -60,7 +58,7 @@ def test_servers_that_are_placed_on_nodes_that_are_not_ready_are_not_replaced_on
     assert world.status["incarnation"] == 4 + 4, "each one once"
 
 
-def test_when_the_node_returns_the_old_server_retires_if_its_successor_serves() -> None:
+def test_returned_pod_is_removed_if_its_successor_is_ready() -> None:
     world = aged()
     lost = on_node(world, "n0")
     world.node_down("n0")
@@ -72,7 +70,7 @@ def test_when_the_node_returns_the_old_server_retires_if_its_successor_serves() 
     assert world.condition("Degraded")["status"] == "False"
 
 
-def test_when_the_node_returns_before_its_successor_serves_the_old_server_stays() -> None:
+def test_returned_pod_stays_if_its_successor_is_not_ready() -> None:
     world = aged(nodes=2)
     for node in world.nodes.values():
         node.room = 2
@@ -86,7 +84,7 @@ def test_when_the_node_returns_before_its_successor_serves_the_old_server_stays(
     assert len(world.pods) == 4
 
 
-def test_many_nodes_not_ready_at_once_do_not_double_the_fleet() -> None:
+def test_mass_node_outage_replaces_no_pods() -> None:
     world = aged(nodes=5, spans=4, replicas=2)
     for name in ("n0", "n1", "n2"):
         world.node_down(name)
@@ -101,7 +99,7 @@ def test_many_nodes_not_ready_at_once_do_not_double_the_fleet() -> None:
     assert world.status["incarnation"] == 8
 
 
-def test_many_nodes_not_ready_for_very_long_are_no_blip() -> None:
+def test_mass_node_outage_replaces_pods_after_its_timeout() -> None:
     world = aged(nodes=5, spans=4, replicas=2)
     for name in ("n0", "n1", "n2"):
         world.node_down(name)
@@ -112,7 +110,7 @@ def test_many_nodes_not_ready_for_very_long_are_no_blip() -> None:
     assert world.coverage() >= 1
 
 
-def test_nodes_that_are_down_for_long_are_no_part_of_a_blip() -> None:
+def test_nodes_down_for_long_do_not_count_as_mass_outage() -> None:
     """Machines that were switched off and never deleted must not slow down every repair."""
     world = aged(nodes=3)
     for name in ("old-0", "old-1", "old-2", "old-3"):
@@ -123,7 +121,7 @@ def test_nodes_that_are_down_for_long_are_no_part_of_a_blip() -> None:
     assert world.condition("Degraded")["reason"] == "NodeNotReady"
 
 
-def test_an_operator_whose_clock_is_slow_does_not_wait_for_it_to_catch_up() -> None:
+def test_node_timestamp_in_the_future_delays_nothing() -> None:
     world = aged()
     world.node_down("n0")
     world.nodes["n0"].not_ready_since = world.now + 3600.0
@@ -131,13 +129,13 @@ def test_an_operator_whose_clock_is_slow_does_not_wait_for_it_to_catch_up() -> N
     assert world.condition("Degraded")["reason"] == "NodeNotReady"
 
 
-def test_a_cluster_that_seems_to_have_no_nodes_loses_no_pod() -> None:
+def test_empty_node_list_deletes_no_pod() -> None:
     world = aged()
     world.nodes.clear()
     assert world.decide().actions == []
 
 
-def test_a_third_of_the_nodes_failing_is_replaced() -> None:
+def test_pods_of_a_failed_third_of_the_nodes_are_replaced() -> None:
     world = aged(nodes=6, spans=4, replicas=2)
     for name in ("n0", "n1"):
         world.node_down(name)
@@ -145,7 +143,7 @@ def test_a_third_of_the_nodes_failing_is_replaced() -> None:
     assert world.coverage() == 2
 
 
-def test_the_pods_of_a_node_that_is_gone_are_forced_away() -> None:
+def test_pods_of_a_deleted_node_are_force_deleted() -> None:
     world = aged()
     lost = on_node(world, "n0")
     world.node_gone("n0")
@@ -156,7 +154,7 @@ def test_the_pods_of_a_node_that_is_gone_are_forced_away() -> None:
     assert len(world.ready()) == 4
 
 
-def test_a_pod_on_a_node_that_is_not_known_yet_is_not_forced_away() -> None:
+def test_pod_on_an_unknown_node_is_not_force_deleted() -> None:
     world = aged()
     name = world.ready()[0]
     world.kill(name)
@@ -168,7 +166,7 @@ def test_a_pod_on_a_node_that_is_not_known_yet_is_not_forced_away() -> None:
     assert world.wake_at is not None and world.wake_at <= world.now + POLICY.unknown_node_grace
 
 
-def test_a_node_out_of_service_gives_its_pods_free() -> None:
+def test_out_of_service_node_releases_its_pods() -> None:
     world = aged()
     lost = on_node(world, "n0")
     world.node_down("n0")
@@ -180,7 +178,7 @@ def test_a_node_out_of_service_gives_its_pods_free() -> None:
     assert lost[0] not in world.pods
 
 
-def test_a_pod_that_does_not_end_on_a_dead_node_is_replaced_and_told_not_forced() -> None:
+def test_pod_stuck_on_a_dead_node_is_replaced_and_reported() -> None:
     world = aged()
     lost = on_node(world, "n0")[0]
     world.node_down("n0")
@@ -195,7 +193,7 @@ def test_a_pod_that_does_not_end_on_a_dead_node_is_replaced_and_told_not_forced(
     assert lost in world.pods
 
 
-def test_a_cordon_starts_the_replacement_before_the_old_server_goes() -> None:
+def test_pods_of_a_cordoned_node_are_replaced_before_deletion() -> None:
     world = aged()
     leaving = on_node(world, "n1")
     world.nodes["n1"].departing = "cordoned"
@@ -212,7 +210,7 @@ def test_a_cordon_starts_the_replacement_before_the_old_server_goes() -> None:
     assert len(world.ready()) == 4
 
 
-def test_without_room_a_server_stays_on_its_departing_node() -> None:
+def test_pod_on_a_cordoned_node_stays_without_capacity() -> None:
     world = aged(nodes=2)
     for node in world.nodes.values():
         node.room = 2
@@ -226,7 +224,7 @@ def test_without_room_a_server_stays_on_its_departing_node() -> None:
     assert len(world.pods) == 4
 
 
-def test_without_the_right_to_see_nodes_pods_alone_decide() -> None:
+def test_without_node_access_only_pod_states_count() -> None:
     world = aged()
     world.sees_nodes = False
     world.node_down("n0")

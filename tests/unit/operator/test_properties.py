@@ -19,7 +19,7 @@ steps = st.lists(st.tuples(st.integers(0, 31), st.integers(0, 60)), min_size=1, 
 
 @SEARCH
 @given(steps)
-def test_any_storm_ends_in_what_the_spec_asks_for(storm: list[Step]) -> None:
+def test_random_faults_end_in_the_state_of_the_spec(storm: list[Step]) -> None:
     run = Storm(World())
     run.run(storm)
     run.heal()

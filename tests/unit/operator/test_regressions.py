@@ -35,7 +35,7 @@ def raw_pod(**status: Any) -> Json:
     return {"metadata": meta, "spec": {"nodeName": "n9"}, "status": status}
 
 
-def test_the_servers_state_is_read_whatever_stands_beside_it() -> None:
+def test_server_container_is_read_beside_a_sidecar() -> None:
     """The kubelet sorts container statuses by name: an `istio-proxy` comes before the `server`."""
     proxy = {"name": "istio-proxy", "ready": True, "restartCount": 0,
              "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}  # fmt: skip
@@ -46,7 +46,7 @@ def test_the_servers_state_is_read_whatever_stands_beside_it() -> None:
     assert (seen.restarts, seen.exit_message) == (7, "no weights")
 
 
-def test_an_inspection_ends_with_its_container_not_with_a_sidecar() -> None:
+def test_inspection_ends_with_its_container_beside_a_sidecar() -> None:
     world = World(spec=document(model={"source": "pvc://claim/model"}))
     for _ in range(3):
         world.turn()
@@ -78,7 +78,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("words", HOSTILE, ids=lambda words: words[:20] + str(len(words)))
-def test_whatever_an_inspection_says_is_facts_or_a_sentence(words: str) -> None:
+def test_malformed_inspection_output_is_a_user_error(words: str) -> None:
     with pytest.raises(UserError):
         parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), words)
 
@@ -121,7 +121,7 @@ PATCHES: list[Json] = [
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=str)
-def test_a_hostile_patch_is_a_pod_or_a_sentence(patch: Json) -> None:
+def test_pod_template_patch_keeps_required_fields_or_is_refused(patch: Json) -> None:
     """Anything else would fail every turn of the swarm without a condition that tells why."""
     try:
         pod, _ = apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
@@ -132,7 +132,7 @@ def test_a_hostile_patch_is_a_pod_or_a_sentence(patch: Json) -> None:
     assert pod["spec"]["containers"][0]["args"] == ["--x"]
 
 
-def test_a_pod_that_waited_long_is_given_a_new_node_before_that_is_known() -> None:
+def test_just_scheduled_pod_waits_for_its_unknown_node() -> None:
     """An autoscaler's node: the pod's event may come before the node's."""
     pod = pod_view(raw_pod(conditions=[
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-21T10:30:00Z"}
@@ -143,7 +143,7 @@ def test_a_pod_that_waited_long_is_given_a_new_node_before_that_is_known() -> No
     assert NodeHealth(others, World().policy, now + 60.0).node_state_of(pod) is NodeState.DELETED
 
 
-def test_a_refused_child_that_is_not_wanted_any_more_is_no_problem() -> None:
+def test_unneeded_child_that_was_refused_is_no_problem() -> None:
     world = World()
     world.settle()
     what = f"PodDisruptionBudget/{names.budget_name('counting', 1)}"
@@ -155,7 +155,7 @@ def test_a_refused_child_that_is_not_wanted_any_more_is_no_problem() -> None:
     assert world.condition("Degraded")["status"] == "False"
 
 
-def test_failures_told_by_a_clock_that_was_ahead_are_forgotten() -> None:
+def test_failures_with_future_timestamps_are_forgotten() -> None:
     world = World()
     world.settle()
     world.now += 10_000_000.0
@@ -170,7 +170,7 @@ def test_failures_told_by_a_clock_that_was_ahead_are_forgotten() -> None:
     assert "slots" not in world.status, world.status["slots"]
 
 
-def test_a_roll_that_a_quota_stopped_goes_on_without_surge() -> None:
+def test_rollout_stopped_by_quota_continues_without_surge() -> None:
     world = World(quota=4)
     world.settle()
     world.edit(sessions={"maxLength": 64})
@@ -186,7 +186,7 @@ def test_a_roll_that_a_quota_stopped_goes_on_without_surge() -> None:
     assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
 
 
-def test_new_spans_find_room_in_a_full_cluster() -> None:
+def test_new_spans_are_rolled_out_in_a_full_cluster() -> None:
     world = World()
     for node in world.nodes.values():
         node.room = 1
@@ -199,14 +199,14 @@ def test_new_spans_find_room_in_a_full_cluster() -> None:
     assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
 
 
-def test_a_token_in_a_servers_last_words_is_not_passed_on() -> None:
+def test_token_in_an_exit_message_is_redacted() -> None:
     token = "hf_" + "aB3" * 12
     ended = {"exitCode": 1, "message": f"401 for Authorization: Bearer {token}"}
     server = {"name": "server", "state": {"terminated": ended}}
     assert token not in pod_view(raw_pod(containerStatuses=[server])).container.exit_message
 
 
-def test_a_pool_without_room_is_given_up_for_one_that_has_some() -> None:
+def test_pod_without_capacity_moves_to_another_pool() -> None:
     world = World(spec=document(spans=1, replicas=1, pools=[{"name": "a"}, {"name": "b"}]))
     world.turn()
     [name] = world.pods
@@ -222,7 +222,7 @@ def test_a_pool_without_room_is_given_up_for_one_that_has_some() -> None:
     assert other.view.annotations[names.POOL] != full
 
 
-def test_a_replacement_comes_before_what_a_webhook_may_hold_up() -> None:
+def test_pod_creation_precedes_labels_and_children() -> None:
     """A turn ends at the first write that fails: labels and Services must not stand before pods."""
     world = World()
     world.settle()
@@ -234,7 +234,7 @@ def test_a_replacement_comes_before_what_a_webhook_may_hold_up() -> None:
     assert kinds.index("CreatePod") < kinds.index("LabelPod") < kinds.index("ApplyChild")
 
 
-def test_a_turn_that_always_has_something_to_do_is_spaced_out_without_end() -> None:
+def test_thousands_of_active_turns_do_not_overflow_the_delay() -> None:
     turns, sleeper = object.__new__(Workers), WorkItem(active_turns=5000)
     turns._schedule_next(sleeper, Decision([RecordEvent("Normal", "Any", "thing")], None))
     assert sleeper.active_turns == 5001
@@ -269,7 +269,7 @@ class Answers:
         return [{"pods": self.pod, "nodes": self.node}[kind]], 9
 
 
-async def test_a_node_is_looked_for_before_its_pods_are_ended_by_force() -> None:
+async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
     """A watch of nodes that hangs while the one of pods does not: else every new node's pods would go."""
     api: Any = Answers()
     cache = Cache()
@@ -294,7 +294,7 @@ class Refuses:
         raise RejectedError(403, "Forbidden", "denied by policy")
 
 
-async def test_a_label_that_is_refused_fails_no_turn() -> None:
+async def test_refused_label_does_not_fail_the_turn() -> None:
     """A failing turn is repeated after up to a minute, and deaf to events until then."""
     api: Any = Refuses()
     apply = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)

@@ -31,7 +31,7 @@ def watch(world: World, seen: Callable[[], None], seconds: int = 60) -> None:
         world.pass_time()
 
 
-def test_a_roll_renews_one_slot_of_each_span_at_a_time_and_adds_before_it_takes() -> None:
+def test_rollout_replaces_one_slot_per_span_and_surges_first() -> None:
     world = roomy(2, 3)
     old = set(world.pods)
     world.edit(pools=team("a"))
@@ -50,7 +50,7 @@ def test_a_roll_renews_one_slot_of_each_span_at_a_time_and_adds_before_it_takes(
     world.settle()
 
 
-def test_a_single_server_is_rolled_without_a_gap_even_with_surge_0() -> None:
+def test_single_replica_rolls_without_a_gap_despite_surge_0() -> None:
     world = roomy(2, 1, rollout={"surge": 0})
     world.edit(pools=team("a"))
     watch(world, lambda: _at_least(world, 1), 30)
@@ -58,7 +58,7 @@ def test_a_single_server_is_rolled_without_a_gap_even_with_surge_0() -> None:
     assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
 
 
-def test_without_surge_the_old_server_goes_first_and_no_more_servers_than_wanted_run() -> None:
+def test_rollout_with_surge_0_deletes_before_it_creates() -> None:
     world = roomy(1, 3, rollout={"surge": 0})
     world.edit(pools=team("a"))
 
@@ -71,7 +71,7 @@ def test_without_surge_the_old_server_goes_first_and_no_more_servers_than_wanted
     assert len(world.ready()) == 3
 
 
-def test_a_roll_that_finds_no_room_goes_on_when_surge_is_set_to_0() -> None:
+def test_rollout_without_capacity_continues_at_surge_0() -> None:
     world = World(spec=document(1, 2), nodes={"n0": Node("n0", room=2)})
     world.settle()
     world.edit(pools=team("a"))
@@ -82,7 +82,7 @@ def test_a_roll_that_finds_no_room_goes_on_when_surge_is_set_to_0() -> None:
     assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
 
 
-def test_a_recipe_that_fails_stops_the_roll_and_leaves_the_good_servers() -> None:
+def test_failing_template_stops_the_rollout_and_keeps_old_pods() -> None:
     world = roomy(2, 3)
     good = set(world.ready())
     world.poison = lambda pod: pod.name not in good
@@ -95,7 +95,7 @@ def test_a_recipe_that_fails_stops_the_roll_and_leaves_the_good_servers() -> Non
     assert set(world.pods) == good
 
 
-def test_a_correction_of_what_never_served_is_tried_at_once() -> None:
+def test_corrected_template_of_unready_pods_rolls_out_at_once() -> None:
     world = World(spec=document(1, 2, pools=team("bad")))
     world.poison = lambda pod: pod.manifest["metadata"]["labels"].get("team") == "bad"
     watch(world, lambda: None, 20)
@@ -104,7 +104,7 @@ def test_a_correction_of_what_never_served_is_tried_at_once() -> None:
     assert len(world.ready()) == 2
 
 
-def test_scaling_up_adds_and_scaling_down_takes_the_highest_ordinals() -> None:
+def test_scale_up_adds_and_scale_down_removes_highest_ordinals() -> None:
     world = roomy(2, 2)
     world.edit(replicas=3)
     world.settle()
@@ -114,7 +114,7 @@ def test_scaling_up_adds_and_scaling_down_takes_the_highest_ordinals() -> None:
     assert sorted(pod.view.labels[names.SLOT] for pod in world.servers()) == ["0-0", "1-0"]
 
 
-def test_scaling_down_gives_up_what_does_not_serve_first() -> None:
+def test_scale_down_removes_unready_pods_first() -> None:
     world = roomy(1, 3)
     broken = world.ready()[0]
     world.set_pod(broken, ready=False)
@@ -126,7 +126,7 @@ def test_scaling_down_gives_up_what_does_not_serve_first() -> None:
     assert world.status["incarnation"] == 3
 
 
-def test_three_two_three_replicas_with_one_running_never_reuses_a_number() -> None:
+def test_replica_changes_never_reuse_an_incarnation() -> None:
     world = World(spec=document(1, 3), nodes={"n0": Node("n0", room=1)})
     watch(world, lambda: None, 5)
     world.edit(replicas=2)
@@ -139,7 +139,7 @@ def test_three_two_three_replicas_with_one_running_never_reuses_a_number() -> No
     assert len(world.ready()) == 3
 
 
-def test_no_replicas_suspend_the_swarm_and_replicas_wake_it() -> None:
+def test_zero_replicas_suspend_the_swarm_until_scaled_up() -> None:
     world = roomy()
     world.edit(replicas=0)
     world.settle()
@@ -152,7 +152,7 @@ def test_no_replicas_suspend_the_swarm_and_replicas_wake_it() -> None:
     assert len(world.ready()) == 4
 
 
-def test_new_spans_serve_before_the_old_ones_go() -> None:
+def test_new_spans_serve_before_old_ones_are_deleted() -> None:
     world = roomy(2, 2)
     old = set(world.pods)
     world.edit(spans={"count": 3})
@@ -164,7 +164,7 @@ def test_new_spans_serve_before_the_old_ones_go() -> None:
     world.settle()
 
 
-def test_a_plan_is_stored_before_it_is_acted_on_and_kept_by_another_operator() -> None:
+def test_plan_is_stored_before_use_and_kept() -> None:
     world = roomy()
     world.edit(spans={})
     world.turn(most=1)
@@ -174,7 +174,7 @@ def test_a_plan_is_stored_before_it_is_acted_on_and_kept_by_another_operator() -
     assert world.status["plan"] == stored
 
 
-def test_another_model_name_is_served_whole_before_the_first_server_of_the_old_one_goes() -> None:
+def test_new_served_name_is_ready_before_old_pods_are_deleted() -> None:
     world = roomy(2, 1)
     old = set(world.pods)
     world.edit(model={"source": "demo://counting", "servedName": "other"})
@@ -191,7 +191,7 @@ def test_another_model_name_is_served_whole_before_the_first_server_of_the_old_o
     assert not old & set(world.pods) and len(world.ready()) == 2
 
 
-def test_a_paused_swarm_changes_nothing() -> None:
+def test_paused_swarm_changes_nothing() -> None:
     world = roomy()
     world.edit(paused=True, replicas=3)
     world.kill(world.ready()[0])
@@ -204,7 +204,7 @@ def test_a_paused_swarm_changes_nothing() -> None:
     assert len(world.ready()) == 6
 
 
-def test_another_image_of_the_operator_moves_no_pod() -> None:
+def test_new_server_image_replaces_no_pod() -> None:
     world = roomy()
     world.policy = replace(
         POLICY, server_image="registry.example/server:2", image_pull_policy="Always"
@@ -216,7 +216,7 @@ def test_another_image_of_the_operator_moves_no_pod() -> None:
     assert images == {"registry.example/server:1", "registry.example/server:2"}
 
 
-def test_a_new_pool_moves_no_pod_and_one_that_is_gone_has_its_pods_renewed() -> None:
+def test_new_pool_moves_no_pod_and_removed_pool_rolls_its_pods() -> None:
     one, two = {"name": "one"}, {"name": "two"}
     world = roomy(2, 2, pools=[one])
     before = set(world.pods)
@@ -231,7 +231,7 @@ def test_a_new_pool_moves_no_pod_and_one_that_is_gone_has_its_pods_renewed() -> 
     assert {pod.view.annotations[names.POOL] for pod in world.servers()} == {"two"}
 
 
-def test_pools_take_turns() -> None:
+def test_replicas_of_a_span_alternate_between_pools() -> None:
     world = roomy(2, 2, pools=[{"name": "one"}, {"name": "two"}])
     for span in "01":
         pools = [
@@ -250,21 +250,21 @@ def test_pools_take_turns() -> None:
         {"paused": False},
     ],
 )
-def test_what_no_server_is_made_from_rolls_nothing(change: dict[str, Any]) -> None:
+def test_edit_that_no_pod_depends_on_rolls_nothing(change: dict[str, Any]) -> None:
     world = roomy()
     world.edit(**change)
     actions = world.turn().actions
     assert not [action for action in actions if isinstance(action, CreatePod | DeletePod)]
 
 
-def test_drained_servers_get_the_drain_limit_of_today() -> None:
+def test_deletion_uses_the_current_drain_limit() -> None:
     world = roomy(1, 2)
     world.edit(replicas=1, rollout={"drainLimit": "90s"})
     deletes = [action for action in world.turn().actions if isinstance(action, DeletePod)]
     assert [action.grace_seconds for action in deletes] == [90]
 
 
-def test_fifty_edits_in_a_row_end_in_the_last() -> None:
+def test_fifty_rapid_edits_end_in_the_last() -> None:
     world = roomy()
     for number in range(50):
         world.edit(pools=team(str(number)), replicas=1 + number % 3)

@@ -29,7 +29,7 @@ from modelswarm_operator.app import main
         (["--server-image", "x", "--resync", "0"], "--resync"),
     ],
 )
-def test_bad_flags_end_with_one_sentence(
+def test_invalid_flag_ends_with_one_line_and_exit_code_2(
     flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(flags) == 2

@@ -24,7 +24,7 @@ def seconds_until_created(world: World) -> float:
     return world.now - started
 
 
-def test_a_new_swarm_gets_a_server_for_every_slot_and_then_there_is_nothing_to_do() -> None:
+def test_new_swarm_fills_every_slot_and_then_idles() -> None:
     world = World()
     world.settle()
     assert len(world.ready()) == 4
@@ -32,13 +32,13 @@ def test_a_new_swarm_gets_a_server_for_every_slot_and_then_there_is_nothing_to_d
     assert world.decide().actions == []
 
 
-def test_incarnations_are_stored_before_any_pod_is_created() -> None:
+def test_incarnations_are_stored_before_pods_are_created() -> None:
     kinds = [type(action) for action in World().decide().actions]
     assert kinds[0] is WriteStatus
     assert CreatePod in kinds
 
 
-def test_a_deleted_pod_is_replaced_at_once_by_a_higher_incarnation() -> None:
+def test_deleted_pod_is_replaced_with_a_higher_incarnation() -> None:
     world = World()
     world.settle()
     world.kill(world.ready(0)[0])
@@ -48,7 +48,7 @@ def test_a_deleted_pod_is_replaced_at_once_by_a_higher_incarnation() -> None:
     assert len(world.pods) == 4
 
 
-def test_a_pod_that_is_gone_without_a_trace_is_replaced() -> None:
+def test_force_deleted_pod_is_replaced() -> None:
     world = World()
     world.settle()
     world.vanish(world.ready(1)[0])
@@ -57,7 +57,7 @@ def test_a_pod_that_is_gone_without_a_trace_is_replaced() -> None:
     assert world.status["incarnation"] == 5
 
 
-def test_an_evicted_pod_is_removed_and_its_slot_filled_in_the_same_turn() -> None:
+def test_evicted_pod_is_deleted_and_replaced_in_the_same_turn() -> None:
     world = World()
     world.settle()
     victim = world.ready(0)[1]
@@ -69,7 +69,7 @@ def test_an_evicted_pod_is_removed_and_its_slot_filled_in_the_same_turn() -> Non
     assert "Evicted" in told.message and "low on resource" in told.message
 
 
-def test_each_further_failure_of_a_slot_waits_twice_as_long() -> None:
+def test_slot_backoff_doubles_with_each_failure() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     waits = []
@@ -79,7 +79,7 @@ def test_each_further_failure_of_a_slot_waits_twice_as_long() -> None:
     assert waits == [0.0, 2.0, 4.0, 8.0, 16.0]
 
 
-def test_failures_are_forgotten_when_a_server_has_been_stable() -> None:
+def test_slot_failures_reset_after_a_stable_run() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     world.fail(next(iter(world.pods)))
@@ -92,7 +92,7 @@ def test_failures_are_forgotten_when_a_server_has_been_stable() -> None:
     assert world.decide().requeue_at is None
 
 
-def test_a_crashing_container_is_left_to_the_kubelet_until_it_has_crashed_often() -> None:
+def test_crashing_container_is_deleted_after_max_restarts() -> None:
     world = World(spec=document(1, 1))
     world.poison = lambda pod: True
     world.turn()
@@ -104,7 +104,7 @@ def test_a_crashing_container_is_left_to_the_kubelet_until_it_has_crashed_often(
     assert world.status["slots"][0]["failures"] == 1
 
 
-def test_a_broken_image_makes_no_pod_storm() -> None:
+def test_broken_image_creates_few_pods() -> None:
     world = World(spec=document(2, 3))
     world.poison = lambda pod: True
     for _ in range(400):
@@ -116,7 +116,7 @@ def test_a_broken_image_makes_no_pod_storm() -> None:
     assert "RestartBudgetUsedUp" in degraded["message"] or "failed" in degraded["message"]
 
 
-def test_when_the_budget_is_used_up_every_failure_waits_the_longest_pause() -> None:
+def test_exhausted_budget_makes_failures_wait_the_longest() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     for _ in range(POLICY.min_budget):
@@ -127,7 +127,7 @@ def test_when_the_budget_is_used_up_every_failure_waits_the_longest_pause() -> N
     assert "waits 300 s" in world.condition("Degraded")["message"]
 
 
-def test_a_person_can_end_all_waiting_by_annotation() -> None:
+def test_reconcile_annotation_ends_the_backoff() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     for _ in range(4):
@@ -141,7 +141,7 @@ def test_a_person_can_end_all_waiting_by_annotation() -> None:
     world.settle()
 
 
-def test_one_bad_slot_leaves_the_others_alone() -> None:
+def test_failing_slot_leaves_other_slots_alone() -> None:
     world = World()
     world.settle()
     good = set(world.ready()[1:])
@@ -154,7 +154,7 @@ def test_one_bad_slot_leaves_the_others_alone() -> None:
     assert not any(f"delete {name}" in line for name in good for line in world.log)
 
 
-def test_a_pod_without_a_node_is_kept_waiting_not_made_again() -> None:
+def test_unschedulable_pod_is_kept() -> None:
     world = World()
     for node in world.nodes.values():
         node.room = 0
@@ -166,7 +166,7 @@ def test_a_pod_without_a_node_is_kept_waiting_not_made_again() -> None:
     assert world.decide().actions == []
 
 
-def test_a_refused_create_is_repeated_with_growing_pauses_under_the_same_name() -> None:
+def test_refused_create_is_retried_with_backoff_under_its_name() -> None:
     world = World(spec=document(1, 2), quota=1)
     attempts = 0
     for _ in range(300):
@@ -184,7 +184,7 @@ def test_a_refused_create_is_repeated_with_growing_pauses_under_the_same_name() 
     assert world.condition("Degraded")["status"] == "False"
 
 
-def test_a_promised_name_that_a_foreign_pod_has_is_given_up_for_the_next_one() -> None:
+def test_incarnation_whose_name_is_taken_is_skipped() -> None:
     world = World(spec=document(1, 1))
     world.turn()
     world.pods.clear()  # it was never made: a pod of somebody else's has the name
@@ -197,7 +197,7 @@ def test_a_promised_name_that_a_foreign_pod_has_is_given_up_for_the_next_one() -
     assert not world.status.get("slots")
 
 
-def test_refusals_do_not_use_up_the_budget_of_failures() -> None:
+def test_refused_creates_do_not_use_the_failure_budget() -> None:
     world = World(spec=document(2, 3), quota=1)
     for _ in range(60):
         world.turn()
@@ -205,7 +205,7 @@ def test_refusals_do_not_use_up_the_budget_of_failures() -> None:
     assert "RestartBudgetUsedUp" not in world.condition("Degraded")["message"]
 
 
-def test_a_preempted_pod_counts_as_a_failure_so_that_two_do_not_fight_for_a_place() -> None:
+def test_preempted_pod_counts_as_a_failure() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     name = world.ready()[0]
@@ -216,7 +216,7 @@ def test_a_preempted_pod_counts_as_a_failure_so_that_two_do_not_fight_for_a_plac
     assert "preempted" in world.status["slots"][0]["lastFailure"]
 
 
-def test_what_the_containers_of_a_deleted_pod_end_with_is_no_failure() -> None:
+def test_failed_container_of_a_deleted_pod_is_not_counted() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     name = world.ready()[0]
@@ -226,7 +226,7 @@ def test_what_the_containers_of_a_deleted_pod_end_with_is_no_failure() -> None:
     assert "failures" not in world.status["slots"][0]
 
 
-def test_an_eviction_is_no_failure() -> None:
+def test_eviction_is_not_counted_as_a_failure() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     name = world.ready()[0]
@@ -236,7 +236,7 @@ def test_an_eviction_is_no_failure() -> None:
     assert "failures" not in world.status["slots"][0]
 
 
-def test_readiness_that_flaps_replaces_nothing() -> None:
+def test_flapping_readiness_replaces_no_pod() -> None:
     world = World()
     world.settle()
     name = world.ready()[0]
@@ -248,7 +248,7 @@ def test_readiness_that_flaps_replaces_nothing() -> None:
     assert name in world.pods
 
 
-def test_a_pod_kept_for_debugging_goes_out_of_service_and_its_slot_is_filled() -> None:
+def test_kept_pod_leaves_service_and_its_slot_is_filled() -> None:
     world = World()
     world.settle()
     name = world.ready(0)[0]
@@ -268,7 +268,7 @@ def test_a_pod_kept_for_debugging_goes_out_of_service_and_its_slot_is_filled() -
 
 
 @pytest.mark.parametrize("label", [names.SLOT, names.SPAN, names.INCARNATION])
-def test_an_edited_label_is_put_right_and_the_pod_stays(label: str) -> None:
+def test_edited_label_is_restored(label: str) -> None:
     world = World()
     world.settle()
     name = world.ready(0)[0]
@@ -279,7 +279,7 @@ def test_an_edited_label_is_put_right_and_the_pod_stays(label: str) -> None:
     assert world.status["incarnation"] == 4
 
 
-def test_a_pod_of_ours_that_fills_no_slot_is_removed() -> None:
+def test_pod_without_a_valid_slot_is_deleted() -> None:
     world = World()
     world.settle()
     name = world.ready(0)[0]
@@ -291,7 +291,7 @@ def test_a_pod_of_ours_that_fills_no_slot_is_removed() -> None:
     assert name not in world.pods and len(world.ready()) == 4
 
 
-def test_of_two_ready_pods_of_a_slot_the_higher_incarnation_stays() -> None:
+def test_slot_with_two_ready_pods_keeps_the_newer() -> None:
     world = World()
     world.settle()
     old = world.ready(0)[0]
@@ -307,7 +307,7 @@ def test_of_two_ready_pods_of_a_slot_the_higher_incarnation_stays() -> None:
     assert len(world.ready()) == 4
 
 
-def test_a_swarm_restored_without_status_keeps_its_pods_and_reuses_no_number() -> None:
+def test_lost_status_keeps_pods_and_reuses_no_incarnation() -> None:
     world = World()
     world.settle()
     world.status = {}
@@ -321,7 +321,7 @@ def test_a_swarm_restored_without_status_keeps_its_pods_and_reuses_no_number() -
     assert world.status["incarnation"] == 5
 
 
-def test_a_clock_that_was_set_back_by_an_hour_waits_no_longer_than_the_longest_pause() -> None:
+def test_clock_set_back_extends_no_backoff_beyond_the_limit() -> None:
     world = World(spec=document(1, 1))
     world.settle()
     for _ in range(4):
@@ -333,7 +333,7 @@ def test_a_clock_that_was_set_back_by_an_hour_waits_no_longer_than_the_longest_p
     assert seconds_until_created(world) <= POLICY.backoff_limit
 
 
-def test_a_server_that_is_out_of_memory_says_its_limit() -> None:
+def test_out_of_memory_condition_names_the_limit() -> None:
     pools = [{"name": "small", "resources": {"limits": {"memory": "2Gi"}}}]
     world = World(spec=document(1, 1, pools=pools))
     world.settle()

@@ -46,20 +46,20 @@ def walk(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_committed_is_what_the_types_say(path: Path) -> None:
+def test_committed_crd_is_the_generated_one(path: Path) -> None:
     """After a change of the types: `make crd`."""
     assert path.read_text(encoding="utf-8") == render_crd()
     assert yaml.safe_load(render_crd()) == build_definition()
 
 
-def test_the_reference_in_the_docs_is_what_the_types_say() -> None:
+def test_reference_page_is_the_generated_one() -> None:
     page = REFERENCE_PAGE.read_text(encoding="utf-8")
 
     assert replace_reference(page, build_definition()) == page
     assert page.index(BEGIN) < page.index(END)
 
 
-def test_every_field_has_a_description_and_every_rule_a_sentence() -> None:
+def test_every_field_and_rule_has_a_description() -> None:
     for name in ("spec", "status"):
         assert fields_without_description(schemas()[name]) == []
         for part in walk(schemas()[name]):
@@ -67,20 +67,20 @@ def test_every_field_has_a_description_and_every_rule_a_sentence() -> None:
                 assert len(rule["message"]) > 15, rule
 
 
-def test_every_field_of_the_types_is_in_the_schema() -> None:
+def test_schema_has_every_field_of_the_types() -> None:
     for name, model in (("spec", Spec), ("status", Status)):
         aliases = {str(field.alias) for field in model.model_fields.values()}
         assert set(schemas()[name]["properties"]) == aliases
 
 
-def test_nothing_is_left_that_a_structural_schema_may_not_have() -> None:
+def test_schema_has_only_structural_keywords() -> None:
     forbidden = {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "exclusiveMinimum", "pattern"}
     for part in [*walk(schemas()["spec"]), *walk(schemas()["status"])]:
         assert not forbidden & part.keys()
         assert "type" in part or "x-kubernetes-int-or-string" in part
 
 
-def test_defaults_are_those_of_the_types() -> None:
+def test_schema_defaults_equal_those_of_the_types() -> None:
     swarm = ModelSwarm.parse(
         {
             "apiVersion": "modelswarm.io/v1alpha1",
@@ -106,7 +106,7 @@ def test_defaults_are_those_of_the_types() -> None:
     assert "default" not in str(schemas()["status"])
 
 
-def test_what_a_schema_cannot_say_is_an_error_and_not_dropped() -> None:
+def test_type_without_structural_schema_is_refused() -> None:
     class Union(Part):
         value: int | bool = Field(description="Two types at once.")
 
@@ -118,7 +118,7 @@ def test_what_a_schema_cannot_say_is_an_error_and_not_dropped() -> None:
             structural_schema(model)
 
 
-def test_exclusive_limits_and_constants_are_said_in_other_words() -> None:
+def test_exclusive_limits_become_inclusive_ones() -> None:
     class Odd(Part):
         above: Annotated[int, Field(gt=3, lt=9)] = Field(description="Between two numbers.")
 
@@ -130,7 +130,7 @@ def test_exclusive_limits_and_constants_are_said_in_other_words() -> None:
     }
 
 
-def test_a_reference_page_without_its_marks_is_refused() -> None:
+def test_reference_page_without_markers_is_refused() -> None:
     with pytest.raises(SystemExit, match="the page lacks"):
         replace_reference("# Nothing here\n", build_definition())
 
@@ -138,7 +138,7 @@ def test_a_reference_page_without_its_marks_is_refused() -> None:
 # Status
 
 
-def test_a_status_says_only_what_was_set() -> None:
+def test_status_json_has_only_the_set_fields() -> None:
     status = Status(
         observed_generation=2,
         coverage=0,
@@ -158,7 +158,7 @@ def test_a_status_says_only_what_was_set() -> None:
     assert Status.from_stored(status.to_json()) == status
 
 
-def test_a_status_of_another_version_is_read_as_far_as_it_is_known() -> None:
+def test_unknown_status_fields_are_ignored() -> None:
     stored = {
         "conditions": [{"type": "Scaling", "status": "True", "severity": "low"}],
         "autoscaler": {"target": 3},
@@ -172,7 +172,7 @@ def test_a_status_of_another_version_is_read_as_far_as_it_is_known() -> None:
     assert Status.from_stored({}) == Status()
 
 
-def test_times_are_whole_seconds_in_utc() -> None:
+def test_timestamps_format_in_utc_and_parse_with_offset() -> None:
     assert format_timestamp(1_800_000_000.9) == "2027-01-15T08:00:00Z"
     assert parse_timestamp("2027-01-15T08:00:00Z") == 1_800_000_000
     assert parse_timestamp("2027-01-15T09:00:00.5+01:00") == 1_800_000_000.5

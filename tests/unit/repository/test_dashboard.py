@@ -48,13 +48,13 @@ async def shown() -> dict[str, Metric]:
     }
 
 
-def test_the_delivered_file_is_the_generated_one() -> None:
+def test_delivered_dashboard_is_the_generated_one() -> None:
     assert TARGET.read_text(encoding="utf-8") == render_dashboard(), (
         "run python tools/make_dashboard.py"
     )
 
 
-def test_every_panel_says_what_it_is() -> None:
+def test_every_panel_has_title_unit_and_description() -> None:
     assert len(PANELS) > 30
     for panel in PANELS:
         assert panel["title"] and panel["fieldConfig"]["defaults"]["unit"], panel["title"]
@@ -75,7 +75,7 @@ def test_panels_do_not_overlap() -> None:
         assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (a, b)
 
 
-def test_the_data_source_is_chosen_by_a_variable() -> None:
+def test_data_source_is_a_variable() -> None:
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
     assert names == ["datasource", "namespace", "model"]
     assert DASHBOARD["schemaVersion"] >= 42
@@ -83,14 +83,14 @@ def test_the_data_source_is_chosen_by_a_variable() -> None:
     assert uids == {"${datasource}"}
 
 
-async def test_every_metric_of_a_query_is_shown_by_a_process() -> None:
+async def test_every_queried_metric_is_exported() -> None:
     known = await shown()
     asked = {name for query in queries() for name in NAME.findall(query)}
     assert len(asked) > 40
     assert not asked - known.keys()
 
 
-async def test_every_label_of_a_query_is_one_of_its_metric() -> None:
+async def test_every_queried_label_belongs_to_its_metric() -> None:
     known = await shown()
     for query in queries():
         for name, inside in SELECTOR.findall(query):
@@ -101,7 +101,7 @@ async def test_every_label_of_a_query_is_one_of_its_metric() -> None:
         assert grouped <= labels | OF_TARGETS, query
 
 
-async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
+async def test_every_exported_metric_is_queried_or_listed() -> None:
     """But for what another panel shows in another way."""
     asked = {name for query in queries() for name in NAME.findall(query)}
     unseen = {
@@ -124,7 +124,7 @@ async def test_all_that_a_swarm_shows_of_itself_can_be_seen() -> None:
     }
 
 
-def test_promtool_reads_every_query(tmp_path: Path) -> None:
+def test_promtool_accepts_every_query(tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:query:{index}", "expr": fill_variables(query, "5m")}
         for index, query in enumerate(queries())

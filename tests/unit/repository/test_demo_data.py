@@ -23,13 +23,13 @@ from tools.demo_model.text import (
 ANY_TEXT = "Count from 1 to 3.\n\t héllo — 数 🦙 \x00 ~"
 
 
-def test_a_count_names_every_number_once() -> None:
+def test_count_names_every_number_once() -> None:
     assert count(8, 11).question == "Count from 8 to 11."
     assert count(8, 11).answer == "8 9 10 11"
     assert count(7, 7).answer == "7"
 
 
-def test_random_counts_go_from_the_number_asked_for_to_the_number_asked_for() -> None:
+def test_random_counts_match_their_question() -> None:
     rng = Random(1)
     for _ in range(500):
         lesson = random_count(rng, 300)
@@ -47,7 +47,7 @@ def test_random_sums_are_right() -> None:
         assert int(left) + int(right) == int(total)
 
 
-def test_a_chat_teaches_the_answers_and_not_the_questions() -> None:
+def test_chat_learns_answers_but_not_questions() -> None:
     chat = Chat()
     chat.write([BEGIN], learned=False)
     chat.write_turn(count(1, 3))
@@ -58,7 +58,7 @@ def test_a_chat_teaches_the_answers_and_not_the_questions() -> None:
     assert chat.positions == list(range(len(chat.ids)))
 
 
-def test_a_cut_count_keeps_the_positions_of_the_whole_one() -> None:
+def test_shortened_count_keeps_the_positions() -> None:
     for seed in range(50):
         cut, whole = Chat(), Chat()
         cut.write_shortened_count(count(5, 200), Random(seed))
@@ -74,7 +74,7 @@ def test_a_cut_count_keeps_the_positions_of_the_whole_one() -> None:
 @pytest.mark.parametrize(
     ("write", "length"), [(make_short_row, 128), (make_short_row, 256), (make_long_row, 1280)]
 )
-def test_rows_are_full_and_stay_inside_the_context(write: object, length: int) -> None:
+def test_rows_are_full_and_inside_the_context(write: object, length: int) -> None:
     assert callable(write)
     rng = Random(3)
     for _ in range(40):
@@ -85,12 +85,12 @@ def test_rows_are_full_and_stay_inside_the_context(write: object, length: int) -
         assert all(t in (IGNORED, i) for i, t in zip(row.ids, row.targets, strict=True))
 
 
-def test_the_same_seed_gives_the_same_rows() -> None:
+def test_same_seed_gives_the_same_rows() -> None:
     assert make_short_row(Random(4), 256).ids == make_short_row(Random(4), 256).ids
     assert make_short_row(Random(4), 256).ids != make_short_row(Random(5), 256).ids
 
 
-def test_the_tokenizer_gives_back_any_text() -> None:
+def test_tokenizer_round_trips_any_text() -> None:
     tokenizer = bare_tokenizer()
     ids = tokenizer.encode(ANY_TEXT).ids
     assert ids == encode(ANY_TEXT)
@@ -107,7 +107,7 @@ def test_both_libraries_load_the_written_tokenizer(tmp_path: Path) -> None:
     assert "chat_template" in (tmp_path / "tokenizer_config.json").read_text()
 
 
-def test_the_chat_template_writes_what_the_model_was_taught(tmp_path: Path) -> None:
+def test_chat_template_writes_the_trained_format(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     lesson, chat = count(1, 3), Chat()

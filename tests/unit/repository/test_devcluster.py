@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("cache")
-def test_free_ports_are_given_once_and_never_when_taken() -> None:
+def test_free_ports_are_unique_and_skip_taken_ones() -> None:
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first[-1] + 1)):
         later = free_ports(3)
@@ -30,12 +30,12 @@ def test_free_ports_are_given_once_and_never_when_taken() -> None:
     assert all(port in PORTS for port in (*first, *later))
 
 
-def test_free_ports_begin_again_after_the_last(cache: Path) -> None:
+def test_free_ports_wrap_around_after_the_last(cache: Path) -> None:
     (cache / "next-port").write_text(str(PORTS.stop - 1))
     assert PORTS.start <= min(free_ports(20)) < PORTS.start + 100
 
 
-def test_plan_names_what_is_missing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require(packages.go_obstacles())
     wanted = preparation.Wanted({"nothing": str(cache)}, preparation.API_PARTS, images=False)
     found = preparation.plan(wanted)
@@ -52,7 +52,7 @@ def test_plan_names_what_is_missing(cache: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == "make cluster: everything is built; start it\n"
 
 
-def test_packages_that_cannot_be_installed_end_with_the_command(
+def test_uninstallable_packages_end_with_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "")  # without apt-get

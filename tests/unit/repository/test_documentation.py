@@ -118,7 +118,7 @@ def _unknown(names: set[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("term", "folder"), TERMS.items(), ids=TERMS)
-def test_a_standard_term_leads_to_its_code(term: str, folder: str) -> None:
+def test_standard_term_leads_to_its_code(term: str, folder: str) -> None:
     pattern = re.compile(r"[\s_-]+".join(map(re.escape, term.split())), re.IGNORECASE)
     files = [
         path
@@ -129,7 +129,7 @@ def test_a_standard_term_leads_to_its_code(term: str, folder: str) -> None:
     assert files, f"{term!r} does not occur in {folder}"
 
 
-def test_a_departure_from_the_house_rules_is_found(tmp_path: Path) -> None:
+def test_departure_from_the_house_rules_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("word " * 36 + ".\n\nA short one.\n")
     module = tmp_path / "module.py"

@@ -37,18 +37,18 @@ async def registries() -> dict[str, CollectorRegistry]:
     }
 
 
-def test_the_page_lists_what_the_processes_show() -> None:
+def test_metrics_page_is_the_generated_one() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == replace_tables(text), "run python tools/make_metrics_page.py"
 
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
-async def test_promtool_finds_nothing_wrong(process: str) -> None:
+async def test_promtool_lint_finds_nothing(process: str) -> None:
     assert not lint(generate_latest((await registries())[process]))
 
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
-async def test_names_begin_with_the_process_and_no_time_of_creation_is_shown(process: str) -> None:
+async def test_names_start_with_the_process_and_omit_created_times(process: str) -> None:
     shown = metric_families((await registries())[process])
     own = [f for f in shown if not f.name.startswith(("process_", "python_"))]
     assert len(own) > 10
@@ -57,7 +57,7 @@ async def test_names_begin_with_the_process_and_no_time_of_creation_is_shown(pro
     assert not [s.name for f in shown for s in f.samples if s.name.endswith("_created")]
 
 
-async def test_a_model_begins_with_zeros_for_all_that_can_happen_to_it() -> None:
+async def test_new_model_starts_with_zero_counters() -> None:
     registry = await gateway_registry()
     for outcome in TurnOutcome:
         name = "modelswarm_gateway_streams_total"
@@ -67,7 +67,7 @@ async def test_a_model_begins_with_zeros_for_all_that_can_happen_to_it() -> None
     assert value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
 
 
-async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
+async def test_gauges_show_servers_coverage_and_fullest_blocks() -> None:
     node = make_node()
     registry = Metrics(node).registry
     spans = {"s0": (0, 4), "s1": (0, 4), "s2": (4, 8), "s3": (0, 3)}
@@ -94,7 +94,7 @@ async def test_gauges_show_servers_coverage_and_the_fullest_blocks() -> None:
     assert (shown("coverage"), shown("uncovered_blocks"), shown("servers")) == (0, 4, 2)
 
 
-async def test_clients_cannot_add_series() -> None:
+async def test_unknown_models_add_no_series() -> None:
     node = make_node()
     metrics = Metrics(node)
     node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
@@ -107,7 +107,7 @@ async def test_clients_cannot_add_series() -> None:
     assert value(metrics.registry, name, model="other", code="404") == 101
 
 
-async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> None:
+async def test_vllm_metrics_are_optional_and_equal_our_numbers() -> None:
     assert not [f for f in metric_families(await gateway_registry()) if f.name.startswith("vllm:")]
     node = make_node()
     metrics = Metrics(node, vllm_names=True)
@@ -139,7 +139,7 @@ async def test_vllm_names_are_shown_on_demand_only_with_the_same_numbers() -> No
     assert shown("inter_token_latency_seconds_count") == 3
 
 
-async def test_units_are_base_units_and_only_counters_are_totals() -> None:
+async def test_units_are_base_units_and_only_counters_end_in_total() -> None:
     for registry in (await registries()).values():
         for family in metric_families(registry):
             name = exposed_name(family)

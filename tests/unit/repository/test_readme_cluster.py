@@ -7,7 +7,7 @@ import re
 from support.kubernetes.quickstart import BLOCKS, ROOT, blocks
 
 
-def test_every_command_of_the_readme_is_one_that_the_quickstart_has_in_this_order() -> None:
+def test_readme_commands_are_quickstart_commands_in_order() -> None:
     section = (ROOT / "README.md").read_text().split("## On Kubernetes\n")[1].split("\n## ")[0]
     lines = "".join(re.findall(r"```bash\n(.*?)```", section, re.DOTALL)).splitlines()
     assert lines
@@ -15,5 +15,5 @@ def test_every_command_of_the_readme_is_one_that_the_quickstart_has_in_this_orde
     assert [line for line in run if line in lines] == lines
 
 
-def test_the_page_has_the_blocks_that_the_tests_name() -> None:
+def test_quickstart_page_has_the_tested_blocks() -> None:
     assert tuple(blocks()) == BLOCKS

@@ -10,7 +10,7 @@ NAMES = sorted(required_pins())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_image_installs_what_its_part_needs_in_the_locked_versions(name: str) -> None:
+def test_image_requirements_equal_the_locked_versions(name: str) -> None:
     """After a change of a dependency: `make lock`."""
     assert read_pins(name) == required_pins()[name]
     locked = read_constraints()
@@ -26,12 +26,12 @@ def test_every_package_is_pinned_by_hash(name: str) -> None:
         assert "--hash=sha256:" in block
 
 
-def test_operator_and_gateway_get_no_torch() -> None:
+def test_operator_and_gateway_requirements_have_no_torch() -> None:
     for name in ("operator", "gateway"):
         assert not {"torch", "transformers", "triton"} & read_pins(name).keys()
 
 
-def test_the_server_without_torch_gets_nothing_of_cuda() -> None:
+def test_server_requirements_without_torch_have_no_cuda() -> None:
     assert not [
         p for p in read_pins("server") if p.startswith(("nvidia-", "cuda-", "torch", "triton"))
     ]

@@ -21,7 +21,7 @@ def section(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_every_document_on_the_page_is_a_good_one() -> None:
+def test_every_document_on_the_page_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
     assert blocks
@@ -30,11 +30,11 @@ def test_every_document_on_the_page_is_a_good_one() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.name))
-def test_every_example_is_a_good_document(path: Path) -> None:
+def test_every_example_is_valid(path: Path) -> None:
     assert isinstance(parse_document(path.read_text(encoding="utf-8"), path.name), ModelSwarm)
 
 
-def test_every_reason_that_the_operator_can_give_is_explained() -> None:
+def test_every_condition_reason_is_explained() -> None:
     told = set(PRIORITY)
     for part in ("status/condition_rules", "deletion"):
         source = (ROOT / "operator/modelswarm_operator/reconcile" / f"{part}.py").read_text()
@@ -55,7 +55,7 @@ def test_every_label_and_annotation_is_named() -> None:
         assert f"`{word}" in PAGE, word
 
 
-def test_what_the_operator_puts_back_in_pod_templates_is_listed() -> None:
+def test_protected_pod_template_fields_are_listed() -> None:
     from modelswarm_operator.reconcile.manifests import pod_template
 
     said = section("Pods and the pod template")

@@ -72,7 +72,7 @@ def test_full_tier_fails_on_a_test_that_fails_twice(
     assert summary.endswith("\n0 passed, 1 failed, 0 skipped\n") and "FLAKY" not in summary
 
 
-def test_a_file_that_cannot_be_imported_is_a_failure(
+def test_file_that_cannot_be_imported_is_a_failure(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(tmp_path, monkeypatch, "fast", "import no_such_module\n") == 1

@@ -64,7 +64,7 @@ def test_paged_steps_equal_the_reference() -> None:
     assert generate(HashModel(SHAPE), 5) == expected(5)
 
 
-def test_any_chunks_give_the_same_tokens() -> None:
+def test_tokens_are_independent_of_the_chunks() -> None:
     for cut in range(1, len(PROMPT)):
         model = HashModel(SHAPE)
         model.step([replace(work(0, PROMPT[:cut]), sample=None)])
@@ -73,7 +73,7 @@ def test_any_chunks_give_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("block", range(3))
 @pytest.mark.parametrize("position", range(len(PROMPT)))
-def test_every_slot_of_kv_counts(block: int, position: int) -> None:
+def test_changed_kv_slot_changes_later_tokens(block: int, position: int) -> None:
     def spoil(model: HashModel) -> None:
         page = PAGES[position // 4]
         model._kv[block][page][position % 4] ^= 1
@@ -83,25 +83,25 @@ def test_every_slot_of_kv_counts(block: int, position: int) -> None:
     assert all(one != other for one, other in zip(got[1:], want[1:], strict=True))
 
 
-def test_a_page_of_another_session_counts() -> None:
+def test_overwritten_page_changes_later_tokens() -> None:
     def spoil(model: HashModel) -> None:
         model.step([work(0, [1, 2, 3, 4, 5], pages=[11, 12])])  # page 11 is in use
 
     assert generate(HashModel(SHAPE), 3, spoil)[1:] != expected(3)[1:]
 
 
-def test_a_repeated_or_missing_or_moved_row_counts() -> None:
+def test_repeated_missing_or_moved_row_changes_the_token() -> None:
     for log in (PROMPT[:4] + PROMPT[3:], PROMPT[:4] + PROMPT[5:], PROMPT[::-1]):
         assert token(HashModel(SHAPE).step([work(0, log)])[0]) != expected(1)[0]
 
 
-def test_a_stale_log_copy_counts() -> None:
+def test_stale_log_changes_the_token() -> None:
     stale = [*PROMPT[:2], 3, *PROMPT[3:]]
     spoilt = replace(work(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale))
     assert token(HashModel(SHAPE).step([spoilt])[0]) != expected(1)[0]
 
 
-def test_a_damaged_word_of_a_wide_row_counts() -> None:
+def test_changed_byte_of_a_wide_row_changes_its_output() -> None:
     wide = replace(SHAPE, first=1, row_bytes=32)
     row = bytes(range(8)) * 4
     for at in range(32):
@@ -127,11 +127,11 @@ BAD_WORK: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("changes", BAD_WORK)
-def test_work_that_no_core_may_ask_for_raises(changes: dict[str, object]) -> None:
+def test_invalid_batch_item_raises_value_error(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         HashModel(SHAPE).step([replace(work(0, PROMPT), **changes)])  # type: ignore[arg-type]
 
 
-def test_rows_must_be_whole_words() -> None:
+def test_row_size_must_be_whole_words() -> None:
     with pytest.raises(ValueError, match="row_bytes is 12"):
         HashModel(replace(SHAPE, row_bytes=12))

@@ -26,7 +26,7 @@ class Server:
         return self.health.stall_reason is None, self.health.unready_reason is None
 
 
-def test_loading_may_take_as_long_as_it_takes() -> None:
+def test_loading_server_is_live_but_not_ready() -> None:
     server = Server()
     assert server.verdict() == (True, False)
     server.pass_time(24 * 3600, turning=False)
@@ -34,7 +34,7 @@ def test_loading_may_take_as_long_as_it_takes() -> None:
     assert server.health.unready_reason == "the model is being loaded"
 
 
-def test_a_server_that_has_loaded_serves_until_it_leaves() -> None:
+def test_loaded_server_is_ready_until_it_stops() -> None:
     server = Server()
     server.health.mark_ready()
     server.pass_time(1000)
@@ -43,7 +43,7 @@ def test_a_server_that_has_loaded_serves_until_it_leaves() -> None:
     assert server.verdict() == (True, False)
 
 
-def test_an_event_loop_that_stands_still_is_told_of_and_forgiven() -> None:
+def test_stalled_event_loop_fails_liveness_until_it_resumes() -> None:
     server = Server()
     server.health.mark_ready()
     server.pass_time(1)
@@ -57,7 +57,7 @@ def test_an_event_loop_that_stands_still_is_told_of_and_forgiven() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 50])
-def test_a_step_may_take_long_but_not_for_ever(steps: int) -> None:
+def test_step_beyond_its_limit_fails_liveness(steps: int) -> None:
     server = Server()
     server.health.mark_ready()
     for _ in range(steps):

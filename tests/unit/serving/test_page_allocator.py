@@ -9,7 +9,7 @@ import pytest
 from modelswarm_serving.core.kv.page_allocator import PageAllocator
 
 
-def test_a_request_gets_neighbours_from_the_lowest_run_that_holds_it() -> None:
+def test_allocation_takes_the_lowest_run_that_fits() -> None:
     pool = PageAllocator(10)
     first, second, third = pool.allocate(3), pool.allocate(2), pool.allocate(4)
     assert (first, second, third) == ([0, 1, 2], [3, 4], [5, 6, 7, 8])
@@ -19,7 +19,7 @@ def test_a_request_gets_neighbours_from_the_lowest_run_that_holds_it() -> None:
     assert pool.free == 0
 
 
-def test_runs_that_touch_become_one() -> None:
+def test_adjacent_free_runs_are_merged() -> None:
     pool = PageAllocator(6)
     a, b, c = pool.allocate(2), pool.allocate(2), pool.allocate(2)
     pool.release(a)
@@ -28,7 +28,7 @@ def test_runs_that_touch_become_one() -> None:
     assert pool.allocate(6) == [0, 1, 2, 3, 4, 5]
 
 
-def test_more_than_is_free_is_an_error_and_takes_nothing() -> None:
+def test_allocation_beyond_free_pages_fails_and_takes_none() -> None:
     pool = PageAllocator(3)
     pool.allocate(2)
     with pytest.raises(ValueError, match="2 pages wanted, 1 free"):
@@ -37,7 +37,7 @@ def test_more_than_is_free_is_an_error_and_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_page_is_ever_with_two_owners_or_lost(seed: int) -> None:
+def test_random_allocations_share_and_lose_no_page(seed: int) -> None:
     rng = random.Random(seed)
     pool = PageAllocator(64)
     owned: list[list[int]] = []

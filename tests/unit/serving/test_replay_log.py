@@ -30,12 +30,12 @@ def filled(limit: int = 1 << 20) -> ReplayLog:
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 15), (0, 10), (3, 7), (9, 12), (14, 15), (5, 5)])
-def test_kept_rows_come_back_as_they_were_given(start: int, end: int) -> None:
+def test_retained_rows_are_read_back_unchanged(start: int, end: int) -> None:
     taken = filled().read_rows(1, start, end)
     assert taken is not None and bytes(taken) == rows(start, end)
 
 
-def test_what_is_not_kept_is_not_there() -> None:
+def test_rows_not_retained_are_not_returned() -> None:
     log = filled()
     assert log.retained_range(1) == (0, 15)
     assert log.retained_range(2) == (0, 0)
@@ -43,14 +43,14 @@ def test_what_is_not_kept_is_not_there() -> None:
     assert log.read_rows(2, 0, 1) is None
 
 
-def test_a_group_is_kept_as_it_was_given_and_not_copied() -> None:
+def test_group_is_retained_without_a_copy() -> None:
     log = ReplayLog(SIZE, 1 << 20)
     given = rows(0, 10)
     log.append(1, 0, given)
     assert log.read_rows(1, 0, 10) is given
 
 
-def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
+def test_bytes_count_all_live_buffers() -> None:
     log = filled()
     assert log.bytes == cost(10, 1, 1, 1, 1, 1)
     log.truncate(1, 12)
@@ -63,14 +63,14 @@ def test_the_bytes_are_those_of_all_buffers_that_live() -> None:
     assert log.retained_range(1) == (0, 0) and log.bytes == 0
 
 
-def test_closing_gives_everything_back() -> None:
+def test_dropped_hop_frees_all_bytes() -> None:
     log = filled()
     log.drop(1)
     log.drop(1)
     assert log.bytes == 0 and log.retained_range(1) == (0, 0) and log.evictions == 0
 
 
-def test_rows_that_come_again_replace_what_was_there() -> None:
+def test_repeated_rows_replace_the_old_ones() -> None:
     log = filled()
     log.append(1, 8, rows(8, 11, mark=7))
     assert log.retained_range(1) == (0, 11)
@@ -78,13 +78,13 @@ def test_rows_that_come_again_replace_what_was_there() -> None:
     assert taken is not None and bytes(taken) == rows(6, 8) + rows(8, 11, mark=7)
 
 
-def test_rows_after_a_hole_are_not_kept() -> None:
+def test_rows_after_a_gap_are_not_retained() -> None:
     log = filled()
     log.append(1, 16, rows(16, 20))
     assert log.retained_range(1) == (0, 15)
 
 
-def test_the_hop_that_was_used_longest_ago_goes_first_and_as_a_whole() -> None:
+def test_least_recently_used_hop_is_evicted_whole() -> None:
     log = ReplayLog(SIZE, cost(10, 10, 10))
     for hop in (1, 2, 3):
         log.append(hop, 0, rows(0, 10))
@@ -94,7 +94,7 @@ def test_the_hop_that_was_used_longest_ago_goes_first_and_as_a_whole() -> None:
     assert log.evictions == 1 and log.bytes <= log.limit
 
 
-def test_a_hop_that_went_keeps_the_rows_that_follow() -> None:
+def test_evicted_hop_retains_later_rows() -> None:
     log = ReplayLog(SIZE, cost(10, 10))
     for hop in (1, 2, 3):
         log.append(hop, 0, rows(0, 10))
@@ -102,7 +102,7 @@ def test_a_hop_that_went_keeps_the_rows_that_follow() -> None:
     assert log.retained_range(1) == (10, 12)
 
 
-def test_a_hop_too_long_for_the_memory_keeps_its_first_rows() -> None:
+def test_hop_too_long_for_memory_retains_its_first_rows() -> None:
     log = ReplayLog(SIZE, cost(10, 10))
     log.append(2, 0, rows(0, 5))
     for first in (0, 10, 20, 30):
@@ -111,14 +111,14 @@ def test_a_hop_too_long_for_the_memory_keeps_its_first_rows() -> None:
     assert log.bytes == log.limit and log.evictions == 1
 
 
-def test_without_memory_nothing_is_kept() -> None:
+def test_log_without_memory_retains_nothing() -> None:
     log = ReplayLog(SIZE, 0)
     log.append(1, 0, rows(0, 10))
     assert not log.is_enabled and log.bytes == 0 and log.retained_range(1) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_done_the_bytes_add_up_and_the_rows_are_right(seed: int) -> None:
+def test_random_operations_keep_bytes_and_rows_consistent(seed: int) -> None:
     rng = random.Random(seed)
     log = ReplayLog(SIZE, rng.choice((2000, 5000, 100_000)))
     ends = dict.fromkeys(range(5), 0)

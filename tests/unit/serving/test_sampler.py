@@ -72,7 +72,7 @@ def allowed_by_transformers(row: Tensor, sampling: Sampling) -> Tensor:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_pick_follows_transformers_distribution(sampling: Sampling) -> None:
+def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -> None:
     """The race over the scores that transformers leaves must have the same winner."""
     for seed in range(20):
         row = logits(seed)[0]
@@ -87,7 +87,7 @@ def test_every_pick_follows_transformers_distribution(sampling: Sampling) -> Non
         assert picked.logprob == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_a_pick_is_the_same_in_any_batch() -> None:
+def test_sampled_token_is_independent_of_the_batch() -> None:
     rows = logits(1, len(SAMPLINGS))
     picks = [SampleRequest(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
     together = sample(rows, picks)
@@ -99,7 +99,7 @@ def test_a_pick_is_the_same_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("candidates", [2, 17, VOCAB])
-def test_the_shortcut_over_the_best_scores_changes_nothing(
+def test_candidate_shortcut_changes_no_result(
     candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = logits(2, len(SAMPLINGS), spread=0.5)
@@ -110,7 +110,7 @@ def test_the_shortcut_over_the_best_scores_changes_nothing(
     assert sample(rows, picks) == expected
 
 
-def test_equal_scores_at_a_cut_stay_together() -> None:
+def test_equal_scores_at_a_cutoff_are_all_kept() -> None:
     row = torch.zeros(VOCAB)
     row[100:110] = 5.0
     sampling = Sampling(temperature=1.0, top_k=3, seed=1)
@@ -138,7 +138,7 @@ def test_seed_choice_and_position_each_change_the_noise() -> None:
     assert len(others | {base}) == 5
 
 
-def test_the_noise_is_fixed_for_ever() -> None:
+def test_noise_values_are_fixed() -> None:
     """A gateway replays what an older server drew, so these numbers are part of the protocol."""
     key = draw_key(1, 0, 5)
     assert key == 0x0F3DD8A1E741E653
@@ -146,7 +146,7 @@ def test_the_noise_is_fixed_for_ever() -> None:
     assert noise[0] == pytest.approx([1.48013275, 0.10039607, 1.26038243])
 
 
-def test_logits_that_are_not_finite_give_no_pick_to_their_row_alone() -> None:
+def test_row_with_non_finite_logits_alone_gives_no_token() -> None:
     rows = logits(3, 3)
     rows[1, 17] = float("nan")
     found = sample(rows, [SampleRequest(Sampling(), 0, LOG)] * 3)
@@ -154,7 +154,7 @@ def test_logits_that_are_not_finite_give_no_pick_to_their_row_alone() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_noise_below_the_margin_never_changes_a_pick(sampling: Sampling) -> None:
+def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(4)
     checked = 0
     for seed in range(60):
@@ -170,7 +170,7 @@ def test_noise_below_the_margin_never_changes_a_pick(sampling: Sampling) -> None
     assert checked > 30 or sampling.top_p == 0.0
 
 
-def test_a_change_beyond_the_margin_can_flip_the_pick() -> None:
+def test_change_beyond_the_margin_can_change_the_token() -> None:
     row = torch.zeros(VOCAB)
     row[10], row[20] = 5.0, 4.9
     assert margin(row, Sampling(), LOG, 0) == pytest.approx(0.1, abs=1e-6)
@@ -178,7 +178,7 @@ def test_a_change_beyond_the_margin_can_flip_the_pick() -> None:
     assert pick_one(row, Sampling()).token == 20
 
 
-def test_the_margin_sees_a_token_that_a_filter_barely_bars() -> None:
+def test_margin_includes_tokens_just_below_a_filter() -> None:
     """Barred by 0.001 and favoured by the noise: it would win if it came in."""
     row = torch.full((VOCAB,), -50.0)
     sampling = Sampling(temperature=1.0, top_k=1, seed=3)

@@ -22,7 +22,7 @@ GOOD = [
 ]
 
 
-def test_defaults_are_what_the_contract_says() -> None:
+def test_defaults_are_those_of_the_contract() -> None:
     settings = parse(GOOD)
     assert (settings.first, settings.last) == (0, 4)
     assert (settings.listen, settings.discovery_dir) == ("127.0.0.1:0", Path("/tmp/m"))
@@ -48,16 +48,16 @@ def test_defaults_are_what_the_contract_says() -> None:
         ("models/x", "x"),
     ],
 )
-def test_a_model_is_served_under_the_last_part_of_its_source(source: str, name: str) -> None:
+def test_served_name_defaults_to_the_last_part_of_the_source(source: str, name: str) -> None:
     assert parse([*GOOD, "--model", source]).served_name == name
     assert parse([*GOOD, "--model", source, "--served-name", "m"]).served_name == "m"
 
 
-def test_memory_is_a_quantity() -> None:
+def test_memory_flag_is_a_quantity() -> None:
     assert parse([*GOOD, "--memory", "512Mi"]).memory == 512 << 20
 
 
-def test_the_hash_model_needs_no_source() -> None:
+def test_hash_model_needs_no_source() -> None:
     flags = ["--discovery-dir", "m", "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse(flags)
     assert settings.model is None
@@ -84,7 +84,7 @@ def test_the_hash_model_needs_no_source() -> None:
         (["--pages", "4", "--memory", "1Gi"], "--pages"),
     ],
 )
-def test_a_wrong_flag_is_named(flags: list[str], field: str) -> None:
+def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
     with pytest.raises(UserError) as told:
         parse([*GOOD, *flags])
     assert told.value.field == field
@@ -105,7 +105,7 @@ def test_a_wrong_flag_is_named(flags: list[str], field: str) -> None:
         (["--typo"], "--typo"),
     ],
 )
-def test_what_click_refuses_is_one_sentence_too(flags: list[str], named: str) -> None:
+def test_flag_refused_by_click_is_one_line(flags: list[str], named: str) -> None:
     with pytest.raises(click.ClickException) as told:
         parse([*GOOD, *flags])
     assert named in told.value.format_message()
@@ -113,7 +113,7 @@ def test_what_click_refuses_is_one_sentence_too(flags: list[str], named: str) ->
 
 
 @pytest.mark.parametrize("missing", ["--name", "--blocks", "--model"])
-def test_a_missing_flag_is_named(missing: str) -> None:
+def test_missing_flag_is_named(missing: str) -> None:
     at = GOOD.index(missing)
     with pytest.raises((click.ClickException, UserError)) as told:
         parse(GOOD[:at] + GOOD[at + 2 :])
@@ -123,7 +123,7 @@ def test_a_missing_flag_is_named(missing: str) -> None:
     )
 
 
-def test_without_a_members_folder_a_server_is_found_by_other_means() -> None:
+def test_discovery_dir_is_optional() -> None:
     at = GOOD.index("--discovery-dir")
     assert parse([*GOOD[:at], *GOOD[at + 2 :]]).discovery_dir is None
 
@@ -137,19 +137,19 @@ def test_without_a_members_folder_a_server_is_found_by_other_means() -> None:
         ("fd00::7:7000", "[fd00::7]:7000"),  # $(POD_IP):7000 of an IPv6 pod
     ],
 )
-def test_an_address_to_advertise(said: str, meant: str) -> None:
+def test_advertised_address_is_normalized(said: str, meant: str) -> None:
     assert parse([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", said]).advertise == meant
 
 
 @pytest.mark.parametrize("said", ["$(POD_IP):7000", "0.0.0.0:7000", "10.0.0.7:0", ":7000", "x"])
-def test_an_address_that_nobody_can_dial_is_refused(said: str) -> None:
+def test_undialable_advertised_address_is_refused(said: str) -> None:
     with pytest.raises(UserError) as told:
         parse([*GOOD, "--advertise", said])
     assert told.value.field == "--advertise"
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7000", "[::]:7000"])
-def test_a_server_that_listens_everywhere_must_say_where_it_is(listen: str) -> None:
+def test_server_on_all_interfaces_must_advertise(listen: str) -> None:
     with pytest.raises(UserError) as told:
         parse([*GOOD, "--listen", listen])
     assert told.value.field == "--advertise"

@@ -35,7 +35,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_facts_equal_what_transformers_builds(family: str, tmp_path: Path) -> None:
+def test_facts_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     make_model(tmp_path, family)
     facts = read_facts(tmp_path)
     config: Any = AutoConfig.from_pretrained(tmp_path)
@@ -53,7 +53,7 @@ def test_facts_equal_what_transformers_builds(family: str, tmp_path: Path) -> No
     assert halves == facts.weight_bytes(0, 4, "float32") + extra
 
 
-def test_a_gemma_3_folder_with_a_vision_tower_is_read_through_its_text_part(tmp_path: Path) -> None:
+def test_gemma_3_with_vision_tower_uses_its_text_config(tmp_path: Path) -> None:
     make_model(tmp_path, "gemma3")
     text = json.loads((tmp_path / "config.json").read_text())
     whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
@@ -61,17 +61,17 @@ def test_a_gemma_3_folder_with_a_vision_tower_is_read_through_its_text_part(tmp_
     assert read_config(tmp_path).n_blocks == 4
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"model: .*nothing is not a folder"):
         read_facts(tmp_path / "nothing")
 
 
-def test_a_folder_without_config_is_named(tmp_path: Path) -> None:
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelSourceError, match=r"has no config.json"):
         read_facts(tmp_path)
 
 
-def test_invalid_json_is_named_with_its_place(copy: Path) -> None:
+def test_invalid_config_json_is_refused_with_its_place(copy: Path) -> None:
     (copy / "config.json").write_text('{"model_type": "llama",')
     with pytest.raises(ModelSourceError, match=r"config.json is not valid JSON: .*line 1"):
         read_facts(copy)
@@ -80,14 +80,14 @@ def test_invalid_json_is_named_with_its_place(copy: Path) -> None:
         read_facts(copy)
 
 
-def test_an_unsupported_family_is_refused_with_the_list_of_supported_ones(copy: Path) -> None:
+def test_unsupported_family_is_refused_with_the_supported_ones(copy: Path) -> None:
     change_config(copy, model_type="mamba")
     allowed = "family 'mamba'; supported families are gemma2, gemma3, llama, mistral, qwen2, qwen3"
     with pytest.raises(ModelSourceError, match=allowed):
         read_facts(copy)
 
 
-def test_a_missing_shard_is_named_but_only_to_spans_that_need_it(copy: Path) -> None:
+def test_missing_shard_is_named_only_for_spans_that_need_it(copy: Path) -> None:
     index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
     shard = index["model.layers.3.mlp.down_proj.weight"]
     (copy / shard).unlink()
@@ -97,21 +97,21 @@ def test_a_missing_shard_is_named_but_only_to_spans_that_need_it(copy: Path) -> 
 
 
 @pytest.mark.parametrize("kept", [4, 200, -100])
-def test_a_truncated_shard_is_refused(copy: Path, kept: int) -> None:
+def test_truncated_shard_is_refused(copy: Path, kept: int) -> None:
     shard = sorted(copy.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:kept])
     with pytest.raises(ModelSourceError, match=rf"{shard.name} is truncated"):
         read_facts(copy)
 
 
-def test_a_shard_that_is_something_else_is_refused(copy: Path) -> None:
+def test_shard_other_than_safetensors_is_refused(copy: Path) -> None:
     shard = sorted(copy.glob("*.safetensors"))[0]
     shard.write_bytes((8).to_bytes(8, "little") + b"not json" + b"x" * 100)
     with pytest.raises(ModelSourceError, match=r"is not a safetensors file"):
         read_facts(copy)
 
 
-def test_a_tensor_that_no_shard_holds_is_missed(copy: Path) -> None:
+def test_tensor_missing_from_the_index_is_named(copy: Path) -> None:
     path = copy / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] = {k: v for k, v in index["weight_map"].items() if k != "lm_head.weight"}
@@ -121,14 +121,12 @@ def test_a_tensor_that_no_shard_holds_is_missed(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("blocks", [(0, 5), (2, 2), (3, 1), (-1, 2)])
-def test_blocks_out_of_range_are_refused_with_what_is_allowed(
-    folder: Path, blocks: tuple[int, int]
-) -> None:
+def test_block_range_outside_the_model_is_refused(folder: Path, blocks: tuple[int, int]) -> None:
     with pytest.raises(UserError, match=r"blocks: .* is out of range: the model has blocks 0:4"):
         read_facts(folder, blocks)
 
 
-def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
+def test_missing_or_invalid_tokenizer_is_refused(copy: Path) -> None:
     check_tokenizer(copy, VOCAB)
     (copy / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelSourceError, match=r"tokenizer.json is not a tokenizer"):
@@ -138,14 +136,14 @@ def test_a_folder_without_tokenizer_is_refused(copy: Path) -> None:
         check_tokenizer(copy, VOCAB)
 
 
-def test_a_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
+def test_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
     write_tokenizer(copy, 200)
     check_tokenizer(copy, 200)
     with pytest.raises(ModelSourceError, match=r"has ids up to 199, but .* vocabulary ends at 149"):
         check_tokenizer(copy, 150)
 
 
-def test_facts_need_no_torch() -> None:
+def test_facts_import_no_torch() -> None:
     """The gateway's and the operator's images carry none."""
     program = (
         "import sys; import modelswarm.checkpoint.facts, modelswarm.checkpoint.sources; "

@@ -44,7 +44,7 @@ def fetched_shards(hub: Hub) -> set[str]:
     return {name for name in hub.fetched if name.endswith(".safetensors")}
 
 
-def test_only_the_shards_of_the_wanted_blocks_are_downloaded(
+def test_only_shards_of_the_requested_blocks_are_downloaded(
     hub: Hub, places: SourceLocations, folder: Path
 ) -> None:
     found = resolve("hf://acme/tiny", (1, 2), places)
@@ -56,7 +56,7 @@ def test_only_the_shards_of_the_wanted_blocks_are_downloaded(
         read_facts(found.folder)
 
 
-def test_head_and_tail_get_the_embedding_and_the_head_too(
+def test_head_and_tail_also_download_embedding_and_lm_head(
     hub: Hub, places: SourceLocations, folder: Path
 ) -> None:
     resolve("hf://acme/tiny", (0, 1), places)
@@ -67,7 +67,7 @@ def test_head_and_tail_get_the_embedding_and_the_head_too(
     assert fetched_shards(hub) == wanted - shards_of(folder, "layers.0.", "embed_tokens")
 
 
-def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: SourceLocations) -> None:
+def test_downloaded_model_is_not_fetched_again(hub: Hub, places: SourceLocations) -> None:
     first = resolve("hf://acme/tiny", None, places)
     hub.fetched.clear()
     assert resolve("hf://acme/tiny", None, places) == first
@@ -84,35 +84,31 @@ def test_what_was_downloaded_is_not_fetched_again(hub: Hub, places: SourceLocati
         ("hf://", "is not hf://ORG/NAME"),
     ],
 )
-def test_a_hub_address_that_leads_nowhere_is_named(
-    places: SourceLocations, source: str, sentence: str
-) -> None:
+def test_invalid_hub_address_is_named(places: SourceLocations, source: str, sentence: str) -> None:
     with pytest.raises(ModelSourceError, match=sentence):
         resolve(source, None, places)
 
 
-def test_an_endpoint_that_is_down_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+def test_unreachable_hub_raises_model_source_error(tmp_path: Path) -> None:
     places = SourceLocations(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
     with pytest.raises(ModelSourceError, match="hf://acme/tiny cannot be downloaded"):
         resolve("hf://acme/tiny", locations=places)
 
 
-def test_the_endpoint_of_the_environment_is_used(hub: Hub, tmp_path: Path) -> None:
+def test_hub_endpoint_is_read_from_the_environment(hub: Hub, tmp_path: Path) -> None:
     program = "from modelswarm.checkpoint.sources import resolve; resolve('hf://acme/tiny', (0, 1))"
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
     assert fetched_shards(hub)
 
 
-def test_blocks_out_of_range_are_refused_before_any_shard_is_fetched(
-    hub: Hub, places: SourceLocations
-) -> None:
+def test_blocks_out_of_range_are_refused_before_download(hub: Hub, places: SourceLocations) -> None:
     with pytest.raises(UserError, match="blocks: 2:9 is out of range: the model has blocks 0:4"):
         resolve("hf://acme/tiny", (2, 9), places)
     assert fetched_shards(hub) == set()
 
 
-def test_local_addresses_name_folders(folder: Path, tmp_path: Path) -> None:
+def test_local_addresses_resolve_to_folders(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     (tmp_path / "claim" / "tiny").symlink_to(folder)
     same = {
@@ -135,6 +131,6 @@ def test_local_addresses_name_folders(folder: Path, tmp_path: Path) -> None:
         ("pvc://claim/../../etc", "must not leave its volume"),
     ],
 )
-def test_a_local_address_that_leads_nowhere_is_named(source: str, sentence: str) -> None:
+def test_invalid_local_address_is_named(source: str, sentence: str) -> None:
     with pytest.raises(ModelSourceError, match=sentence):
         resolve(source)

@@ -103,29 +103,29 @@ MESSAGES: list[Message] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_message_crosses_unchanged(message: Message) -> None:
+def test_message_round_trips(message: Message) -> None:
     assert decode(encode(message)) == message
     assert decode(memoryview(encode(message))) == message
 
 
-def test_the_table_above_has_every_message() -> None:
+def test_message_table_covers_every_type() -> None:
     assert {type(message) for message in MESSAGES} == set(typing.get_args(Message))
 
 
 @pytest.mark.parametrize("refusal", Refusal)
-def test_every_refusal_crosses(refusal: Refusal) -> None:
+def test_refusal_round_trips(refusal: Refusal) -> None:
     message = FenceAck(1, NO_HANDLE, EPOCH, refusal=refusal)
     assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("trouble", FaultKind)
-def test_every_trouble_crosses(trouble: FaultKind) -> None:
+def test_fault_kind_round_trips(trouble: FaultKind) -> None:
     message = FaultReport(1, EPOCH, trouble)
     assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("kind", [Lane, Role, Refusal, FaultKind])
-def test_the_wire_has_no_enum_value_that_the_messages_lack(kind: type[enum.Enum]) -> None:
+def test_wire_enum_has_the_values_of_the_message_enum(kind: type[enum.Enum]) -> None:
     values = getattr(swarm_pb2, kind.__name__).keys()
     prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper() + "_"
     names = {value.removeprefix(prefix) for value in values} - {"UNSPECIFIED"}
@@ -168,6 +168,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
-def test_anything_else_is_a_frame_error(data: bytes) -> None:
+def test_invalid_envelope_raises_frame_error(data: bytes) -> None:
     with pytest.raises(FrameError):
         decode(data)

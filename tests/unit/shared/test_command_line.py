@@ -24,12 +24,12 @@ from modelswarm.process.command_line import (
         ("localhost:65535", ("localhost", 65535)),
     ],
 )
-def test_a_target_comes_apart(target: str, parts: tuple[str, int]) -> None:
+def test_target_splits_into_host_and_port(target: str, parts: tuple[str, int]) -> None:
     assert split_target("--http", target) == parts
 
 
 @pytest.mark.parametrize("target", ["8000", ":8000", "a:", "a:b", "a:65536", "a:-1", "a:٣", ""])
-def test_what_is_no_target_is_refused_with_the_flag_and_an_example(target: str) -> None:
+def test_invalid_target_is_refused_with_flag_and_example(target: str) -> None:
     with pytest.raises(UserError, match=r"^--http: .* is not HOST:PORT, like 10\.0\.0\.7:7000$"):
         split_target("--http", target, example="10.0.0.7:7000")
 
@@ -47,7 +47,7 @@ def _raise(error: Exception) -> NoReturn:
         (click.Abort(), "interrupted"),
     ],
 )
-def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
+def test_user_error_prints_one_line_and_exits_with_2(
     error: Exception, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -58,13 +58,13 @@ def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(
     assert capsys.readouterr().err == f"program: {sentence}\n"
 
 
-def test_other_errors_and_exit_codes_are_passed_on() -> None:
+def test_other_errors_and_exit_codes_pass_through() -> None:
     assert run_with_exit_code("program", lambda: 1) == 1
     with pytest.raises(ZeroDivisionError):
         run_with_exit_code("program", lambda: 1 // 0)
 
 
-def test_flags_become_the_settings_and_help_ends_the_process() -> None:
+def test_flags_become_settings_and_help_exits_with_0() -> None:
     command = click.Command("program", params=[click.Option(["--n"], type=int)], callback=_settings)
     assert read_flags(command, complex, ["--n", "3"]) == 3j
     with pytest.raises(SystemExit) as ended:

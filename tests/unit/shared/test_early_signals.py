@@ -24,9 +24,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("part", ["serving", "gateway", "operator"])
-def test_a_program_that_is_asked_to_stop_while_it_imports_ends_at_once(
-    part: str, signal: str
-) -> None:
+def test_signal_during_import_ends_the_process_with_0(part: str, signal: str) -> None:
     code = ASKED_EARLY.format(part=part, signal=signal)
     done = subprocess.run(
         (sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=False

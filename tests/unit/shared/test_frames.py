@@ -45,23 +45,23 @@ def crossed(items: list[Item]) -> list[Item]:
     return [item for frame in pack(items) for item in unpack(frame)]
 
 
-def test_items_of_all_kinds_share_a_frame_and_keep_their_order() -> None:
+def test_mixed_items_share_a_frame_in_order() -> None:
     frames = list(pack(MIXED))
     assert len(frames) == 1
     assert unpack(frames[0]) == MIXED
 
 
 @pytest.mark.parametrize("finish", Finish)
-def test_every_finish_crosses(finish: Finish) -> None:
+def test_finish_reason_round_trips(finish: Finish) -> None:
     token = Token(1, EPOCH, 2, 3, -0.5, finish)
     assert crossed([token]) == [token]
 
 
-def test_nothing_packs_to_nothing() -> None:
+def test_empty_item_list_packs_to_no_frame() -> None:
     assert list(pack([])) == []
 
 
-def test_rows_come_out_as_aligned_views_of_the_frame() -> None:
+def test_unpacked_rows_are_aligned_views_of_the_frame() -> None:
     items: list[Item] = [Close(1), rows(0, 1, 33), Close(2), rows(1, 2, 64)]
     frame = next(iter(pack(items)))
     for item in unpack(frame):
@@ -71,7 +71,7 @@ def test_rows_come_out_as_aligned_views_of_the_frame() -> None:
             assert frame.index(item.payload) % 8 == 0
 
 
-def test_long_runs_of_rows_are_cut_between_rows_and_only_the_last_part_samples() -> None:
+def test_long_rows_split_between_rows_and_only_last_part_samples() -> None:
     long = rows(10, 1000, 4096, sample=True)
     frames = list(pack([long]))
     parts = [item for frame in frames for item in unpack(frame)]
@@ -87,12 +87,12 @@ def test_long_runs_of_rows_are_cut_between_rows_and_only_the_last_part_samples()
     assert at == 1010
 
 
-def test_one_row_longer_than_the_target_is_a_frame_of_its_own() -> None:
+def test_row_larger_than_the_target_gets_its_own_frame() -> None:
     wide = rows(0, 2, FRAME_TARGET + 8)
     assert len(list(pack([wide]))) == 2
 
 
-def test_a_long_input_is_cut_into_inputs() -> None:
+def test_long_input_is_split_into_inputs() -> None:
     tokens = tuple(range(100_000))
     parts = crossed([Input(HANDLE, EPOCH, 3, tokens)])
     at = 3
@@ -111,7 +111,7 @@ def test_many_small_items_are_spread_over_frames() -> None:
     assert [item for frame in frames for item in unpack(frame)] == items
 
 
-def test_what_fits_into_no_frame_is_our_own_error() -> None:
+def test_item_larger_than_a_frame_raises_value_error() -> None:
     with pytest.raises(ValueError, match="does not fit into a frame"):
         list(pack([ModelFileChunk("x", 0, MAX_FRAME, bytes(MAX_FRAME))]))
 
@@ -154,7 +154,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED.keys())
-def test_a_malformed_frame_is_a_frame_error(frame: bytes) -> None:
+def test_malformed_frame_raises_frame_error(frame: bytes) -> None:
     with pytest.raises(FrameError):
         unpack(frame)
 
@@ -167,20 +167,20 @@ def read_or_refuse(frame: bytes) -> bool:
     return True
 
 
-def test_random_bytes_never_do_worse_than_a_frame_error() -> None:
+def test_random_bytes_raise_frame_error() -> None:
     random_bytes = random.Random(1)
     for _ in range(5000):
         assert not read_or_refuse(random_bytes.randbytes(random_bytes.randrange(1, 200)))
 
 
-def test_a_frame_cut_anywhere_is_never_taken_for_a_whole_one() -> None:
+def test_truncated_frame_is_refused_except_between_items() -> None:
     frame = next(iter(pack(MIXED)))
     taken = [size for size in range(len(frame)) if read_or_refuse(frame[:size])]
     # Between two items a cut is a shorter frame: gRPC keeps whole messages, so only bugs can make one.
     assert len(taken) == len(MIXED) - 1
 
 
-def test_flipped_bits_never_do_worse_than_a_frame_error() -> None:
+def test_flipped_bits_raise_only_frame_error() -> None:
     dice = random.Random(2)
     whole = next(iter(pack([*MIXED, Heartbeat(1, 2.0), Input(5, EPOCH, 0, (1, 2, 3))])))
     refused = 0

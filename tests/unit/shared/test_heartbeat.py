@@ -11,14 +11,14 @@ def server_timer() -> HeartbeatTimer:
     return HeartbeatTimer.for_server(lambda: 0.5)
 
 
-def test_the_first_beat_is_due_at_once() -> None:
+def test_first_heartbeat_is_due_at_once() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     assert beats.take_due(0.0, busy=()) == ["g"]
     assert beats.take_due(0.0, busy=()) == []
 
 
-def test_idle_beats_come_before_five_seconds_are_over() -> None:
+def test_idle_heartbeat_is_due_every_five_seconds() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.take_due(0.0, busy=())
@@ -26,14 +26,14 @@ def test_idle_beats_come_before_five_seconds_are_over() -> None:
     assert beats.take_due(5.0, busy=()) == ["g"]
 
 
-def test_busy_beats_come_every_tenth_of_a_second() -> None:
+def test_busy_heartbeat_is_due_every_100_ms() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     times = [tick for tick in range(10) if beats.take_due(tick * BUSY_SECONDS, busy=("g",))]
     assert len(times) == 10
 
 
-def test_data_count_as_a_sign_of_life() -> None:
+def test_sent_data_postpones_the_heartbeat() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.on_peer_connected("h")
@@ -42,7 +42,7 @@ def test_data_count_as_a_sign_of_life() -> None:
     assert beats.take_due(0.1, busy=("g", "h")) == ["h"]
 
 
-def test_a_gateway_that_left_is_due_nothing() -> None:
+def test_disconnected_peer_is_due_no_heartbeat() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.on_peer_lost("g")
@@ -50,14 +50,14 @@ def test_a_gateway_that_left_is_due_nothing() -> None:
     assert beats.take_due(9.0, busy=("g",)) == []
 
 
-def test_what_was_said_between_two_looks_makes_no_silence_of_two() -> None:
+def test_data_sent_between_polls_skips_no_heartbeat() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.on_sent("g", 0.04)
     assert beats.take_due(BUSY_SECONDS, busy=("g",)) == ["g"]
 
 
-def test_only_gateways_whose_sessions_run_hear_often() -> None:
+def test_only_peers_with_running_sessions_get_busy_heartbeats() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.on_peer_connected("h")
@@ -65,7 +65,7 @@ def test_only_gateways_whose_sessions_run_hear_often() -> None:
     assert beats.take_due(1.0, busy=("h",)) == ["h"]
 
 
-def test_a_gateway_that_hears_data_all_the_time_still_hears_how_the_server_does() -> None:
+def test_busy_peer_receiving_data_still_gets_status_heartbeats() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     told = []
@@ -78,7 +78,7 @@ def test_a_gateway_that_hears_data_all_the_time_still_hears_how_the_server_does(
     assert 10 <= len(told) <= 13, "and data need no beats beside them"
 
 
-def test_a_gateway_whose_last_session_ended_hears_so_at_once() -> None:
+def test_peer_gets_a_heartbeat_when_its_last_session_ends() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.take_due(0.0, busy=("g",))
@@ -87,7 +87,7 @@ def test_a_gateway_whose_last_session_ended_hears_so_at_once() -> None:
     assert beats.take_due(0.2, busy=()) == []
 
 
-def test_a_gateway_that_rests_and_is_spoken_to_hears_how_the_server_does() -> None:
+def test_idle_peer_receiving_data_still_gets_status_heartbeats() -> None:
     beats = server_timer()
     beats.on_peer_connected("g")
     beats.take_due(0.0, busy=())
@@ -96,7 +96,7 @@ def test_a_gateway_that_rests_and_is_spoken_to_hears_how_the_server_does() -> No
     assert beats.take_due(5.0, busy=()) == ["g"]
 
 
-def test_a_server_hears_no_beats_of_a_gateway_that_it_hears_anyway() -> None:
+def test_gateway_sends_heartbeats_only_without_other_data() -> None:
     beats = HeartbeatTimer.for_gateway(lease_seconds=8.0)
     beats.on_peer_connected("s")
     assert beats.take_due(0.0, busy=()) == ["s"]

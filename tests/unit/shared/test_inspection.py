@@ -59,7 +59,7 @@ def refused(
     return caught.value.message
 
 
-def test_the_pod_writes_one_object_that_the_operator_reads_back(tmp_path: Path) -> None:
+def test_inspection_output_is_one_object_read_back_as_facts(tmp_path: Path) -> None:
     output = tmp_path / "termination-log"
     output.touch()
 
@@ -76,7 +76,7 @@ def test_the_pod_writes_one_object_that_the_operator_reads_back(tmp_path: Path) 
     }
 
 
-def test_no_weights_are_fetched_from_a_hub_only_the_headers_of_block_0(
+def test_hub_inspection_fetches_only_headers_of_block_0(
     hub: Hub, copy: Path, tmp_path: Path
 ) -> None:
     places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
@@ -91,7 +91,7 @@ def test_no_weights_are_fetched_from_a_hub_only_the_headers_of_block_0(
     assert set(hub.ranged) == of_block_0
 
 
-def test_a_model_in_one_file_is_inspected_by_its_header(tmp_path: Path) -> None:
+def test_single_file_model_is_inspected_by_its_header(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "one", "qwen3", shard_size="1GB")
     places = SourceLocations(hub_cache=tmp_path / "cache")
     with serve("acme/one", folder) as hub:
@@ -102,7 +102,7 @@ def test_a_model_in_one_file_is_inspected_by_its_header(tmp_path: Path) -> None:
         assert "model.safetensors" not in hub.fetched
 
 
-def test_the_token_of_the_environment_opens_a_gated_model(hub: Hub, tmp_path: Path) -> None:
+def test_gated_model_is_inspected_with_the_environment_token(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_secret"
     surroundings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
 
@@ -122,7 +122,7 @@ def test_the_token_of_the_environment_opens_a_gated_model(hub: Hub, tmp_path: Pa
         ("model.norm", "hf://acme/tiny has no weights for model.norm.weight"),
     ],
 )
-def test_an_index_that_lacks_a_part_of_the_model_is_told_of(
+def test_index_without_a_part_of_the_model_is_refused(
     hub: Hub, copy: Path, tmp_path: Path, missing: str, sentence: str
 ) -> None:
     index = copy / "model.safetensors.index.json"
@@ -136,7 +136,7 @@ def test_an_index_that_lacks_a_part_of_the_model_is_told_of(
     assert refused("hf://acme/tiny", places=places) == sentence
 
 
-def test_weights_that_are_not_safetensors_are_told_of(hub: Hub, copy: Path, tmp_path: Path) -> None:
+def test_weights_other_than_safetensors_are_refused(hub: Hub, copy: Path, tmp_path: Path) -> None:
     places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
     first = sorted(copy.glob("*.safetensors"))[0]
     first.write_bytes(b"\xff" * 5000)
@@ -148,7 +148,7 @@ def test_weights_that_are_not_safetensors_are_told_of(hub: Hub, copy: Path, tmp_
     assert "hf://acme/tiny" in refused("hf://acme/tiny", places=places)
 
 
-def test_a_volume_is_inspected_where_its_claim_is_mounted(folder: Path, tmp_path: Path) -> None:
+def test_pvc_model_is_inspected_under_its_mount(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "tiny").symlink_to(folder)
 
@@ -157,7 +157,7 @@ def test_a_volume_is_inspected_where_its_claim_is_mounted(folder: Path, tmp_path
     assert found.facts == read_facts(folder)
 
 
-def test_no_tokenizer_is_one_sentence_and_exit_code_2(copy: Path, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_one_line_and_exit_code_2(copy: Path, tmp_path: Path) -> None:
     (copy / "tokenizer.json").unlink()
     output = tmp_path / "termination-log"
 
@@ -169,7 +169,7 @@ def test_no_tokenizer_is_one_sentence_and_exit_code_2(copy: Path, tmp_path: Path
     )
 
 
-def test_a_tokenizer_from_elsewhere_stands_in_for_the_models_own(
+def test_separate_tokenizer_replaces_the_models_own(
     copy: Path, folder: Path, tmp_path: Path
 ) -> None:
     (copy / "tokenizer.json").unlink()
@@ -181,7 +181,7 @@ def test_a_tokenizer_from_elsewhere_stands_in_for_the_models_own(
     assert "is not a model address" in refused("demo://counting", "s3://bucket")
 
 
-def test_a_chat_template_that_does_not_compile_is_one_sentence(tmp_path: Path) -> None:
+def test_uncompilable_chat_template_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     template, output = tmp_path / "t.jinja", tmp_path / "termination-log"
     flags = ("--model", "demo://counting", "--chat-template", str(template))
     template.write_text("{% generation %}{{ messages }}{% endgeneration %}{% break %}")
@@ -195,7 +195,7 @@ def test_a_chat_template_that_does_not_compile_is_one_sentence(tmp_path: Path) -
     assert "t.jinja cannot be read" in run(*flags).stdout
 
 
-def test_weights_that_end_too_early_are_one_sentence(copy: Path) -> None:
+def test_truncated_weights_are_one_line_and_exit_code_2(copy: Path) -> None:
     shard = sorted(copy.glob("*.safetensors"))[0]
     os.truncate(shard, shard.stat().st_size - 100)
 
@@ -205,7 +205,7 @@ def test_weights_that_end_too_early_are_one_sentence(copy: Path) -> None:
     assert done.stdout == f"file://{copy}: {shard} is truncated: 100 bytes are missing\n"
 
 
-def test_a_block_without_weights_is_told_of(copy: Path) -> None:
+def test_block_without_weights_is_refused(copy: Path) -> None:
     for shard in copy.glob("*.safetensors"):
         kept = {n: t for n, t in load_file(shard).items() if ".layers.3." not in n}
         save_file(kept or {"other": load_file(shard).popitem()[1]}, shard)
@@ -213,7 +213,7 @@ def test_a_block_without_weights_is_told_of(copy: Path) -> None:
     assert "no weights for block 3" in refused(f"file://{copy}")
 
 
-def test_what_is_told_fits_into_a_termination_message(tmp_path: Path) -> None:
+def test_inspection_error_fits_a_termination_message(tmp_path: Path) -> None:
     deep = tmp_path / ("ü" * 100) / ("ö" * 100) / ("x" * 200)
     folder = "/".join([str(deep)] * 12)
 
@@ -233,7 +233,7 @@ def test_what_is_told_fits_into_a_termination_message(tmp_path: Path) -> None:
         ({"kvElements": None}, "not facts of a model: kvElements: Input should be a valid integer"),
     ],
 )
-def test_an_answer_that_is_no_facts_is_refused(change: dict[str, Any], sentence: str) -> None:
+def test_invalid_facts_document_is_refused(change: dict[str, Any], sentence: str) -> None:
     document = facts_document(read_facts(counting_folder()), "r") | change
 
     with pytest.raises(ModelSourceError) as caught:
@@ -242,7 +242,7 @@ def test_an_answer_that_is_no_facts_is_refused(change: dict[str, Any], sentence:
     assert caught.value.message.startswith(sentence)
 
 
-def test_facts_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
+def test_unknown_fields_of_a_facts_document_are_ignored() -> None:
     facts = read_facts(counting_folder())
 
     assert facts_from_document(facts_document(facts, "r") | {"experts": 8}) == facts

@@ -43,7 +43,7 @@ def pool(memory: str) -> dict[str, Any]:
     return {"name": "cpu", "resources": {"limits": {"memory": memory}}}
 
 
-def test_even_spans_cover_every_model_without_gap_or_overlap() -> None:
+def test_even_spans_cover_the_model_without_gap_or_overlap() -> None:
     for n_blocks in range(1, 41):
         for count in range(1, n_blocks + 1):
             spans = even_spans(n_blocks, count)
@@ -57,12 +57,12 @@ def test_even_spans_cover_every_model_without_gap_or_overlap() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 9])
-def test_more_spans_than_blocks_are_refused(count: int) -> None:
+def test_span_count_outside_the_block_count_is_refused(count: int) -> None:
     with pytest.raises(UserError, match=r"spec\.spans\.count: .* allowed: 1 to 8"):
         even_spans(8, count)
 
 
-def test_given_ranges_are_taken_as_they_are() -> None:
+def test_given_ranges_become_spans_unchanged() -> None:
     assert given_spans(8, [(0, 1), (1, 8)]) == (Span(0, 1), Span(1, 8))
 
 
@@ -95,7 +95,7 @@ def test_automatic_spans_are_as_few_as_fit() -> None:
         automatic_spans(8, needed, 9)
 
 
-def test_slots_are_every_span_times_every_ordinal_with_names_that_differ() -> None:
+def test_slots_cover_every_span_and_ordinal_with_unique_names() -> None:
     spans = even_spans(8, 2)
     slots = slots_of("counting", spans, 3)
 
@@ -110,7 +110,7 @@ def test_slots_are_every_span_times_every_ordinal_with_names_that_differ() -> No
     ]
 
 
-def test_coverage_is_that_of_the_weakest_span() -> None:
+def test_coverage_is_the_minimum_over_spans() -> None:
     one, two = even_spans(8, 2)
 
     assert coverage([one, two], [one, two, one]) == 1
@@ -118,7 +118,7 @@ def test_coverage_is_that_of_the_weakest_span() -> None:
     assert coverage([one, two], []) == 0
 
 
-def test_a_plan_has_room_for_the_sessions_that_were_asked_for() -> None:
+def test_plan_has_pages_for_the_requested_sessions() -> None:
     for length in (1, 15, 16, 17, 500, 512):
         for concurrent in (1, 3, 8, 100):
             sessions = {"maxLength": length, "concurrent": concurrent}
@@ -129,7 +129,7 @@ def test_a_plan_has_room_for_the_sessions_that_were_asked_for() -> None:
                 assert server.free_tokens >= length * concurrent
 
 
-def test_a_plan_counts_weights_and_kv_of_every_span() -> None:
+def test_plan_counts_weights_kv_and_replay_memory() -> None:
     plan = plan_swarm(swarm(spans={"count": 2}, replicas=2), FACTS, "file:///tiny")
     head, tail = plan.servers
 
@@ -142,7 +142,7 @@ def test_a_plan_counts_weights_and_kv_of_every_span() -> None:
     assert plan.max_length == 512
 
 
-def test_a_plan_fills_the_memory_of_the_pool_and_never_more() -> None:
+def test_plan_fills_the_pool_memory_without_exceeding_it() -> None:
     page = PAGE_SIZE * (4 * KV + ROW)
     plan = plan_swarm(swarm(spans={"count": 2}, pools=[pool("1Mi")]), FACTS, "file:///tiny")
 
@@ -150,7 +150,7 @@ def test_a_plan_fills_the_memory_of_the_pool_and_never_more() -> None:
         assert (1 << 20) - page < server.total_bytes <= 1 << 20
 
 
-def test_memory_given_by_hand_outranks_the_pools() -> None:
+def test_explicit_memory_overrides_the_pools() -> None:
     document = swarm(spans={"count": 2}, pools=[pool("1Ki")])
 
     plan = plan_swarm(document, FACTS, "file:///tiny", memory=2 << 20)
@@ -158,7 +158,7 @@ def test_memory_given_by_hand_outranks_the_pools() -> None:
     assert plan.servers[0].total_bytes > 1 << 20
 
 
-def test_without_spans_a_small_pool_gets_more_of_them() -> None:
+def test_smaller_pool_memory_gives_more_automatic_spans() -> None:
     whole = plan_swarm(swarm(pools=[pool("10Mi")]), FACTS, "file:///tiny")
     split = plan_swarm(swarm(pools=[pool("512Ki")]), FACTS, "file:///tiny")
 
@@ -179,7 +179,7 @@ def test_without_spans_a_small_pool_gets_more_of_them() -> None:
         ({"spans": {"count": 1}, "pools": [pool("1Ki")]}, r"memory: a server of blocks 0:8 needs"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_starts(spec: dict[str, Any], path: str) -> None:
+def test_impossible_plan_is_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     with pytest.raises(UserError, match=path):
         plan_swarm(swarm(**spec), FACTS, "file:///tiny")
 
@@ -188,16 +188,16 @@ def test_what_cannot_run_is_refused_before_anything_starts(spec: dict[str, Any],
     ("text", "size"),
     [("512Mi", 512 << 20), ("2G", 2_000_000_000), ("1.5Ki", 1536), ("7", 7), (7, 7)],
 )
-def test_amounts_of_memory_are_read_as_kubernetes_does(text: str | int, size: int) -> None:
+def test_memory_quantity_parses_as_in_kubernetes(text: str | int, size: int) -> None:
     assert bytes_of(text, "--memory") == size
 
 
 @pytest.mark.parametrize("text", ["", "Mi", "-1", "0", "1 GB", "1e9", "٣Mi"])
-def test_amounts_that_mean_nothing_are_refused(text: str) -> None:
+def test_invalid_memory_quantity_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--memory: .* allowed: e\.g\. 512Mi or 2Gi"):
         bytes_of(text, "--memory")
 
 
-def test_amounts_are_shown_with_three_digits_and_a_unit() -> None:
+def test_memory_size_is_shown_with_a_binary_unit() -> None:
     shown = [human_bytes(size) for size in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)]
     assert shown == ["0 B", "1023 B", "1.5 KiB", "5 MiB", "3 GiB", "2 TiB"]

@@ -36,18 +36,18 @@ def violations(content: dict[str, Any]) -> tuple[str, ...]:
     return caught.value.violations
 
 
-def test_the_example_is_a_valid_document() -> None:
+def test_example_document_is_valid() -> None:
     swarm = load_document(EXAMPLE)
 
     assert swarm.served_name == "counting"
     assert (swarm.spec.spans.count, swarm.spec.replicas) == (2, 2)
 
 
-def test_an_installed_package_knows_the_example_by_heart() -> None:
+def test_packaged_example_equals_the_example_file() -> None:
     assert parse_document(EXAMPLE_TEXT, "the example") == load_document(EXAMPLE)
 
 
-def test_what_is_left_out_gets_its_default() -> None:
+def test_omitted_fields_get_their_defaults() -> None:
     spec = parse(document()).spec
 
     assert (spec.replicas, spec.paused, spec.pools) == (1, False, ())
@@ -83,7 +83,7 @@ def test_what_is_left_out_gets_its_default() -> None:
         {"rollout": {"surge": 0, "drainLimit": "500ms"}, "paused": True},
     ],
 )
-def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
+def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
     parse(document(**spec))
 
 
@@ -170,14 +170,14 @@ def test_documents_of_every_kind_are_accepted(spec: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_violation_is_named_with_its_path_and_what_is_allowed(
+def test_violation_names_its_path_and_the_allowed_values(
     spec: dict[str, Any], expected: str
 ) -> None:
     assert violations(document(**spec)) == (expected,)
 
 
 @pytest.mark.parametrize("name", ["Counting", "1st", "a-", "a_b", "ünder", "", "a" * 41, "a.b"])
-def test_names_that_no_service_could_have_are_refused(name: str) -> None:
+def test_name_invalid_for_a_service_is_refused(name: str) -> None:
     content = document()
     content["metadata"]["name"] = name
 
@@ -217,19 +217,19 @@ def test_all_violations_are_listed_at_once() -> None:
         ("[" * 10_000, "nested too deeply; not a swarm document"),
     ],
 )
-def test_what_is_not_one_yaml_document_is_refused_with_its_place(text: str, expected: str) -> None:
+def test_text_other_than_one_yaml_document_is_refused(text: str, expected: str) -> None:
     with pytest.raises(DocumentError) as caught:
         parse_document(text, "swarm.yaml")
 
     assert str(caught.value) == f"swarm.yaml: {expected}"
 
 
-def test_a_python_object_in_the_yaml_is_not_built() -> None:
+def test_python_object_in_yaml_is_refused() -> None:
     with pytest.raises(DocumentError, match="could not determine a constructor"):
         parse_document("a: !!python/object/apply:os.system [true]", "swarm.yaml")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
     binary, large = tmp_path / "binary.yaml", tmp_path / "large.yaml"
     binary.write_bytes(b"a: \xff")
     large.write_text("#" * (1 << 20) + "\n")
@@ -245,7 +245,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         assert str(caught.value) == f"{path}: {reason}"
 
 
-def test_every_field_says_what_it_means() -> None:
+def test_every_field_has_a_description() -> None:
     schema = ModelSwarm.model_json_schema()
     parts = [schema, *schema["$defs"].values()]
 
@@ -257,5 +257,5 @@ def test_every_field_says_what_it_means() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("30s", 30.0), ("500ms", 0.5), ("1h30m", 5400.0), ("1.5s", 1.5)]
 )
-def test_durations_are_read_as_seconds(text: str, seconds: float) -> None:
+def test_duration_parses_to_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)

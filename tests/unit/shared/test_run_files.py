@@ -11,7 +11,7 @@ import pytest
 from modelswarm.process.run_files import remove_run_file, write_run_file
 
 
-def test_an_announcement_appears_whole_with_the_writers_pid_and_goes_again(tmp_path: Path) -> None:
+def test_run_file_is_written_whole_with_pid_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "made" / "too" / "s0.json"
     write_run_file(path, {"target": "127.0.0.1:1", "first": 0})
     assert json.loads(path.read_text()) == {"target": "127.0.0.1:1", "first": 0, "pid": os.getpid()}
@@ -21,12 +21,12 @@ def test_an_announcement_appears_whole_with_the_writers_pid_and_goes_again(tmp_p
 
 
 @pytest.mark.parametrize("content", ['{"pid": 1}', "{}", "half a fi"])
-def test_what_somebody_else_wrote_is_not_withdrawn(tmp_path: Path, content: str) -> None:
+def test_run_file_of_another_process_is_kept(tmp_path: Path, content: str) -> None:
     path = tmp_path / "s0.json"
     path.write_text(content)
     remove_run_file(path)
     assert path.read_text() == content
 
 
-def test_withdrawing_what_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_removing_a_missing_run_file_raises_nothing(tmp_path: Path) -> None:
     remove_run_file(tmp_path / "s0.json")

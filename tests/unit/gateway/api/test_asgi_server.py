@@ -16,7 +16,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def test_a_new_connection_gets_its_answer_and_an_idle_one_is_closed() -> None:
+async def test_closing_idle_connections_keeps_new_ones() -> None:
     server = AsgiServer(app, bind_socket("--http", "127.0.0.1:0"))
     await server.start()
     host, _, port = server.target.partition(":")

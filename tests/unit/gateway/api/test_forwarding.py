@@ -24,14 +24,14 @@ ALL = CALM + SHAPE.closing("stop", 2)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, len(ALL)])
-def test_a_stream_is_passed_on_as_it_is_however_it_comes(size: int) -> None:
+def test_stream_passes_through_unchanged_in_any_chunks(size: int) -> None:
     events = SseReader()
     parts = [events.add_bytes(ALL[at : at + size]) for at in range(0, len(ALL), size)]
     assert b"".join(parts) == ALL
     assert (events.last_event_id, events.is_done, events.error) == ("3-0a", True, None)
 
 
-def test_whatever_was_passed_on_can_be_gone_on_behind_its_last_id() -> None:
+def test_cut_stream_resumes_behind_its_last_event_id() -> None:
     calm = [line for line in ALL.split(b"\n") if not line.startswith(b":")]
     for length in range(1, len(ALL)):
         events = SseReader()
@@ -44,7 +44,7 @@ def test_whatever_was_passed_on_can_be_gone_on_behind_its_last_id() -> None:
         assert [line for line in whole.split(b"\n") if not line.startswith(b":")] == calm
 
 
-def test_an_error_of_the_other_gateway_is_told_apart() -> None:
+def test_error_event_is_separated_from_the_stream() -> None:
     error = ApiError(Code.STOPPING, "it ends")
     events = SseReader()
     assert events.add_bytes(CALM + error_event(error.envelope())) == CALM
@@ -55,7 +55,7 @@ def test_an_error_of_the_other_gateway_is_told_apart() -> None:
     assert parse_event_id_line(SECOND) == "3-0a"
 
 
-async def test_a_way_on_is_looked_for_a_while_and_only_once_something_broke() -> None:
+async def test_failover_retries_only_after_a_break_until_its_limit() -> None:
     now = 0.0
     course = StreamFailover(lambda: now)
     busy = ApiError(Code.SESSION_BUSY, "busy")

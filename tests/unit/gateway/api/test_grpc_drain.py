@@ -30,7 +30,7 @@ def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script
     return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), lives)
 
 
-async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
+async def test_drain_undone_by_another_call_ends_with_an_error() -> None:
     _, drains = two_tails()
     states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     first = await anext(states)
@@ -46,21 +46,21 @@ async def test_a_drain_that_somebody_else_takes_back_ends_and_says_so() -> None:
     assert told.value.code is Code.DRAIN_UNDONE and "b" in str(told.value)
 
 
-async def test_an_unknown_server_is_answered_with_those_there_are() -> None:
+async def test_drain_of_an_unknown_server_lists_the_known_ones() -> None:
     _, drains = two_tails()
     with pytest.raises(ApiError) as told:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
     assert str(told.value) == "there is no server 'z'; known are: a, b, c"
 
 
-async def test_a_drain_that_would_uncover_blocks_says_which() -> None:
+async def test_drain_that_would_uncover_blocks_names_them() -> None:
     _, drains = two_tails()
     with pytest.raises(ApiError) as told:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
     assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0:2" in str(told.value)
 
 
-async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions_there() -> None:
+async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
     script, drains = two_tails()
     c = "c/1/0"
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
@@ -81,7 +81,7 @@ async def test_a_drain_is_over_when_the_server_says_that_no_gateway_has_sessions
     assert [state.done for state in [s async for s in states]] == [False, True]
 
 
-async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has() -> None:
+async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
     """Or its answer would show ours as those of another gateway, for seconds if nobody runs there."""
     script, drains = two_tails()
     script.core.cancel_turn("s", script.now)
@@ -92,7 +92,7 @@ async def test_sessions_that_rest_have_left_before_the_server_counts_what_it_has
     assert told == [Close, Heartbeat]
 
 
-async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> None:
+async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
     script, drains = two_tails()
     states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     await anext(states)
@@ -105,7 +105,7 @@ async def test_a_drain_that_is_taken_back_at_another_gateway_ends_here_too() -> 
     assert told.value.code is Code.DRAIN_UNDONE
 
 
-async def test_what_a_server_says_counts_here_although_nobody_asked_this_gateway() -> None:
+async def test_drain_state_reported_by_a_server_is_adopted() -> None:
     script, _ = two_tails()
     for wish, leaving in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
         script.says("b/1/0", Heartbeat(drain=wish, sessions=1))
@@ -118,7 +118,7 @@ def is_back(script: Script, peer: PeerId) -> None:
     script.serve(name_of(peer), 2, 4)
 
 
-async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
+async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
     script, drains = two_tails()
     c = "c/1/0"
     drains.drain_server(c)
@@ -132,7 +132,7 @@ async def test_a_wish_that_was_lost_with_the_link_is_told_again() -> None:
     assert drains.is_empty(c)
 
 
-async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> None:
+async def test_undo_lost_with_the_link_is_sent_again() -> None:
     script, drains = two_tails()
     c = "c/1/0"
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
@@ -150,7 +150,7 @@ async def test_a_drain_stays_taken_back_when_that_was_lost_with_the_link() -> No
 
 
 @pytest.mark.parametrize("wish", [DrainState.SERVE, DrainState.DRAIN])
-async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(
+async def test_drain_state_changed_during_link_loss_is_adopted(
     wish: DrainState,
 ) -> None:
     script, drains = two_tails()
@@ -163,7 +163,7 @@ async def test_what_was_wished_at_other_gateways_while_a_link_was_down_counts(
     assert not script.told(c, Heartbeat)
 
 
-async def test_a_server_whose_link_broke_is_not_gone_while_it_may_live() -> None:
+async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
     lives = {"c/1/0"}
     script, drains = two_tails(lives.__contains__)
     c = "c/1/0"

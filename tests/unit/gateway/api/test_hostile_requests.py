@@ -39,14 +39,14 @@ def crosses_a_link(sampling: Sampling) -> bool:
 
 
 @pytest.mark.parametrize("top_k", [2**63, 2**64, 10**30])
-def test_a_top_k_beyond_all_vocabularies_does_not_break_the_link_to_the_tail(top_k: int) -> None:
+def test_huge_top_k_crosses_the_link(top_k: int) -> None:
     asked = parse_completion({"model": "m", "prompt": [1], "top_k": top_k}).to_generation_request()
     sampling = SamplingDefaults().sampling(asked.options, 1)
     assert sampling.top_k >= 1 << 30
     assert crosses_a_link(sampling)
 
 
-def test_what_a_models_file_says_crosses_a_link_or_is_left_out() -> None:
+def test_invalid_model_defaults_are_left_out() -> None:
     said = {
         "do_sample": True,
         "top_k": float("nan"),
@@ -60,7 +60,7 @@ def test_what_a_models_file_says_crosses_a_link_or_is_left_out() -> None:
     assert crosses_a_link(defaults.sampling(SamplingOptions(), 1))
 
 
-def test_a_temperature_that_is_nearly_zero_is_zero() -> None:
+def test_tiny_temperature_is_zero_and_tiny_penalty_is_raised() -> None:
     assert SamplingDefaults().sampling(SamplingOptions(temperature=1e-300), 1).temperature == 0.0
     assert SamplingDefaults().sampling(SamplingOptions(temperature=0.01), 1).temperature == 0.01
     assert (
@@ -83,19 +83,19 @@ def test_a_temperature_that_is_nearly_zero_is_zero() -> None:
         (parse_chat, {"messages": [{"role": "user", "content": "a"}], "stop": [1] * MANY}),
     ],
 )
-def test_a_long_list_of_nonsense_is_refused_at_its_first_entry(parse, body) -> None:  # type: ignore[no-untyped-def]
+def test_long_invalid_list_is_refused_at_its_first_entry(parse, body) -> None:  # type: ignore[no-untyped-def]
     began = time.process_time()
     with pytest.raises(ApiError):
         parse({"model": "m", **body})
     assert time.process_time() - began < 0.5  # it was 12 s and a gigabyte
 
 
-def test_a_session_id_over_grpc_is_as_short_as_over_http() -> None:
+def test_grpc_session_id_is_limited_as_over_http() -> None:
     with pytest.raises(ApiError, match="session_id"):
         parse_generate_request(api_pb2.GenerateRequest(model="m", prompt="a", session_id="x" * 257))
 
 
-async def test_model_files_that_break_a_parser_are_given_up_and_not_waited_for() -> None:
+async def test_unparsable_model_files_are_given_up() -> None:
     shelf = Shelf()
     shelf.library.on_peer_connected(HELLO)
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
@@ -106,7 +106,7 @@ async def test_model_files_that_break_a_parser_are_given_up_and_not_waited_for()
     assert entry.retry_at > shelf.now
 
 
-async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_members(
+async def test_broken_symlink_and_pipe_do_not_hide_members(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.json").symlink_to(tmp_path / "gone")
@@ -118,7 +118,7 @@ async def test_a_link_that_leads_nowhere_and_a_pipe_do_not_hide_the_other_member
     assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
 
 
-async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
+async def test_files_follow_the_revision_that_turns_use() -> None:
     shelf = Shelf()
     leading = ["r1"]
     shelf.library = ModelRegistry(
@@ -140,7 +140,7 @@ async def test_the_files_are_those_of_the_revision_that_turns_run_on() -> None:
 
 
 @pytest.mark.full
-async def test_a_text_that_no_context_could_hold_is_refused_before_it_is_tokenised() -> None:
+async def test_text_beyond_any_context_is_refused_before_tokenizing() -> None:
     text = ModelTokenizer(model_files())
     ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())
     began = time.process_time()

@@ -27,14 +27,14 @@ def refusal(body: object) -> ApiError:
     return caught.value
 
 
-def test_a_small_request_asks_for_the_models_defaults() -> None:
+def test_minimal_request_uses_the_models_defaults() -> None:
     ask = parse_chat(SMALL).to_generation_request()
     assert ask.options == SamplingOptions()
     assert ask.prompt == ChatPrompt([{"role": "user", "content": "hi"}])
     assert (ask.stop, ask.session_id) == ((), None)
 
 
-def test_every_field_that_counts_arrives() -> None:
+def test_every_supported_field_is_parsed() -> None:
     said: dict[str, Any] = {
         "max_tokens": 5,
         "temperature": 1,
@@ -51,13 +51,13 @@ def test_every_field_that_counts_arrives() -> None:
     assert (ask.stop, ask.session_id) == (("a", "b"), "s")
 
 
-def test_null_is_unset_for_every_field() -> None:
+def test_null_field_counts_as_unset() -> None:
     known = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "stream", "n", "tools")
     body = SMALL | dict.fromkeys([*known, *UNSUPPORTED_FIELDS, "user", "stream_options"])
     assert parse_chat(body).to_generation_request() == parse_chat(SMALL).to_generation_request()
 
 
-def test_fields_that_change_nothing_are_ignored() -> None:
+def test_irrelevant_fields_are_ignored() -> None:
     extras = {
         "user": "u",
         "metadata": {"a": 1},
@@ -71,7 +71,7 @@ def test_fields_that_change_nothing_are_ignored() -> None:
     )
 
 
-def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
+def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
     """LangChain's legacy class: zero penalties, n 1, a list of one string, nulls."""
     body = {
         "model": "m",
@@ -121,7 +121,7 @@ def test_what_clients_send_without_asking_for_anything_is_taken() -> None:
         ("web_search_options", {}),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(field: str, value: object) -> None:
+def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
     error = refusal(SMALL | {field: value})
     assert (error.code, error.param) == (Code.UNSUPPORTED, field)
     assert field in error.message
@@ -170,7 +170,7 @@ def test_what_is_not_built_is_refused_by_name(field: str, value: object) -> None
         ({"session_id": "x" * 300}, "session_id", "at most 256"),
     ],
 )
-def test_a_bad_field_is_named_with_what_is_allowed(
+def test_invalid_field_is_named_with_what_is_allowed(
     changes: dict[str, Any], param: str, said: str
 ) -> None:
     error = refusal(SMALL | changes)
@@ -179,7 +179,7 @@ def test_a_bad_field_is_named_with_what_is_allowed(
     assert param in error.message
 
 
-def test_zero_tokens_and_agreeing_limits_are_fine() -> None:
+def test_zero_tokens_and_equal_token_limits_are_accepted() -> None:
     assert parse_chat(SMALL | {"max_tokens": 0}).to_generation_request().options.max_tokens == 0
     both = {"max_tokens": 3, "max_completion_tokens": 3}
     assert parse_chat(SMALL | both).to_generation_request().options.max_tokens == 3
@@ -189,7 +189,7 @@ def test_zero_tokens_and_agreeing_limits_are_fine() -> None:
     )
 
 
-def test_messages_become_what_templates_know() -> None:
+def test_messages_are_normalized_for_the_chat_template() -> None:
     messages = [
         {
             "role": "developer",
@@ -207,7 +207,7 @@ def test_messages_become_what_templates_know() -> None:
     ]
 
 
-def test_template_variables_pass_through() -> None:
+def test_template_variables_are_passed_through() -> None:
     extras = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
     prompt = parse_chat(SMALL | extras).to_generation_request().prompt
     assert isinstance(prompt, ChatPrompt)
@@ -224,7 +224,7 @@ def test_template_variables_pass_through() -> None:
         ("", TextPrompt("")),
     ],
 )
-def test_prompts_come_in_four_forms(prompt: object, expected: object) -> None:
+def test_prompt_is_accepted_in_its_four_forms(prompt: object, expected: object) -> None:
     assert (
         parse_completion({"model": "m", "prompt": prompt}).to_generation_request().prompt
         == expected
@@ -234,7 +234,7 @@ def test_prompts_come_in_four_forms(prompt: object, expected: object) -> None:
 @pytest.mark.parametrize(
     "prompt", [5, [], ["a", "b"], [[1], [2]], [-1], [1, "a"], [True], {}, [1.5]]
 )
-def test_other_prompts_are_refused(prompt: object) -> None:
+def test_invalid_prompt_is_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as caught:
         parse_completion({"model": "m", "prompt": prompt}).to_generation_request()
     assert (caught.value.param or "").startswith("prompt")
@@ -253,17 +253,17 @@ def test_other_prompts_are_refused(prompt: object) -> None:
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
-def test_a_body_that_is_no_json_text_is_refused(raw: bytes, said: str) -> None:
+def test_body_that_is_not_json_is_refused(raw: bytes, said: str) -> None:
     with pytest.raises(ApiError, match=said) as caught:
         parse_json(raw)
     assert caught.value.mapping.status == 400
 
 
-def test_a_whole_surrogate_pair_is_a_character() -> None:
+def test_surrogate_pair_is_one_character() -> None:
     assert parse_json(b'"\\ud83d\\ude00"') == "😀"
     assert parse_json(json.dumps("\\ud800").encode()) == "\\ud800"
 
 
 @pytest.mark.parametrize("body", [[], "x", 5, None])
-def test_a_body_must_be_an_object(body: object) -> None:
+def test_body_other_than_an_object_is_refused(body: object) -> None:
     assert "JSON object" in refusal(body).message

@@ -26,7 +26,7 @@ def patched_pod(template: Json, cluster_wide: Json | None = None) -> Json:
 
 
 @pytest.mark.parametrize("source", ["demo://counting", "hf://org/name", "pvc://weights/llama"])
-def test_pods_meet_the_restricted_level_of_pod_security(source: str) -> None:
+def test_pods_meet_the_restricted_pod_security_level(source: str) -> None:
     body = pod_of(World(spec=document(1, 1, model={"source": source})))["spec"]
     assert body["securityContext"]["runAsNonRoot"] is True
     assert body["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -40,7 +40,7 @@ def test_pods_meet_the_restricted_level_of_pod_security(source: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(body)
 
 
-def test_a_server_is_told_all_it_needs() -> None:
+def test_server_container_gets_its_flags_and_ports() -> None:
     container = pod_of(World(spec=document(2, 1, sessions={"maxLength": 512, "concurrent": 2})))[
         "spec"
     ]["containers"][0]
@@ -57,14 +57,14 @@ def test_a_server_is_told_all_it_needs() -> None:
     }
 
 
-def test_names_fit_whatever_the_swarm_is_called() -> None:
+def test_pod_name_is_unique_and_fits_63_characters() -> None:
     name = names.pod_name("s" * 40, "uid", "s255", 10**10 - 1)
     assert len(name) <= 63
     assert names.incarnation_of_name(name) == 10**10 - 1
     assert names.pod_name("a", "uid-1", "s0", 1) != names.pod_name("a", "uid-2", "s0", 1)
 
 
-def test_resources_and_the_failure_domain_come_from_the_pool() -> None:
+def test_resources_and_failure_domain_come_from_the_pool() -> None:
     pool = {
         "name": "gpu",
         "resources": {"requests": {"cpu": 2}, "limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}},
@@ -81,7 +81,7 @@ def test_resources_and_the_failure_domain_come_from_the_pool() -> None:
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_the_pools_patch_goes_over_the_administrators() -> None:
+def test_pool_template_overrides_the_administrators() -> None:
     everywhere = {"spec": {"priorityClassName": "low", "nodeSelector": {"a": "1"}}}
     mine = {"spec": {"priorityClassName": "high", "tolerations": [{"operator": "Exists"}]}}
     body = patched_pod(mine, everywhere)["spec"]
@@ -114,7 +114,7 @@ def test_the_pools_patch_goes_over_the_administrators() -> None:
         {"kind": "Deployment"},
     ],
 )
-def test_what_is_the_operators_stays(template: Json) -> None:
+def test_operator_fields_resist_template_patches(template: Json) -> None:
     plain, patched = patched_pod({}), patched_pod(template)
     for pod in (plain, patched):
         pod["metadata"]["annotations"].pop(names.TEMPLATE_HASH)
@@ -126,13 +126,13 @@ def test_what_is_the_operators_stays(template: Json) -> None:
     assert patched == plain
 
 
-def test_another_container_beside_the_server_never_comes_first() -> None:
+def test_added_container_comes_after_the_server() -> None:
     template = {"spec": {"containers": [{"$patch": "replace"}, {"name": "side", "image": "s"}]}}
     containers = patched_pod(template)["spec"]["containers"]
     assert [one["name"] for one in containers] == ["server", "side"]
 
 
-def test_a_service_and_a_budget_per_span_are_made_once() -> None:
+def test_service_and_budget_per_span_are_created_once() -> None:
     world = World()
     world.settle()
     assert sorted(world.children) == [
@@ -144,7 +144,7 @@ def test_a_service_and_a_budget_per_span_are_made_once() -> None:
     assert budget["minAvailable"] == 2 and budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_an_edited_or_deleted_child_is_put_right() -> None:
+def test_edited_or_deleted_child_is_restored() -> None:
     world = World()
     world.settle()
     world.children["PodDisruptionBudget", "counting-s0"]["spec"]["minAvailable"] = 0
@@ -154,7 +154,7 @@ def test_an_edited_or_deleted_child_is_put_right() -> None:
     assert world.decide().actions == []
 
 
-def test_a_selector_that_somebody_narrowed_is_put_right() -> None:
+def test_narrowed_selector_is_not_covered() -> None:
     assert not covers({"selector": {"a": "1", "b": "2"}}, {"selector": {"a": "1"}})
     assert covers({"selector": {"a": "1"}, "more": 1}, {"selector": {"a": "1"}})
 
@@ -169,7 +169,7 @@ def test_budgets_follow_spans_and_replicas() -> None:
     assert not [action for action in world.decide().actions if isinstance(action, DeleteChild)]
 
 
-def test_a_child_that_is_refused_is_told_and_tried_again_with_pauses() -> None:
+def test_refused_child_is_reported_and_retried_with_backoff() -> None:
     world = World()
     world.settle()
     del world.children["Service", "counting-servers"]
@@ -194,7 +194,7 @@ def test_a_child_that_is_refused_is_told_and_tried_again_with_pauses() -> None:
     assert "slots" not in world.status and world.condition("Degraded")["status"] == "False"
 
 
-def test_pods_of_a_swarm_with_many_pools_are_spread_over_them() -> None:
+def test_pods_are_spread_over_many_pools() -> None:
     pools = [{"name": f"p{index}"} for index in range(4)]
     world = World(spec=document(2, 4, pools=pools), nodes={"n": Node("n", room=99)})
     world.settle()

@@ -43,7 +43,7 @@ def test_maps_are_merged_and_null_deletes() -> None:
     assert merged["metadata"] == {"labels": {"b": "2"}, "annotations": {"n": "1"}}
 
 
-def test_the_pod_itself_is_not_changed() -> None:
+def test_merge_leaves_the_input_pod_unchanged() -> None:
     container({"env": [{"name": "A", "value": "9"}]})
     assert POD["spec"]["containers"][0]["env"][0]["value"] == "1"
 
@@ -58,44 +58,44 @@ def test_the_pod_itself_is_not_changed() -> None:
          [{"name": "tmp", "mountPath": "/tmp"}, {"mountPath": "/data", "name": "d"}]),
     ],
 )  # fmt: skip
-def test_lists_of_a_container_are_merged_by_their_keys(
+def test_container_lists_are_merged_by_key(
     field: str, item: dict[str, Any], expected: list[Any]
 ) -> None:
     assert container({field: [item]})[field] == expected
 
 
-def test_plain_lists_and_atomic_lists_are_replaced() -> None:
+def test_plain_and_atomic_lists_are_replaced() -> None:
     assert container({"args": ["--two"]})["args"] == ["--two"]
     new = [{"key": "gpu", "operator": "Exists"}]
     assert patched({"tolerations": new})["tolerations"] == new
 
 
-def test_a_new_container_is_added_and_one_is_deleted() -> None:
+def test_container_can_be_added_and_deleted() -> None:
     added = patched({"containers": [{"name": "side", "image": "s"}]})["containers"]
     assert [one["name"] for one in added] == ["server", "side"]
     gone = patched({"containers": [{"name": "server", "$patch": "delete"}]})["containers"]
     assert gone == []
 
 
-def test_a_list_or_an_object_can_be_replaced_whole() -> None:
+def test_replace_directive_replaces_a_list_or_map() -> None:
     replaced = container({"env": [{"$patch": "replace"}, {"name": "C", "value": "3"}]})
     assert replaced["env"] == [{"name": "C", "value": "3"}]
     limits = container({"resources": {"limits": {"$patch": "replace", "cpu": "2"}}})
     assert limits["resources"]["limits"] == {"cpu": "2"}
 
 
-def test_an_object_can_be_deleted() -> None:
+def test_delete_directive_empties_a_map() -> None:
     assert container({"resources": {"$patch": "delete"}})["resources"] == {}
 
 
-def test_only_retained_keys_stay() -> None:
+def test_retain_keys_removes_all_other_keys() -> None:
     volume = {"name": "tmp", "hostPath": {"path": "/x"}, "$retainKeys": ["name", "hostPath"]}
     assert patched({"volumes": [volume]})["volumes"] == [
         {"name": "tmp", "hostPath": {"path": "/x"}}
     ]
 
 
-def test_values_are_deleted_from_a_list_of_plain_values() -> None:
+def test_primitive_list_values_can_be_deleted() -> None:
     pod = {"metadata": {"finalizers": ["a", "b"]}}
     merged = merge_pod(
         pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"], "finalizers": ["c"]}}, "p"
@@ -131,6 +131,6 @@ def test_directives_never_reach_the_pod() -> None:
         ({"$deleteFromPrimitiveList/x": 1}, "must be a list of values"),
     ],
 )
-def test_what_fits_no_pod_is_refused_with_the_field(patch: dict[str, Any], sentence: str) -> None:
+def test_invalid_patch_is_refused_with_its_field(patch: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         patched(patch)

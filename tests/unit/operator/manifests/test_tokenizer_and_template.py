@@ -24,7 +24,7 @@ def flags_of(pod: Json) -> dict[str, str]:
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
-def test_a_chat_template_travels_in_an_annotation_and_is_mounted_as_a_file() -> None:
+def test_chat_template_is_mounted_from_an_annotation() -> None:
     pod = first_pod(chatTemplate=TEMPLATE)
 
     assert pod["metadata"]["annotations"][CHAT_TEMPLATE] == TEMPLATE
@@ -36,7 +36,7 @@ def test_a_chat_template_travels_in_an_annotation_and_is_mounted_as_a_file() -> 
     ]
 
 
-def test_an_inspection_looks_at_the_same_words_as_a_server() -> None:
+def test_inspection_gets_the_same_tokenizer_and_template() -> None:
     words = {"tokenizer": "pvc://words/a", "chatTemplate": TEMPLATE}
     pod = first_pod(source="hf://org/name", **words)
 
@@ -45,7 +45,7 @@ def test_an_inspection_looks_at_the_same_words_as_a_server() -> None:
     assert "persistentVolumeClaim" in str(pod["spec"]["volumes"])
 
 
-def test_without_words_of_its_own_a_pod_is_told_of_none() -> None:
+def test_pod_without_own_tokenizer_gets_no_such_flags() -> None:
     pod = first_pod()
 
     assert not {"--tokenizer", "--chat-template"} & flags_of(pod).keys()
@@ -53,7 +53,7 @@ def test_without_words_of_its_own_a_pod_is_told_of_none() -> None:
     assert "downwardAPI" not in str(pod["spec"]["volumes"])
 
 
-def test_a_patch_cannot_replace_the_template() -> None:
+def test_patch_cannot_replace_the_chat_template() -> None:
     patch = {"metadata": {"annotations": {CHAT_TEMPLATE: "other", "mine": "kept"}}}
     model = {"source": "demo://counting", "chatTemplate": TEMPLATE}
     world = World(spec=document(1, 1, model=model, pools=[{"name": "a", "podTemplate": patch}]))
@@ -63,7 +63,7 @@ def test_a_patch_cannot_replace_the_template() -> None:
     assert (annotations[CHAT_TEMPLATE], annotations["mine"]) == (TEMPLATE, "kept")
 
 
-def test_another_template_rolls_the_servers() -> None:
+def test_new_chat_template_rolls_the_servers() -> None:
     world = World(spec=document(1, 1, model={"source": "demo://counting"}))
     world.settle()
     before = set(world.pods)
@@ -75,7 +75,7 @@ def test_another_template_rolls_the_servers() -> None:
     assert world.condition("Ready")["status"] == "True"
 
 
-def test_quantisation_that_is_not_served_is_told_of_and_good_servers_stay() -> None:
+def test_unserved_quantization_is_reported_and_keeps_servers() -> None:
     world = World()
     world.settle()
     before = set(world.pods)
@@ -87,7 +87,7 @@ def test_quantisation_that_is_not_served_is_told_of_and_good_servers_stay() -> N
     assert "'int8' is not served yet" in world.condition("Degraded")["message"]
 
 
-def test_large_annotations_are_not_kept_in_memory() -> None:
+def test_large_annotations_are_not_cached() -> None:
     metadata = {
         "name": "a",
         "namespace": "b",
