@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import World, document
+from support.operator.model_cluster import ModelCluster, make_spec
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -24,9 +24,9 @@ MODELS: list[Json] = [
 def test_pods_with_tokenizer_and_volumes_are_admitted(
     api: ApiLevel, namespace: str, model: Json
 ) -> None:
-    world = World(spec=document(1, 1, model=model))
-    world.turn()
-    manifest = next(iter(world.pods.values())).manifest
+    cluster = ModelCluster(spec=make_spec(1, 1, model=model))
+    cluster.run_turn()
+    manifest = next(iter(cluster.pods.values())).manifest
     manifest["metadata"]["namespace"] = namespace
     manifest["metadata"].pop("ownerReferences")
 

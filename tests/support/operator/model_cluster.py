@@ -1,7 +1,7 @@
-"""A model of Kubernetes small enough to run thousands of steps a second: an API server, a scheduler, kubelets.
+"""A model of Kubernetes in virtual time: an API server, a scheduler and kubelets; thousands of steps a second.
 
-The operator's pure core decides against it; the actions are carried out as the real edge would, and can be cut off
-anywhere. It models what Kubernetes does, in virtual time; nothing of the operator is replaced.
+The operator's pure core decides against it. Its actions are carried out as the executor does, and can be cut off after
+any number of them. Nothing of the operator is replaced.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from modelswarm_operator.reconcile.state.observed import (
 from modelswarm_operator.reconcile.state.policy import Policy
 
 Json = dict[str, Any]
-SECONDS_TO_START = 5.0  # at most
+SECONDS_TO_START = 5.0  # the longest start
 SECONDS_TO_STOP = 1.0
 POLICY = Policy(server_image="registry.example/server:1")
 
 
 @cache
-def demo_facts() -> str:
-    """What an inspection of a model like the demo's says."""
+def inspect_demo_model() -> str:
+    """Return the output of an inspection of the demo model."""
     found = inspect_model("demo://counting")
     return json.dumps(facts_document(found.facts, "c0ffee"))
 
@@ -55,7 +55,7 @@ def demo_facts() -> str:
 @dataclass(slots=True)
 class Node:
     name: str
-    room: int = 4  # pods
+    capacity: int = 4  # pods
     ready: bool = True
     not_ready_since: float | None = None
     departing: str = ""
@@ -67,18 +67,17 @@ class Pod:
     view: PodView
     manifest: Json
     scheduled_at: float = 0.0
-    on_quiet_node: bool = False  # its node went away: readiness is not known any more
 
     @property
     def name(self) -> str:
         return self.view.name
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.view.phase in ("Failed", "Succeeded")
 
 
-def document(spans: int = 2, replicas: int = 2, **more: Any) -> Json:
+def make_spec(spans: int = 2, replicas: int = 2, **more: Any) -> Json:
     return {
         "model": {"source": "demo://counting"},
         "spans": {"count": spans},
@@ -88,8 +87,10 @@ def document(spans: int = 2, replicas: int = 2, **more: Any) -> Json:
 
 
 @dataclass
-class World:
-    spec: Json = field(default_factory=document)
+class ModelCluster:
+    """One swarm, its pods and children, and the nodes of a cluster. Methods move time and cause faults."""
+
+    spec: Json = field(default_factory=make_spec)
     nodes: dict[str, Node] = field(default_factory=dict)
     policy: Policy = POLICY
     now: float = 1_000_000.0
@@ -103,15 +104,15 @@ class World:
     version: int = 1
     deleting: bool = False
     exists: bool = True
-    quota: int | None = None  # most pods
-    taken_by: str = ""
-    sees_nodes: bool = True
-    poison: Callable[[Pod], bool] = lambda pod: False
-    inspected: Callable[[Pod], tuple[int, str]] = lambda pod: (0, demo_facts())
+    quota: int | None = None  # pods
+    served_name_taken_by: str = ""
+    can_read_nodes: bool = True
+    is_crashing: Callable[[Pod], bool] = lambda pod: False
+    inspection_result: Callable[[Pod], tuple[int, str]] = lambda pod: (0, inspect_demo_model())
     rejected: dict[str, str] = field(default_factory=dict)
-    told: list[RecordEvent] = field(default_factory=list)
+    events: list[RecordEvent] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    used: dict[int, str] = field(default_factory=dict)  # incarnation -> slot, of all times
+    used_incarnations: dict[int, str] = field(default_factory=dict)  # slots, also of deleted pods
     writes: int = 0
     wake_at: float | None = None
     _uids: Iterator[int] = field(default_factory=lambda: count(1))
@@ -120,7 +121,7 @@ class World:
         if not self.nodes:
             self.nodes = {name: Node(name) for name in ("n0", "n1", "n2", "n3")}
 
-    # --- what the operator's edge does -----------------------------------------------------------------------------
+    # --- actions of the operator -------------------------------------------------------------------------------------
 
     def observe(self) -> Observed:
         swarm = SwarmView(
@@ -139,9 +140,9 @@ class World:
         return Observed(
             swarm=swarm,
             pods=tuple(pod.view for pod in self.pods.values()),
-            nodes=self._node_views() if self.sees_nodes else None,
+            nodes=self._node_views() if self.can_read_nodes else None,
             children=dict(self.children),
-            served_name_taken_by=self.taken_by,
+            served_name_taken_by=self.served_name_taken_by,
             rejected=dict(self.rejected),
         )
 
@@ -160,18 +161,20 @@ class World:
     def decide(self, observed: Observed | None = None) -> Decision:
         return reconcile(observed or self.observe(), self.policy, self.now)
 
-    def turn(self, observed: Observed | None = None, most: int | None = None) -> Decision:
-        """One turn; `most`: the operator dies after so many actions."""
+    def run_turn(
+        self, observed: Observed | None = None, max_actions: int | None = None
+    ) -> Decision:
+        """Run one turn of the operator; with `max_actions` it crashes after that many actions."""
         seen = observed or self.observe()
         decision = self.decide(seen)
-        for action in list(decision.actions)[:most]:
-            if not self.carry_out(action, seen):
+        for action in list(decision.actions)[:max_actions]:
+            if not self.execute_action(action, seen):
                 break
         self.wake_at = decision.requeue_at
         return decision
 
-    def carry_out(self, action: object, seen: Observed) -> bool:
-        """Whether the turn goes on after it."""
+    def execute_action(self, action: object, seen: Observed) -> bool:
+        """Carry out one action; return True if the turn continues after it."""
         if not self.exists:
             return False
         match action:
@@ -190,9 +193,9 @@ class World:
             case DeleteChild(kind, name, _):
                 self.children.pop((kind, name), None)
             case RecordEvent():
-                self.told.append(action)
+                self.events.append(action)
             case _:
-                raise AssertionError(f"no such action: {action}")
+                raise AssertionError(f"unknown action: {action}")
         return True
 
     def _write_status(self, status: Json, seen: Observed) -> bool:
@@ -207,7 +210,7 @@ class World:
 
     def _set_finalizer(self, present: bool) -> None:
         if present and names.FINALIZER not in self.finalizers:
-            assert not self.deleting, "the API server takes no finalizer then"
+            assert not self.deleting, "the API server refuses a new finalizer during deletion"
             self.finalizers.append(names.FINALIZER)
         elif not present and names.FINALIZER in self.finalizers:
             self.finalizers.remove(names.FINALIZER)
@@ -218,14 +221,18 @@ class World:
         meta = manifest["metadata"]
         assert not self.deleting, f"{meta['name']} is created for a swarm that is being deleted"
         if meta["name"] in self.pods:
-            return  # AlreadyExists: of our own making
+            return  # AlreadyExists: the operator created it before
         if self.quota is not None and len(self.pods) >= self.quota:
             self.rejected[slot] = f"exceeded quota: pods={self.quota}"
             return
         self.rejected.pop(slot, None)
         incarnation = int(meta["labels"][names.INCARNATION])
-        assert incarnation <= self.status["incarnation"], "created before it was written down"
-        assert self.used.setdefault(incarnation, slot) == slot, f"{incarnation} is of two slots"
+        assert incarnation <= self.status["incarnation"], (
+            "the pod is created before its incarnation is stored"
+        )
+        assert self.used_incarnations.setdefault(incarnation, slot) == slot, (
+            f"incarnation {incarnation} belongs to two slots"
+        )
         view = PodView(
             name=meta["name"],
             uid=f"pod-{next(self._uids)}",
@@ -242,7 +249,7 @@ class World:
         if pod is None or pod.view.uid != action.uid:
             return
         self.log.append(f"delete {action.name}: {action.reason}")
-        if action.grace_seconds == 0 or pod.over or not pod.view.node:
+        if action.grace_seconds == 0 or pod.is_finished or not pod.view.node:
             del self.pods[action.name]
         elif pod.view.deleting_since is None:
             pod.view = replace(pod.view, deleting_since=self.now)
@@ -255,11 +262,11 @@ class World:
     def _apply(self, manifest: Json) -> None:
         stored = copy.deepcopy(manifest)
         stored["metadata"]["uid"] = f"child-{next(self._uids)}"
-        if manifest["kind"] == "Service":  # what the API server fills in
+        if manifest["kind"] == "Service":  # defaults of the API server
             stored["spec"] |= {"type": "ClusterIP", "sessionAffinity": "None"}
         self.children[manifest["kind"], manifest["metadata"]["name"]] = stored
 
-    # --- what the cluster does -------------------------------------------------------------------------------------
+    # --- the scheduler and the kubelets ------------------------------------------------------------------------------
 
     def pass_time(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -270,7 +277,6 @@ class World:
                     self.pods.pop(pod.name, None)
             elif node is not None and not node.ready:
                 pod.view = replace(pod.view, ready=False)
-                pod.on_quiet_node = True
             else:
                 self._kubelet(pod)
         self._schedule()
@@ -280,10 +286,14 @@ class World:
         if view.deleting_since is not None:
             if self.now >= view.deleting_since + SECONDS_TO_STOP:
                 self.pods.pop(view.name, None)
-        elif view.node and not pod.over and self.now >= pod.scheduled_at + _seconds_to_start(view):
+        elif (
+            view.node
+            and not pod.is_finished
+            and self.now >= pod.scheduled_at + _compute_start_seconds(view)
+        ):
             if view.labels.get(names.ROLE) == names.INSPECT:
                 self._inspect(pod)
-            elif self.poison(pod):
+            elif self.is_crashing(pod):
                 self._crash(pod)
             else:
                 running = ContainerView(
@@ -291,12 +301,11 @@ class World:
                     running_since=view.container.running_since or self.now,
                 )  # fmt: skip
                 pod.view = replace(view, phase="Running", ready=True, container=running)
-                pod.on_quiet_node = False
 
     def _inspect(self, pod: Pod) -> None:
-        code, words = self.inspected(pod)
+        code, output = self.inspection_result(pod)
         container = ContainerView(
-            exit_code=code, exit_reason="Error" if code else "Completed", exit_message=words
+            exit_code=code, exit_reason="Error" if code else "Completed", exit_message=output
         )
         pod.view = replace(pod.view, phase="Failed" if code else "Succeeded", container=container)
 
@@ -308,29 +317,29 @@ class World:
         pod.view = replace(pod.view, phase="Running", ready=False, container=container)
 
     def _schedule(self) -> None:
-        load = Counter(pod.view.node for pod in self.pods.values() if not pod.over)
+        load = Counter(pod.view.node for pod in self.pods.values() if not pod.is_finished)
         usable = [
             node
             for node in self.nodes.values()
             if node.ready and not node.departing and not node.out_of_service
         ]
         for pod in self.pods.values():
-            if pod.view.node or pod.over or pod.view.deleting_since is not None:
+            if pod.view.node or pod.is_finished or pod.view.deleting_since is not None:
                 continue
-            free = [node for node in usable if load[node.name] < node.room]
+            free = [node for node in usable if load[node.name] < node.capacity]
             if free:
                 node = min(free, key=lambda node: (load[node.name], node.name))
                 pod.view = replace(pod.view, node=node.name, unschedulable="")
                 pod.scheduled_at = self.now
                 load[node.name] += 1
             else:
-                every = len(self.nodes)
-                message = f"0/{every} nodes are available: {every} Insufficient cpu."
+                nodes = len(self.nodes)
+                message = f"0/{nodes} nodes are available: {nodes} Insufficient cpu."
                 pod.view = replace(pod.view, unschedulable=message)
 
-    # --- what people and fate do -----------------------------------------------------------------------------------
+    # --- edits by users, and faults ----------------------------------------------------------------------------------
 
-    def edit(self, **changes: Any) -> None:
+    def edit_spec(self, **changes: Any) -> None:
         self.spec = {**self.spec, **changes}
         self.generation += 1
         self.version += 1
@@ -346,16 +355,16 @@ class World:
         else:
             self.exists = False
 
-    def kill(self, name: str) -> None:
-        """`kubectl delete pod`."""
+    def delete_pod(self, name: str) -> None:
+        """Do what `kubectl delete pod` does."""
         pod = self.pods[name]
         self._delete(DeletePod(name, pod.view.uid, "kubectl"))
 
-    def vanish(self, name: str) -> None:
-        """`kubectl delete pod --force`."""
+    def force_delete_pod(self, name: str) -> None:
+        """Do what `kubectl delete pod --force` does."""
         self.pods.pop(name, None)
 
-    def fail(self, name: str, reason: str = "Evicted", message: str = "low on memory") -> None:
+    def fail_pod(self, name: str, reason: str = "Evicted", message: str = "low on memory") -> None:
         pod = self.pods[name]
         pod.view = replace(pod.view, phase="Failed", ready=False, reason=reason, message=message)
 
@@ -363,38 +372,38 @@ class World:
         pod = self.pods[name]
         pod.view = replace(pod.view, **changes)
 
-    def node_down(self, name: str) -> None:
+    def set_node_not_ready(self, name: str) -> None:
         node = self.nodes[name]
         if node.ready:
             node.ready, node.not_ready_since = False, self.now
 
-    def node_up(self, name: str) -> None:
+    def set_node_ready(self, name: str) -> None:
         node = self.nodes[name]
         node.ready, node.not_ready_since = True, None
 
-    def node_gone(self, name: str) -> None:
+    def delete_node(self, name: str) -> None:
         self.nodes.pop(name, None)
 
-    # --- what one can see ------------------------------------------------------------------------------------------
+    # --- state that tests read ---------------------------------------------------------------------------------------
 
-    def servers(self) -> list[Pod]:
+    def server_pods(self) -> list[Pod]:
         return [
             pod for pod in self.pods.values() if pod.view.labels.get(names.ROLE) == names.SERVER
         ]
 
-    def ready(self, span: int | None = None) -> list[str]:
+    def ready_pods(self, span: int | None = None) -> list[str]:
         return sorted(
             pod.name
-            for pod in self.servers()
+            for pod in self.server_pods()
             if pod.view.ready
             and pod.view.deleting_since is None
             and span in (None, int(pod.view.labels[names.SPAN]))
         )
 
-    def coverage(self, without: str = "") -> int:
-        """The fewest ready servers of any block of the model (8 blocks)."""
+    def coverage(self) -> int:
+        """Return the smallest number of ready servers over the 8 blocks of the model."""
         cover = [0] * 8
-        for pod in self.servers():
+        for pod in self.server_pods():
             node = self.nodes.get(pod.view.node)
             serves = (
                 pod.view.ready
@@ -402,40 +411,42 @@ class World:
                 and node is not None
                 and node.ready
             )
-            if serves and pod.name != without:
+            if serves:
                 first, last = pod.view.annotations[names.BLOCKS].split(":")
                 for block in range(int(first), int(last)):
                     cover[block] += 1
         return min(cover)
 
     def condition(self, kind: str) -> Json:
-        found = [one for one in self.status.get("conditions", []) if one["type"] == kind]
+        found = [each for each in self.status.get("conditions", []) if each["type"] == kind]
         return dict(found[0]) if found else {}
 
     def settle(self, rounds: int = 100, seconds: float = 1.0) -> int:
-        """Turns and time until nothing was done and nothing changed for a while; the number of rounds."""
+        """Run turns and time until nothing changes for a while; return the number of rounds."""
         quiet = 0
         for number in range(rounds):
-            decision = self.turn()
+            decision = self.run_turn()
             before = {name: pod.view for name, pod in self.pods.items()}
             self.pass_time(seconds)
             after = {name: pod.view for name, pod in self.pods.items()}
             quiet = 0 if decision.actions or before != after else quiet + 1
             if quiet > (SECONDS_TO_START + SECONDS_TO_STOP) / seconds + 1:
                 return number
-        raise AssertionError(f"not settled after {rounds} rounds: {self.log[-20:]} {self.todo()}")
+        raise AssertionError(
+            f"not settled after {rounds} rounds: {self.log[-20:]} {self.pending_actions()}"
+        )
 
-    def todo(self) -> list[str]:
-        """What a turn would do now, in short."""
-        return [_short(action) for action in self.decide().actions]
+    def pending_actions(self) -> list[str]:
+        """Return a short text for each action that a turn would carry out now."""
+        return [_describe_action(action) for action in self.decide().actions]
 
 
-def _seconds_to_start(pod: PodView) -> float:
-    """Not the same for all, so that things come about in different orders."""
+def _compute_start_seconds(pod: PodView) -> float:
+    """Return the start time of a pod; it differs, so that pods become ready in different orders."""
     return 1.0 + names.incarnation_of_name(pod.name) * 7 % 5
 
 
-def _short(action: object) -> str:
+def _describe_action(action: object) -> str:
     match action:
         case CreatePod(slot, manifest):
             return f"create {manifest['metadata']['name']} for {slot}"

@@ -1,6 +1,6 @@
-"""Faults, edits and crashes of the operator, drawn at random over a model cluster, with oracles after every step.
+"""Faults, edits and operator crashes in random order over a model cluster, with oracles after every step.
 
-Used by the property tests; a run is a list of small numbers, so that hypothesis can shrink it.
+Used by the property tests. A run is a list of small numbers, so that hypothesis can shrink it.
 """
 
 from __future__ import annotations
@@ -9,268 +9,280 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from support.operator.model_cluster import Node, Pod, World, demo_facts
+from support.operator.model_cluster import ModelCluster, Node, Pod, inspect_demo_model
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import Decision, DeletePod
 from modelswarm_operator.reconcile.state.observed import Observed
 
-Step = tuple[int, int]  # which fault, and a number it makes of what it likes
+Step = tuple[int, int]  # the index of a fault, and a number that selects its target or value
 
 
-class Storm:
-    """Applies steps to a world and checks what must hold whatever happens."""
+class RandomFaults:
+    """Applies steps to a cluster and checks the invariants after each of them."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.old: list[Observed] = []  # what a slow operator may still act on
-        self.steps = 0
+    def __init__(self, cluster: ModelCluster) -> None:
+        self.cluster = cluster
+        self.past_observations: list[Observed] = []  # a slow operator may still act on these
         self.faults: list[Callable[[int], None]] = [
-            self.look, self.look, self.look, self.wait, self.wait, self.die_in_a_turn,
-            self.late_operator, self.stale_pods, self.kill, self.vanish, self.fail, self.preempt,
-            self.node_down, self.node_up, self.node_gone, self.node_new, self.cordon, self.uncordon,
-            self.scale, self.respan, self.rename, self.repatch, self.surge, self.pause, self.quota, self.poison,
-            self.keep, self.unlabel, self.forget_status, self.lose_child,
-            self.remodel, self.refuse_models,
+            self.run_turn, self.run_turn, self.run_turn, self.pass_time, self.pass_time,
+            self.crash_in_turn, self.act_on_stale_swarm, self.act_on_stale_pods,
+            self.delete_pod, self.force_delete_pod, self.fail_pod, self.preempt_pod,
+            self.set_node_not_ready, self.set_node_ready, self.delete_node, self.add_node,
+            self.cordon_node, self.uncordon_node,
+            self.change_replicas, self.change_spans, self.change_served_name,
+            self.change_pod_template, self.change_surge, self.change_pause, self.change_quota,
+            self.crash_containers, self.change_keep_annotation, self.edit_pod_label,
+            self.lose_status, self.delete_child, self.change_model, self.fail_inspections,
         ]  # fmt: skip
 
-    def run(self, steps: Sequence[Step]) -> None:
+    def apply_steps(self, steps: Sequence[Step]) -> None:
         for which, number in steps:
             self.faults[which % len(self.faults)](number)
-            self.steps += 1
             self._check_slots()
 
-    # --- the operator ----------------------------------------------------------------------------------------------
+    # --- the operator ------------------------------------------------------------------------------------------------
 
-    def look(self, _: int) -> None:
-        before = self._cover()
-        seen = self.world.observe()
-        self.old = [*self.old[-3:], seen]
-        decision = self.world.turn(seen)
-        self._check_cover(before, decision)
+    def run_turn(self, _: int) -> None:
+        before = self._coverage_by_model()
+        seen = self.cluster.observe()
+        self.past_observations = [*self.past_observations[-3:], seen]
+        decision = self.cluster.run_turn(seen)
+        self._check_coverage(before, decision)
 
-    def wait(self, number: int) -> None:
-        self.world.pass_time(1.0 + number % 4)
+    def pass_time(self, number: int) -> None:
+        self.cluster.pass_time(1.0 + number % 4)
 
-    def die_in_a_turn(self, number: int) -> None:
-        self.world.turn(most=number % 7)
+    def crash_in_turn(self, number: int) -> None:
+        self.cluster.run_turn(max_actions=number % 7)
 
-    def late_operator(self, number: int) -> None:
-        """Another operator decided by what it saw a while ago."""
-        if self.old:
-            self.world.turn(self.old[number % len(self.old)])
+    def act_on_stale_swarm(self, number: int) -> None:
+        """Run a turn of another operator on an older observation."""
+        if self.past_observations:
+            self.cluster.run_turn(self.past_observations[number % len(self.past_observations)])
 
-    def stale_pods(self, number: int) -> None:
-        if self.old:
-            pods = self.old[number % len(self.old)].pods
-            self.world.turn(replace(self.world.observe(), pods=pods))
+    def act_on_stale_pods(self, number: int) -> None:
+        """Run a turn on the current swarm and an older list of pods."""
+        if self.past_observations:
+            pods = self.past_observations[number % len(self.past_observations)].pods
+            self.cluster.run_turn(replace(self.cluster.observe(), pods=pods))
 
-    # --- pods ------------------------------------------------------------------------------------------------------
+    # --- pods --------------------------------------------------------------------------------------------------------
 
     def _pod(self, number: int) -> Pod | None:
-        pods = sorted(self.world.pods.values(), key=lambda pod: pod.name)
+        pods = sorted(self.cluster.pods.values(), key=lambda pod: pod.name)
         return pods[number % len(pods)] if pods else None
 
-    def kill(self, number: int) -> None:
+    def delete_pod(self, number: int) -> None:
         if pod := self._pod(number):
-            self.world.kill(pod.name)
+            self.cluster.delete_pod(pod.name)
 
-    def vanish(self, number: int) -> None:
+    def force_delete_pod(self, number: int) -> None:
         if pod := self._pod(number):
-            self.world.vanish(pod.name)
+            self.cluster.force_delete_pod(pod.name)
 
-    def fail(self, number: int) -> None:
+    def fail_pod(self, number: int) -> None:
         pod = self._pod(number)
         if pod and pod.view.deleting_since is None:
-            self.world.fail(pod.name)
+            self.cluster.fail_pod(pod.name)
 
-    def preempt(self, number: int) -> None:
+    def preempt_pod(self, number: int) -> None:
         if pod := self._pod(number):
-            self.world.set_pod(pod.name, disruption="PreemptionByScheduler")
-            self.world.kill(pod.name)
+            self.cluster.set_pod(pod.name, disruption="PreemptionByScheduler")
+            self.cluster.delete_pod(pod.name)
 
-    def keep(self, number: int) -> None:
+    def change_keep_annotation(self, number: int) -> None:
         if pod := self._pod(number):
             value = "true" if number % 3 else "false"
-            self.world.set_pod(pod.name, annotations={**pod.view.annotations, names.KEEP: value})
+            self.cluster.set_pod(pod.name, annotations={**pod.view.annotations, names.KEEP: value})
 
-    def unlabel(self, number: int) -> None:
+    def edit_pod_label(self, number: int) -> None:
         if pod := self._pod(number):
             key = (names.ROLE, names.SLOT, names.SPAN, names.INCARNATION)[number % 4]
-            self.world.set_pod(pod.name, labels={**pod.view.labels, key: "9"})
+            self.cluster.set_pod(pod.name, labels={**pod.view.labels, key: "9"})
 
-    # --- nodes -----------------------------------------------------------------------------------------------------
+    # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _node(self, number: int) -> Node | None:
-        nodes = sorted(self.world.nodes.values(), key=lambda node: node.name)
+        nodes = sorted(self.cluster.nodes.values(), key=lambda node: node.name)
         return nodes[number % len(nodes)] if nodes else None
 
-    def node_down(self, number: int) -> None:
+    def set_node_not_ready(self, number: int) -> None:
         if node := self._node(number):
-            self.world.node_down(node.name)
+            self.cluster.set_node_not_ready(node.name)
 
-    def node_up(self, number: int) -> None:
+    def set_node_ready(self, number: int) -> None:
         if node := self._node(number):
-            self.world.node_up(node.name)
+            self.cluster.set_node_ready(node.name)
 
-    def node_gone(self, number: int) -> None:
+    def delete_node(self, number: int) -> None:
         if node := self._node(number):
-            self.world.node_gone(node.name)
+            self.cluster.delete_node(node.name)
 
-    def node_new(self, number: int) -> None:
+    def add_node(self, number: int) -> None:
         name = f"n{number % 6}"
-        self.world.nodes.setdefault(name, Node(name, room=1 + number % 5))
+        self.cluster.nodes.setdefault(name, Node(name, capacity=1 + number % 5))
 
-    def cordon(self, number: int) -> None:
+    def cordon_node(self, number: int) -> None:
         if node := self._node(number):
             node.departing = "cordoned"
 
-    def uncordon(self, number: int) -> None:
+    def uncordon_node(self, number: int) -> None:
         if node := self._node(number):
             node.departing = ""
 
-    # --- people ----------------------------------------------------------------------------------------------------
+    # --- edits by users ----------------------------------------------------------------------------------------------
 
-    def scale(self, number: int) -> None:
-        self.world.edit(replicas=number % 4)
+    def change_replicas(self, number: int) -> None:
+        self.cluster.edit_spec(replicas=number % 4)
 
-    def respan(self, number: int) -> None:
-        self.world.edit(spans={"count": 1 + number % 4})
+    def change_spans(self, number: int) -> None:
+        self.cluster.edit_spec(spans={"count": 1 + number % 4})
 
-    def rename(self, number: int) -> None:
-        self.world.edit(
+    def change_served_name(self, number: int) -> None:
+        self.cluster.edit_spec(
             model={"source": "demo://counting", "servedName": ("counting", "other")[number % 2]}
         )
 
-    def remodel(self, number: int) -> None:
+    def change_model(self, number: int) -> None:
         source = ("demo://counting", "hf://org/one", "hf://org/two")[number % 3]
-        self.world.edit(model={"source": source})
+        self.cluster.edit_spec(model={"source": source})
 
-    def refuse_models(self, number: int) -> None:
+    def fail_inspections(self, number: int) -> None:
         answer = (2, "it has no tokenizer") if number % 2 else (137, "")
-        self.world.inspected = lambda pod: answer
+        self.cluster.inspection_result = lambda pod: answer
 
-    def repatch(self, number: int) -> None:
+    def change_pod_template(self, number: int) -> None:
         label = {"metadata": {"labels": {"team": f"t{number % 3}"}}}
-        self.world.edit(pools=[{"name": "only", "podTemplate": label}])
+        self.cluster.edit_spec(pools=[{"name": "only", "podTemplate": label}])
 
-    def surge(self, number: int) -> None:
-        self.world.edit(rollout={"surge": number % 3})
+    def change_surge(self, number: int) -> None:
+        self.cluster.edit_spec(rollout={"surge": number % 3})
 
-    def pause(self, number: int) -> None:
-        self.world.edit(paused=number % 2 == 0)
+    def change_pause(self, number: int) -> None:
+        self.cluster.edit_spec(paused=number % 2 == 0)
 
-    def quota(self, number: int) -> None:
-        self.world.quota = None if number % 2 else number % 9
+    def change_quota(self, number: int) -> None:
+        self.cluster.quota = None if number % 2 else number % 9
 
-    def poison(self, number: int) -> None:
-        """Containers of every pod, or of those to come, only crash; or none do."""
-        born = self.world.now
+    def crash_containers(self, number: int) -> None:
+        """Make the containers of no pod, of all later pods, or of odd incarnations crash."""
+        changed_at = self.cluster.now
         rules: list[Callable[[Pod], bool]] = [
             lambda pod: False,
-            lambda pod: pod.view.created >= born,
+            lambda pod: pod.view.created >= changed_at,
             lambda pod: pod.view.labels[names.INCARNATION][-1] in "13579",
         ]
-        self.world.poison = rules[number % 3]
+        self.cluster.is_crashing = rules[number % 3]
 
-    def forget_status(self, number: int) -> None:
-        """Restored from a backup without status; or somebody wrote nonsense."""
+    def lose_status(self, number: int) -> None:
+        """Replace the status, as a restore from a backup or an invalid write does."""
         if number % 4 == 0:
-            kept = {"incarnation": self.world.status.get("incarnation", 0)}
-            self.world.status = {**kept, "conditions": "none"} if number % 8 else kept
-            self.world.version += 1
+            kept = {"incarnation": self.cluster.status.get("incarnation", 0)}
+            self.cluster.status = {**kept, "conditions": "none"} if number % 8 else kept
+            self.cluster.version += 1
 
-    def lose_child(self, number: int) -> None:
-        if self.world.children:
-            self.world.children.pop(sorted(self.world.children)[number % len(self.world.children)])
+    def delete_child(self, number: int) -> None:
+        if self.cluster.children:
+            self.cluster.children.pop(
+                sorted(self.cluster.children)[number % len(self.cluster.children)]
+            )
 
-    # --- oracles ---------------------------------------------------------------------------------------------------
+    # --- oracles -----------------------------------------------------------------------------------------------------
 
     def _check_slots(self) -> None:
-        """Never two pods of one incarnation; what a pod is called says which it is."""
+        """Check that no two pods have the same incarnation; it is part of the name."""
         seen: dict[int, str] = {}
-        for name in self.world.pods:
+        for name in self.cluster.pods:
             incarnation = names.incarnation_of_name(name)
             assert seen.setdefault(incarnation, name) == name
 
-    def _cover(self) -> dict[str, int]:
-        """Per generation: the fewest servers of a block. What somebody takes out to look at does not count."""
+    def _coverage_by_model(self) -> dict[str, int]:
+        """Return the smallest number of servers of a block per model hash, without pods kept for debugging."""
         found: dict[str, list[int]] = {}
-        for pod in self.world.pods.values():
-            node = self.world.nodes.get(pod.view.node)
+        for pod in self.cluster.pods.values():
+            node = self.cluster.nodes.get(pod.view.node)
             kept = names.is_true(pod.view.annotations.get(names.KEEP))
             labelled_kept = pod.view.labels.get(names.ROLE) in (names.KEPT, names.INSPECT)
             if (
-                pod.view.ready and pod.view.deleting_since is None and not pod.over and not kept
+                pod.view.ready and pod.view.deleting_since is None and not pod.is_finished and not kept
                 and not labelled_kept and node is not None and node.ready and not node.out_of_service
             ):  # fmt: skip
                 generation = pod.view.annotations.get(names.MODEL_HASH, "")
                 if not generation:
-                    continue  # an inspection whose label somebody changed
+                    continue  # an inspection pod whose label was edited
                 cover = found.setdefault(generation, [0] * 8)
                 first, last = pod.view.annotations[names.BLOCKS].split(":")
                 for block in range(int(first), int(last)):
                     cover[block] += 1
         return {generation: min(cover) for generation, cover in found.items()}
 
-    def _check_cover(self, before: dict[str, int], decision: Decision) -> None:
-        """A turn that saw the truth ends no server that is needed."""
-        if self.world.spec["replicas"] == 0:
+    def _check_coverage(self, before: dict[str, int], decision: Decision) -> None:
+        """Check that a turn on current observations deleted no server that is needed."""
+        if self.cluster.spec["replicas"] == 0:
             return
-        most, left = max(before.values(), default=0), max(self._cover().values(), default=0)
+        most, left = (
+            max(before.values(), default=0),
+            max(self._coverage_by_model().values(), default=0),
+        )
         assert left >= min(most, 1), [a for a in decision.actions if isinstance(a, DeletePod)]
-        surge = self.world.spec.get("rollout", {}).get("surge", 1)
-        waiting = any(pod.view.unschedulable for pod in self.world.pods.values())
+        surge = self.cluster.spec.get("rollout", {}).get("surge", 1)
+        waiting = any(pod.view.unschedulable for pod in self.cluster.pods.values())
         if len(before) == 1 and surge and not waiting:
-            wanted = self.world.spec["replicas"]
+            wanted = self.cluster.spec["replicas"]
             assert left >= min(most, wanted), [
                 a for a in decision.actions if isinstance(a, DeletePod)
             ]
 
-    # --- the end ---------------------------------------------------------------------------------------------------
+    # --- the end state -----------------------------------------------------------------------------------------------
 
-    def heal(self) -> None:
-        """The faults end; what people asked for last stays."""
-        world = self.world
+    def end_faults(self) -> None:
+        """End all faults; the last edits of the spec stay."""
+        cluster = self.cluster
         for name in ("n0", "n1", "n2", "n3", "n4"):
-            world.nodes.setdefault(name, Node(name))
-        for node in world.nodes.values():
-            node.ready, node.not_ready_since, node.departing, node.room = True, None, "", 8
-        world.inspected = lambda pod: (0, demo_facts())
-        world.quota, world.poison = None, lambda pod: False
-        world.edit(paused=False)
-        for pod in world.pods.values():
+            cluster.nodes.setdefault(name, Node(name))
+        for node in cluster.nodes.values():
+            node.ready, node.not_ready_since, node.departing, node.capacity = True, None, "", 8
+        cluster.inspection_result = lambda pod: (0, inspect_demo_model())
+        cluster.quota, cluster.is_crashing = None, lambda pod: False
+        cluster.edit_spec(paused=False)
+        for pod in cluster.pods.values():
             annotations = {k: v for k, v in pod.view.annotations.items() if k != names.KEEP}
             pod.view = replace(pod.view, annotations=annotations)
 
-    def converge(self, most: int = 400) -> int:
-        """Rounds until nothing is left to do, also not later."""
-        world = self.world
+    def run_until_idle(self, max_rounds: int = 400) -> int:
+        """Run turns until none is due any more; return the number of rounds."""
+        cluster = self.cluster
         quiet = 0
-        for number in range(most):
-            decision = world.turn()
+        for number in range(max_rounds):
+            decision = cluster.run_turn()
             quiet = 0 if decision.actions else quiet + 1
             if quiet > 6 and decision.requeue_at is None:
                 return number
             ahead = (
                 1.0
                 if quiet <= 6 or decision.requeue_at is None
-                else decision.requeue_at - world.now
+                else decision.requeue_at - cluster.now
             )
-            world.pass_time(max(ahead, 0.5))
-        raise AssertionError(f"no end after {most} rounds: {world.log[-15:]} {world.todo()}")
+            cluster.pass_time(max(ahead, 0.5))
+        raise AssertionError(
+            f"not idle after {max_rounds} rounds: {cluster.log[-15:]} {cluster.pending_actions()}"
+        )
 
-    def check_end(self) -> None:
-        world = self.world
-        wanted: int = world.spec["replicas"]
-        plan: dict[str, Any] = world.status["plan"]
-        slots = sorted(pod.view.labels[names.SLOT] for pod in world.servers())
+    def check_end_state(self) -> None:
+        """Check that pods, coverage and conditions are those of the spec."""
+        cluster = self.cluster
+        wanted: int = cluster.spec["replicas"]
+        plan: dict[str, Any] = cluster.status["plan"]
+        slots = sorted(pod.view.labels[names.SLOT] for pod in cluster.server_pods())
         assert len(slots) == len(set(slots)) == wanted * len(plan["spans"]), slots
-        assert len(world.pods) == len(world.ready()) == len(slots)
+        assert len(cluster.pods) == len(cluster.ready_pods()) == len(slots)
         blocks = {f"{span['first']}:{span['last']}" for span in plan["spans"]}
-        assert {pod.view.annotations[names.BLOCKS] for pod in world.servers()} <= blocks
-        assert world.coverage() == (wanted if wanted else 0)
-        assert world.condition("Ready")["status"] == ("True" if wanted else "False")
-        assert world.condition("Degraded")["status"] == "False", world.condition("Degraded")
-        assert world.condition("Progressing")["status"] == "False", world.condition("Progressing")
-        assert world.decide().actions == []
+        assert {pod.view.annotations[names.BLOCKS] for pod in cluster.server_pods()} <= blocks
+        assert cluster.coverage() == (wanted if wanted else 0)
+        assert cluster.condition("Ready")["status"] == ("True" if wanted else "False")
+        assert cluster.condition("Degraded")["status"] == "False", cluster.condition("Degraded")
+        assert cluster.condition("Progressing")["status"] == "False", cluster.condition(
+            "Progressing"
+        )
+        assert cluster.decide().actions == []

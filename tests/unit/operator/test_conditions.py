@@ -1,4 +1,4 @@
-"""What a person reads: reasons and sentences for every kind of trouble, written once, with Events on transitions."""
+"""Conditions and Events: a reason and a message for every kind of problem, recorded once per transition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import Node, World, document
+from support.operator.model_cluster import ModelCluster, Node, make_spec
 
 from modelswarm.resources.status import Status
 from modelswarm_operator.reconcile.reconciler import reconcile
@@ -21,19 +21,19 @@ from modelswarm_operator.reconcile.status.condition_rules import condition_updat
 from modelswarm_operator.reconcile.status.problems import PRIORITY
 
 
-def settled(spans: int = 2, replicas: int = 2, **more: Any) -> World:
-    world = World(spec=document(spans, replicas, **more))
-    world.settle()
-    world.told.clear()
-    return world
+def make_settled_cluster(spans: int = 2, replicas: int = 2, **more: Any) -> ModelCluster:
+    cluster = ModelCluster(spec=make_spec(spans, replicas, **more))
+    cluster.settle()
+    cluster.events.clear()
+    return cluster
 
 
-def degraded_by(world: World, **changes: Any) -> dict[str, Any]:
-    """Degraded after the first ready server was changed like this."""
-    world.set_pod(world.ready()[0], ready=False, **changes)
-    world.turn()
-    assert world.condition("Degraded")["status"] == "True"
-    return world.condition("Degraded")
+def degrade_first_server(cluster: ModelCluster, **changes: Any) -> dict[str, Any]:
+    """Change the first ready pod and return the Degraded condition."""
+    cluster.set_pod(cluster.ready_pods()[0], ready=False, **changes)
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["status"] == "True"
+    return cluster.condition("Degraded")
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def degraded_by(world: World, **changes: Any) -> dict[str, Any]:
 def test_failed_container_is_reported_with_its_message(
     container: ContainerView, reason: str, words: list[str]
 ) -> None:
-    told = degraded_by(settled(), container=container)
-    assert told["reason"] == reason
+    degraded = degrade_first_server(make_settled_cluster(), container=container)
+    assert degraded["reason"] == reason
     for word in words:
-        assert word in told["message"]
+        assert word in degraded["message"]
 
 
 @pytest.mark.parametrize(
@@ -100,98 +100,103 @@ def test_failed_container_is_reported_with_its_message(
 def test_unschedulable_pod_reports_the_missing_resource(
     message: str, reason: str, words: list[str]
 ) -> None:
-    world = World()
-    for node in world.nodes.values():
-        node.room = 0
-    world.turn()
-    for name in world.pods:
-        world.set_pod(name, unschedulable=message)
-    world.turn()
-    told = world.condition("Degraded")
-    assert told["reason"] == reason
-    assert "(3 more like this)" in told["message"]
+    cluster = ModelCluster()
+    for node in cluster.nodes.values():
+        node.capacity = 0
+    cluster.run_turn()
+    for name in cluster.pods:
+        cluster.set_pod(name, unschedulable=message)
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == reason
+    assert "(3 more like this)" in degraded["message"]
     for word in words:
-        assert word in told["message"]
-    assert world.condition("Ready")["reason"] == reason
-    assert world.decide().actions == []
+        assert word in degraded["message"]
+    assert cluster.condition("Ready")["reason"] == reason
+    assert cluster.decide().actions == []
 
 
 def test_resource_that_no_node_offers_is_named() -> None:
-    world = World()
-    world.turn()
-    for name in world.pods:
-        world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
-    world.turn()
-    assert "No node offers nvidia.com/gpu at all." in world.condition("Degraded")["message"]
+    cluster = ModelCluster()
+    cluster.run_turn()
+    for name in cluster.pods:
+        cluster.set_pod(
+            name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+        )
+    cluster.run_turn()
+    assert "No node offers nvidia.com/gpu at all." in cluster.condition("Degraded")["message"]
 
 
 def test_pod_not_ready_for_long_is_reported_as_not_starting() -> None:
-    world = World(spec=document(1, 1))
-    world.turn()
-    world.pass_time()
-    name = next(iter(world.pods))
-    world.set_pod(name, container=ContainerView(waiting="ContainerCreating"))
-    decision = world.decide()
+    cluster = ModelCluster(spec=make_spec(1, 1))
+    cluster.run_turn()
+    cluster.pass_time()
+    name = next(iter(cluster.pods))
+    cluster.set_pod(name, container=ContainerView(waiting="ContainerCreating"))
+    decision = cluster.decide()
     assert decision.requeue_at is not None
-    world.now = decision.requeue_at
-    world.turn()
-    told = world.condition("Degraded")
-    assert told["reason"] == "NotStarting" and f"kubectl describe pod {name}" in told["message"]
+    cluster.now = decision.requeue_at
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert (
+        degraded["reason"] == "NotStarting"
+        and f"kubectl describe pod {name}" in degraded["message"]
+    )
 
 
 def test_uncovered_span_is_named_with_its_cause() -> None:
-    world = settled(2, 1)
+    cluster = make_settled_cluster(2, 1)
     container = ContainerView(
         exit_code=2, exit_reason="Error", exit_message="no such file", restarts=1
     )
-    name = world.ready(1)[0]
-    world.set_pod(name, ready=False, container=container)
-    world.turn()
-    ready = world.condition("Ready")
+    name = cluster.ready_pods(1)[0]
+    cluster.set_pod(name, ready=False, container=container)
+    cluster.run_turn()
+    ready = cluster.condition("Ready")
     assert (ready["status"], ready["reason"]) == ("False", "SpanUncovered")
     assert "4:8" in ready["message"] and "no such file" in ready["message"]
-    assert world.condition("Degraded")["reason"] == "WeightsFailed"
+    assert cluster.condition("Degraded")["reason"] == "WeightsFailed"
 
 
 def test_starting_swarm_is_not_degraded() -> None:
-    world = World()
-    world.turn()
-    assert world.condition("Ready")["reason"] == "Starting"
-    assert world.condition("Progressing")["status"] == "True"
-    assert world.condition("Degraded")["status"] == "False"
+    cluster = ModelCluster()
+    cluster.run_turn()
+    assert cluster.condition("Ready")["reason"] == "Starting"
+    assert cluster.condition("Progressing")["status"] == "True"
+    assert cluster.condition("Degraded")["status"] == "False"
 
 
 def test_span_count_above_the_model_keeps_running_pods() -> None:
-    world = settled()
-    pods = set(world.pods)
-    world.edit(spans={"count": 9})
-    world.settle()
-    assert set(world.pods) == pods
-    told = world.condition("Degraded")
-    assert told["reason"] == "InvalidSpec"
-    assert "spec.spans.count: 9 is not allowed for a model of 8 blocks" in told["message"]
-    assert world.condition("Ready")["status"] == "True"
-    assert world.condition("Progressing")["reason"] == "Held"
-    world.edit(spans={"count": 2})
-    world.settle()
-    assert set(world.pods) == pods and world.condition("Degraded")["status"] == "False"
+    cluster = make_settled_cluster()
+    pods = set(cluster.pods)
+    cluster.edit_spec(spans={"count": 9})
+    cluster.settle()
+    assert set(cluster.pods) == pods
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "InvalidSpec"
+    assert "spec.spans.count: 9 is not allowed for a model of 8 blocks" in degraded["message"]
+    assert cluster.condition("Ready")["status"] == "True"
+    assert cluster.condition("Progressing")["reason"] == "Held"
+    cluster.edit_spec(spans={"count": 2})
+    cluster.settle()
+    assert set(cluster.pods) == pods and cluster.condition("Degraded")["status"] == "False"
 
 
 def test_too_small_pools_are_an_invalid_spec() -> None:
-    world = World(
-        spec=document(2, 1, pools=[{"name": "tiny", "resources": {"limits": {"memory": "1Mi"}}}])
+    cluster = ModelCluster(
+        spec=make_spec(2, 1, pools=[{"name": "tiny", "resources": {"limits": {"memory": "1Mi"}}}])
     )
-    world.turn()
-    told = world.condition("Degraded")
-    assert told["reason"] == "InvalidSpec" and "needs" in told["message"]
-    assert not world.pods
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "InvalidSpec" and "needs" in degraded["message"]
+    assert not cluster.pods
 
 
 def test_unreadable_spec_only_updates_the_status() -> None:
-    world = settled()
-    seen = world.observe()
+    cluster = make_settled_cluster()
+    seen = cluster.observe()
     unread = replace(seen.swarm, spec=None, spec_problem="spec.model.source: 'x' is not allowed")
-    decision = reconcile(replace(seen, swarm=unread), world.policy, world.now)
+    decision = reconcile(replace(seen, swarm=unread), cluster.policy, cluster.now)
     writes = [action.status for action in decision.actions if isinstance(action, WriteStatus)]
     assert [type(a) for a in decision.actions if not isinstance(a, WriteStatus | RecordEvent)] == []
     assert "spec.model.source: 'x' is not allowed" in json.dumps(writes[0]["conditions"])
@@ -199,16 +204,16 @@ def test_unreadable_spec_only_updates_the_status() -> None:
 
 
 def test_taken_served_name_starts_no_pod() -> None:
-    world = World(taken_by="other/first")
-    world.turn()
-    assert not world.pods
-    told = world.condition("Degraded")
-    assert told["reason"] == "ServedNameTaken" and "other/first" in told["message"]
-    assert world.status["servedName"] == "", "it does not have the name"
-    world.taken_by = ""
-    world.settle()
-    assert len(world.ready()) == 4
-    assert world.status["servedName"] == "counting"
+    cluster = ModelCluster(served_name_taken_by="other/first")
+    cluster.run_turn()
+    assert not cluster.pods
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "ServedNameTaken" and "other/first" in degraded["message"]
+    assert cluster.status["servedName"] == "", "the swarm does not own the name"
+    cluster.served_name_taken_by = ""
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 4
+    assert cluster.status["servedName"] == "counting"
 
 
 def test_reserved_template_fields_are_named_and_ignored() -> None:
@@ -216,150 +221,148 @@ def test_reserved_template_fields_are_named_and_ignored() -> None:
         "metadata": {"labels": {"modelswarm.io/span": "9", "team": "x"}},
         "spec": {"restartPolicy": "Never"},
     }
-    world = settled(1, 1, pools=[{"name": "a", "podTemplate": template}])
-    told = world.condition("Degraded")
-    assert told["reason"] == "PodTemplateReserved"
-    assert "spec.pools[0].podTemplate: metadata.labels[modelswarm.io/span]" in told["message"]
-    assert "spec.restartPolicy" in told["message"]
-    pod = next(iter(world.pods.values())).manifest
+    cluster = make_settled_cluster(1, 1, pools=[{"name": "a", "podTemplate": template}])
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "PodTemplateReserved"
+    assert "spec.pools[0].podTemplate: metadata.labels[modelswarm.io/span]" in degraded["message"]
+    assert "spec.restartPolicy" in degraded["message"]
+    pod = next(iter(cluster.pods.values())).manifest
     assert pod["metadata"]["labels"]["team"] == "x"
     assert pod["spec"]["restartPolicy"] == "Always"
 
 
 def test_invalid_pod_template_patch_is_an_invalid_spec() -> None:
     template = {"spec": {"containers": [{"image": "x"}]}}
-    world = World(spec=document(1, 1, pools=[{"name": "a", "podTemplate": template}]))
-    world.turn()
-    told = world.condition("Degraded")
-    assert told["reason"] == "InvalidSpec"
-    assert "spec.pools[0].podTemplate.spec.containers[0]: needs a name" in told["message"]
+    cluster = ModelCluster(spec=make_spec(1, 1, pools=[{"name": "a", "podTemplate": template}]))
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "InvalidSpec"
+    assert "spec.pools[0].podTemplate.spec.containers[0]: needs a name" in degraded["message"]
 
 
 def test_transition_time_changes_only_with_the_status() -> None:
-    world = settled()
-    since = world.condition("Ready")["lastTransitionTime"]
-    world.now += 100.0
-    world.edit(replicas=3)
-    world.turn()
-    assert world.condition("Ready")["lastTransitionTime"] == since
-    assert world.condition("Ready")["observedGeneration"] == world.generation
-    assert world.status["observedGeneration"] == world.generation
-    progressing = world.condition("Progressing")
+    cluster = make_settled_cluster()
+    since = cluster.condition("Ready")["lastTransitionTime"]
+    cluster.now += 100.0
+    cluster.edit_spec(replicas=3)
+    cluster.run_turn()
+    assert cluster.condition("Ready")["lastTransitionTime"] == since
+    assert cluster.condition("Ready")["observedGeneration"] == cluster.generation
+    assert cluster.status["observedGeneration"] == cluster.generation
+    progressing = cluster.condition("Progressing")
     assert progressing["status"] == "True" and progressing["lastTransitionTime"] != since
 
 
 def test_event_is_recorded_once_per_transition() -> None:
-    world = settled()
-    world.kill(world.ready()[0])
+    cluster = make_settled_cluster()
+    cluster.delete_pod(cluster.ready_pods()[0])
     for _ in range(10):
-        world.turn()
-        world.pass_time()
-    reasons = [tell.reason for tell in world.told]
+        cluster.run_turn()
+        cluster.pass_time()
+    reasons = [event.reason for event in cluster.events]
     assert reasons.count("Replacing") == 1
     assert len(reasons) <= 3
 
 
 def test_events_follow_the_transitions_of_a_swarm() -> None:
-    world = World(spec=document(2, 1))
-    world.settle()
-    assert [tell.reason for tell in world.told] == ["Planned", "Filling", "Ready"] or [
-        tell.reason for tell in world.told
-    ] == ["Filling", "Planned", "Ready"]
-    world.told.clear()
+    cluster = ModelCluster(spec=make_spec(2, 1))
+    cluster.settle()
+    assert [event.reason for event in cluster.events] == ["Filling", "Planned", "Ready"]
+    cluster.events.clear()
     container = ContainerView(
         exit_code=2, exit_reason="Error", exit_message="truncated", restarts=1
     )
-    name = world.ready()[0]
-    world.set_pod(name, ready=False, container=container)
-    world.turn()
-    assert {(tell.kind, tell.reason) for tell in world.told} == {
+    name = cluster.ready_pods()[0]
+    cluster.set_pod(name, ready=False, container=container)
+    cluster.run_turn()
+    assert {(event.kind, event.reason) for event in cluster.events} == {
         ("Warning", "NotReady"),
         ("Warning", "WeightsFailed"),
         ("Normal", "Filling"),
     }
-    world.told.clear()
-    world.settle()
-    assert {tell.reason for tell in world.told} == {"Ready", "Recovered"}
+    cluster.events.clear()
+    cluster.settle()
+    assert {event.reason for event in cluster.events} == {"Ready", "Recovered"}
 
 
 def test_mass_failure_records_few_events() -> None:
-    nodes = {f"n{index}": Node(f"n{index}", room=100) for index in range(9)}
-    world = World(spec=document(4, 20), nodes=nodes)
-    world.settle()
-    world.told.clear()
-    for name in world.ready()[:40]:
-        world.fail(name)
-    world.turn()
-    assert len(world.told) < 15
-    assert any("more at the same time" in tell.message for tell in world.told)
+    nodes = {f"n{index}": Node(f"n{index}", capacity=100) for index in range(9)}
+    cluster = ModelCluster(spec=make_spec(4, 20), nodes=nodes)
+    cluster.settle()
+    cluster.events.clear()
+    for name in cluster.ready_pods()[:40]:
+        cluster.fail_pod(name)
+    cluster.run_turn()
+    assert len(cluster.events) < 15
+    assert any("more at the same time" in event.message for event in cluster.events)
 
 
 def test_every_condition_reason_is_documented() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
     rules = Path(inspect.getfile(condition_updates)).read_text(encoding="utf-8")
-    told = set(re.findall(r'ConditionUpdate\(\s*\w+, \w+, "(\w+)"', rules))
-    assert len(told) > 10
-    assert not [reason for reason in (*PRIORITY, *sorted(told)) if f"`{reason}`" not in page]
+    degraded = set(re.findall(r'ConditionUpdate\(\s*\w+, \w+, "(\w+)"', rules))
+    assert len(degraded) > 10
+    assert not [reason for reason in (*PRIORITY, *sorted(degraded)) if f"`{reason}`" not in page]
 
 
 def test_written_status_is_in_the_schema() -> None:
-    """What the API server would prune would be written for ever."""
-    world = settled()
-    world.fail(world.ready()[0])
-    world.annotate(**{"reconcile-at": "x"})
-    world.policy = replace(world.policy, gateway_url="http://gateway:8000/v1")
-    world.turn()
-    assert Status.from_stored(world.status).to_json() == world.status
-    assert set(world.status) <= {field.alias for field in Status.model_fields.values()}
+    """A field that the API server prunes would be written again in every turn."""
+    cluster = make_settled_cluster()
+    cluster.fail_pod(cluster.ready_pods()[0])
+    cluster.annotate(**{"reconcile-at": "x"})
+    cluster.policy = replace(cluster.policy, gateway_url="http://gateway:8000/v1")
+    cluster.run_turn()
+    assert Status.from_stored(cluster.status).to_json() == cluster.status
+    assert set(cluster.status) <= {field.alias for field in Status.model_fields.values()}
 
 
 @pytest.mark.full
 def test_status_of_1000_servers_is_small_and_idle_turn_is_fast() -> None:
-    nodes = {f"n{index}": Node(f"n{index}", room=300) for index in range(8)}
-    world = World(spec=document(8, 125), nodes=nodes)
-    world.settle()
-    for name in world.ready():
-        world.set_pod(
+    nodes = {f"n{index}": Node(f"n{index}", capacity=300) for index in range(8)}
+    cluster = ModelCluster(spec=make_spec(8, 125), nodes=nodes)
+    cluster.settle()
+    for name in cluster.ready_pods():
+        cluster.set_pod(
             name,
             ready=False,
             container=ContainerView(exit_code=1, exit_message="x" * 4096, restarts=1),
         )
-    world.turn()
-    for name in list(world.pods):
-        world.fail(name, message="y" * 4096)
-    world.turn()
-    assert len(json.dumps(world.status)) < 300_000
+    cluster.run_turn()
+    for name in list(cluster.pods):
+        cluster.fail_pod(name, message="y" * 4096)
+    cluster.run_turn()
+    assert len(json.dumps(cluster.status)) < 300_000
     for seconds, spans, replicas in ((0.1, 8, 125), (0.002, 5, 2)):
-        world = World(spec=document(spans, replicas), nodes=nodes)
-        world.settle()
-        seen = world.observe()
-        assert _least_cpu_seconds(world, seen) < seconds
+        cluster = ModelCluster(spec=make_spec(spans, replicas), nodes=nodes)
+        cluster.settle()
+        seen = cluster.observe()
+        assert _measure_least_cpu_seconds(cluster, seen) < seconds
 
 
-def _least_cpu_seconds(world: World, seen: Any) -> float:
+def _measure_least_cpu_seconds(cluster: ModelCluster, seen: Any) -> float:
     took = []
     for _ in range(7):
         started = time.process_time()
-        world.decide(seen)
+        cluster.decide(seen)
         took.append(time.process_time() - started)
     return min(took)
 
 
 def test_status_lists_spans_and_their_servers() -> None:
-    world = settled()
-    assert world.status["coverageText"] == "2/2"
-    assert world.status["spansText"] == "0:4=2/2 4:8=2/2"
-    assert world.status["spans"][1]["servers"] == world.ready(1)
-    assert world.status["replicas"] == 2
-    assert world.status["selector"].endswith(",modelswarm.io/role=server,modelswarm.io/span=0")
-    assert world.status["servedName"] == "counting"
+    cluster = make_settled_cluster()
+    assert cluster.status["coverageText"] == "2/2"
+    assert cluster.status["spansText"] == "0:4=2/2 4:8=2/2"
+    assert cluster.status["spans"][1]["servers"] == cluster.ready_pods(1)
+    assert cluster.status["replicas"] == 2
+    assert cluster.status["selector"].endswith(",modelswarm.io/role=server,modelswarm.io/span=0")
+    assert cluster.status["servedName"] == "counting"
 
 
 def test_documented_numbers_equal_the_policy() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    policy = World().policy
+    policy = ModelCluster().policy
     for said in (
         f"after {policy.not_ready_grace:.0f} s its slots",
         f"{policy.mass_outage_count} or more, and more than half",

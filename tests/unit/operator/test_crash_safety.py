@@ -1,4 +1,4 @@
-"""The operator dies after every single action, or two of them act at once: no pod is doubled, lost or left behind."""
+"""The operator crashes after every single action, or two act at once: no pod is doubled, lost or left behind."""
 
 from __future__ import annotations
 
@@ -7,206 +7,211 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from support.operator.model_cluster import Node, World, document
-from support.operator.random_faults import Storm
+from support.operator.model_cluster import ModelCluster, Node, make_spec
+from support.operator.random_faults import RandomFaults
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import Action, DeletePod
 
-Change = Callable[[World], None]
+Change = Callable[[ModelCluster], None]
 
 
-def nothing(world: World) -> None:
-    """The swarm is created."""
+def create_swarm(cluster: ModelCluster) -> None:
+    """Change nothing: the test starts with the creation of the swarm."""
 
 
-def more(world: World) -> None:
-    world.edit(replicas=3)
+def scale_up(cluster: ModelCluster) -> None:
+    cluster.edit_spec(replicas=3)
 
 
-def fewer(world: World) -> None:
-    world.edit(replicas=1)
+def scale_down(cluster: ModelCluster) -> None:
+    cluster.edit_spec(replicas=1)
 
 
-def roll(world: World) -> None:
-    world.edit(pools=[{"name": "only", "podTemplate": {"metadata": {"labels": {"team": "x"}}}}])
+def change_template(cluster: ModelCluster) -> None:
+    cluster.edit_spec(
+        pools=[{"name": "only", "podTemplate": {"metadata": {"labels": {"team": "x"}}}}]
+    )
 
 
-def respan(world: World) -> None:
-    world.edit(spans={"count": 3})
+def change_spans(cluster: ModelCluster) -> None:
+    cluster.edit_spec(spans={"count": 3})
 
 
-def rename(world: World) -> None:
-    world.edit(model={"source": "demo://counting", "servedName": "other"})
+def change_served_name(cluster: ModelCluster) -> None:
+    cluster.edit_spec(model={"source": "demo://counting", "servedName": "other"})
 
 
-def suspend(world: World) -> None:
-    world.edit(replicas=0)
+def scale_to_zero(cluster: ModelCluster) -> None:
+    cluster.edit_spec(replicas=0)
 
 
-def lose_node(world: World) -> None:
-    world.node_gone("n0")
+def delete_node(cluster: ModelCluster) -> None:
+    cluster.delete_node("n0")
 
 
-def cordon(world: World) -> None:
-    world.nodes["n1"].departing = "cordoned"
+def cordon_node(cluster: ModelCluster) -> None:
+    cluster.nodes["n1"].departing = "cordoned"
 
 
-def lose_pods(world: World) -> None:
-    world.kill(world.ready(0)[0])
-    world.fail(world.ready(1)[0])
+def lose_pods(cluster: ModelCluster) -> None:
+    cluster.delete_pod(cluster.ready_pods(0)[0])
+    cluster.fail_pod(cluster.ready_pods(1)[0])
 
 
-def end(world: World) -> None:
-    world.delete_swarm()
+def delete_swarm(cluster: ModelCluster) -> None:
+    cluster.delete_swarm()
 
 
 CHANGES: list[Change] = [
-    nothing, more, fewer, roll, respan, rename, suspend, lose_node, cordon, lose_pods, end,
+    create_swarm, scale_up, scale_down, change_template, change_spans, change_served_name,
+    scale_to_zero, delete_node, cordon_node, lose_pods, delete_swarm,
 ]  # fmt: skip
 
 
-class Mortal:
-    """Operators that run turns until one has carried out `life` actions in all; then the next one starts."""
+class CrashingOperator:
+    """An operator that crashes after `crash_after` actions and is started again; it never crashes with -1."""
 
-    def __init__(self, world: World, life: int) -> None:
-        self.world, self.left = world, life
-        self.done = 0
+    def __init__(self, cluster: ModelCluster, crash_after: int) -> None:
+        self.cluster, self.actions_left = cluster, crash_after
+        self.actions_done = 0
 
-    def turn(self) -> bool:
-        """Whether there was something to do."""
-        seen = self.world.observe()
-        actions = list(self.world.decide(seen).actions)
+    def run_turn(self) -> bool:
+        """Run one turn; return True if there was something to do."""
+        seen = self.cluster.observe()
+        actions = list(self.cluster.decide(seen).actions)
         for action in actions:
-            if self.left == 0:
-                self.left = -1
+            if self.actions_left == 0:
+                self.actions_left = -1
                 return True
-            if not self._act(action, seen):
+            if not self._execute_action(action, seen):
                 break
         return bool(actions)
 
-    def _act(self, action: Action, seen: object) -> bool:
-        self.left -= 1
-        self.done += 1
-        return self.world.carry_out(action, seen)  # type: ignore[arg-type]
+    def _execute_action(self, action: Action, seen: object) -> bool:
+        self.actions_left -= 1
+        self.actions_done += 1
+        return self.cluster.execute_action(action, seen)  # type: ignore[arg-type]
 
 
-def settled(change: Change) -> World:
-    nodes = {name: Node(name, room=6) for name in ("n0", "n1", "n2", "n3")}
-    world = World(spec=document(2, 2), nodes=nodes)
-    if change is not nothing:
-        world.settle()
-        world.pass_time(60.0)
-        world.log.clear()
-    change(world)
-    return world
+def make_changed_cluster(change: Change) -> ModelCluster:
+    nodes = {name: Node(name, capacity=6) for name in ("n0", "n1", "n2", "n3")}
+    cluster = ModelCluster(spec=make_spec(2, 2), nodes=nodes)
+    if change is not create_swarm:
+        cluster.settle()
+        cluster.pass_time(60.0)
+        cluster.log.clear()
+    change(cluster)
+    return cluster
 
 
-def live(world: World, life: int) -> Mortal:
-    operator = Mortal(world, life)
+def run_operators(cluster: ModelCluster, crash_after: int) -> CrashingOperator:
+    operator = CrashingOperator(cluster, crash_after)
     quiet = 0
     for _ in range(200):
-        busy = operator.turn() if world.exists else False
+        busy = operator.run_turn() if cluster.exists else False
         quiet = 0 if busy else quiet + 1
         if quiet > 8:
             return operator
-        world.pass_time()
-    raise AssertionError(f"no end: {world.log[-10:]} {world.todo()}")
+        cluster.pass_time()
+    raise AssertionError(f"not idle: {cluster.log[-10:]} {cluster.pending_actions()}")
 
 
-def creates(world: World) -> int:
-    return sum(line.startswith("create") for line in world.log)
+def count_creates(cluster: ModelCluster) -> int:
+    return sum(line.startswith("create") for line in cluster.log)
 
 
-def deletes(world: World) -> int:
-    return sum(line.startswith("delete") for line in world.log)
+def count_deletes(cluster: ModelCluster) -> int:
+    return sum(line.startswith("delete") for line in cluster.log)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_operator_crash_after_any_action_keeps_the_end_state(change: Change) -> None:
-    clean = settled(change)
-    actions = live(clean, -1).done
-    for life in range(actions):
-        world = settled(change)
-        live(world, life)
-        assert world.exists == clean.exists
-        assert len(world.pods) == len(clean.pods), (life, world.log)
-        if world.exists:
-            Storm(world).check_end()
-        assert creates(world) == creates(clean), (life, world.log)
-        assert deletes(world) <= deletes(clean) + 1, (life, world.log)
-        assert not world.pods or world.exists
+    clean = make_changed_cluster(change)
+    actions = run_operators(clean, -1).actions_done
+    for crash_after in range(actions):
+        cluster = make_changed_cluster(change)
+        run_operators(cluster, crash_after)
+        assert cluster.exists == clean.exists
+        assert len(cluster.pods) == len(clean.pods), (crash_after, cluster.log)
+        if cluster.exists:
+            RandomFaults(cluster).check_end_state()
+        assert count_creates(cluster) == count_creates(clean), (crash_after, cluster.log)
+        assert count_deletes(cluster) <= count_deletes(clean) + 1, (crash_after, cluster.log)
+        assert not cluster.pods or cluster.exists
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_two_concurrent_operators_reach_the_same_end_state(change: Change) -> None:
-    """Both see the same, and their actions alternate from every offset."""
-    clean = settled(change)
-    live(clean, -1)
+    """Both observe the same state, and their actions alternate from every offset."""
+    clean = make_changed_cluster(change)
+    run_operators(clean, -1)
     for offset in range(8):
-        world = settled(change)
+        cluster = make_changed_cluster(change)
         quiet = 0
         for _ in count():
-            if not world.exists:
+            if not cluster.exists:
                 break
-            quiet = 0 if _both(world, offset) else quiet + 1
+            quiet = 0 if _interleave_turns(cluster, offset) else quiet + 1
             if quiet > 8:
                 break
-            world.pass_time()
-            assert world.now < 1_001_000.0, (world.log[-10:], world.todo())
-        assert world.exists == clean.exists
-        assert len(world.pods) == len(clean.pods)
-        if world.exists:
-            Storm(world).check_end()
-        assert creates(world) <= creates(clean) + 1, world.log
+            cluster.pass_time()
+            assert cluster.now < 1_001_000.0, (cluster.log[-10:], cluster.pending_actions())
+        assert cluster.exists == clean.exists
+        assert len(cluster.pods) == len(clean.pods)
+        if cluster.exists:
+            RandomFaults(cluster).check_end_state()
+        assert count_creates(cluster) <= count_creates(clean) + 1, cluster.log
 
 
-def _both(world: World, offset: int) -> bool:
-    seen = world.observe()
-    first, second = list(world.decide(seen).actions), list(world.decide(seen).actions)
-    alive = {0: True, 1: True}
+def _interleave_turns(cluster: ModelCluster, offset: int) -> bool:
+    """Run two turns on one observation with alternating actions; return True if there was something to do."""
+    seen = cluster.observe()
+    first, second = list(cluster.decide(seen).actions), list(cluster.decide(seen).actions)
+    continues = {0: True, 1: True}
     order = [(0, action) for action in first[:offset]]
     rest = first[offset:]
     for index in range(max(len(rest), len(second))):
         order += [(1, action) for action in second[index : index + 1]]
         order += [(0, action) for action in rest[index : index + 1]]
-    for who, action in order:
-        if alive[who] and world.exists:
-            alive[who] = world.carry_out(action, seen)
+    for operator, action in order:
+        if continues[operator] and cluster.exists:
+            continues[operator] = cluster.execute_action(action, seen)
     return bool(first)
 
 
 def test_stale_pod_list_creates_no_second_pod() -> None:
-    """The pods are created, but a slow list does not show them yet: the same names are posted again."""
-    world = World()
-    world.turn()
+    """A slow list does not show the created pods yet, so the same names are posted again."""
+    cluster = ModelCluster()
+    cluster.run_turn()
     for _ in range(3):
-        world.turn(replace(world.observe(), pods=()))
-    assert len(world.pods) == 4
-    assert world.status["incarnation"] == 4
+        cluster.run_turn(replace(cluster.observe(), pods=()))
+    assert len(cluster.pods) == 4
+    assert cluster.status["incarnation"] == 4
 
 
 def test_stale_empty_pod_list_creates_a_surplus_that_is_removed() -> None:
-    """Served once, then not in the list: gone, as far as one can know. What was made too much is removed."""
-    world = World()
-    world.settle()
-    good = set(world.pods)
-    world.turn(replace(world.observe(), pods=()))
+    """Pods that were ready and are not listed count as deleted; the surplus is removed later."""
+    cluster = ModelCluster()
+    cluster.settle()
+    good = set(cluster.pods)
+    cluster.run_turn(replace(cluster.observe(), pods=()))
     assert (
-        len(world.pods) == 8 and len({names.incarnation_of_name(name) for name in world.pods}) == 8
+        len(cluster.pods) == 8
+        and len({names.incarnation_of_name(name) for name in cluster.pods}) == 8
     )
-    world.settle()
-    assert good == set(world.pods)
+    cluster.settle()
+    assert good == set(cluster.pods)
 
 
 def test_operator_with_a_stale_swarm_deletes_nothing() -> None:
-    """It would scale down what another has just scaled up; its status write fails first."""
-    world = World(spec=document(1, 1))
-    world.settle()
-    old = world.observe()
-    world.edit(replicas=2)
-    world.settle()
-    late = replace(old, pods=world.observe().pods)
-    assert [action for action in world.decide(late).actions if isinstance(action, DeletePod)]
-    world.turn(late)
-    assert len(world.ready()) == 2 and world.log[-1] == "conflict"
+    """It would undo the scale-up of another operator, but its status write conflicts first."""
+    cluster = ModelCluster(spec=make_spec(1, 1))
+    cluster.settle()
+    old = cluster.observe()
+    cluster.edit_spec(replicas=2)
+    cluster.settle()
+    late = replace(old, pods=cluster.observe().pods)
+    assert [action for action in cluster.decide(late).actions if isinstance(action, DeletePod)]
+    cluster.run_turn(late)
+    assert len(cluster.ready_pods()) == 2 and cluster.log[-1] == "conflict"

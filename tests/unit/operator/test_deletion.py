@@ -1,8 +1,8 @@
-"""A swarm that is deleted ends its pods first, creates nothing, and is not held up by what can't end."""
+"""A deleted swarm ends its pods first, creates none, and is not held up by pods that cannot end."""
 
 from __future__ import annotations
 
-from support.operator.model_cluster import World
+from support.operator.model_cluster import ModelCluster
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import (
@@ -14,120 +14,120 @@ from modelswarm_operator.reconcile.state.actions import (
 )
 
 
-def settled() -> World:
-    world = World()
-    world.settle()
-    return world
+def make_settled_cluster() -> ModelCluster:
+    cluster = ModelCluster()
+    cluster.settle()
+    return cluster
 
 
 def test_finalizer_is_set_before_the_first_pod() -> None:
-    actions = World().decide().actions
+    actions = ModelCluster().decide().actions
     kinds = [type(action) for action in actions]
     assert kinds.index(SetFinalizer) < kinds.index(CreatePod)
 
 
 def test_removed_finalizer_is_set_again() -> None:
-    world = settled()
-    world.finalizers.clear()
-    assert [action for action in world.turn().actions if not isinstance(action, RecordEvent)] == [
-        SetFinalizer(True)
-    ]
+    cluster = make_settled_cluster()
+    cluster.finalizers.clear()
+    assert [
+        action for action in cluster.run_turn().actions if not isinstance(action, RecordEvent)
+    ] == [SetFinalizer(True)]
 
 
 def test_deleted_swarm_drains_its_pods_and_is_gone() -> None:
-    world = settled()
-    world.delete_swarm()
-    deletes = [action for action in world.turn().actions if isinstance(action, DeletePod)]
+    cluster = make_settled_cluster()
+    cluster.delete_swarm()
+    deletes = [action for action in cluster.run_turn().actions if isinstance(action, DeletePod)]
     assert len(deletes) == 4 and {action.grace_seconds for action in deletes} == {300}
-    assert world.exists and world.condition("Ready")["reason"] == "Deleting"
-    world.pass_time(5.0)
-    world.turn()
-    assert not world.pods
-    assert not world.exists
+    assert cluster.exists and cluster.condition("Ready")["reason"] == "Deleting"
+    cluster.pass_time(5.0)
+    cluster.run_turn()
+    assert not cluster.pods
+    assert not cluster.exists
 
 
 def test_deletion_during_creation_creates_no_more_pods() -> None:
-    world = World()
-    world.turn(most=5)
-    world.delete_swarm()
+    cluster = ModelCluster()
+    cluster.run_turn(max_actions=5)
+    cluster.delete_swarm()
     for _ in range(6):
-        if world.exists:
-            world.turn()
-            world.pass_time()
-    assert not world.exists and not world.pods
+        if cluster.exists:
+            cluster.run_turn()
+            cluster.pass_time()
+    assert not cluster.exists and not cluster.pods
 
 
 def test_orphaning_deletion_keeps_the_pods() -> None:
-    world = settled()
-    world.finalizers.append("orphan")
-    world.delete_swarm()
-    actions = world.turn().actions
+    cluster = make_settled_cluster()
+    cluster.finalizers.append("orphan")
+    cluster.delete_swarm()
+    actions = cluster.run_turn().actions
     assert not [action for action in actions if isinstance(action, DeletePod)]
     assert SetFinalizer(False) in actions
-    assert len(world.ready()) == 4
+    assert len(cluster.ready_pods()) == 4
 
 
 def test_protected_swarm_is_not_deleted_and_creates_nothing() -> None:
-    world = settled()
-    world.annotate(protect="true")
-    world.delete_swarm()
-    world.turn()
-    world.vanish(world.ready()[0])
+    cluster = make_settled_cluster()
+    cluster.annotate(protect="true")
+    cluster.delete_swarm()
+    cluster.run_turn()
+    cluster.force_delete_pod(cluster.ready_pods()[0])
     for _ in range(5):
-        world.turn()
-        world.pass_time()
-    assert len(world.ready()) == 3 and world.exists
-    assert world.condition("Degraded")["reason"] == "Protected"
+        cluster.run_turn()
+        cluster.pass_time()
+    assert len(cluster.ready_pods()) == 3 and cluster.exists
+    assert cluster.condition("Degraded")["reason"] == "Protected"
     assert (
         "kubectl annotate msw counting modelswarm.io/protect-"
-        in world.condition("Degraded")["message"]
+        in cluster.condition("Degraded")["message"]
     )
-    assert world.condition("Ready")["status"] == "True"
-    world.annotate(protect="false")
+    assert cluster.condition("Ready")["status"] == "True"
+    cluster.annotate(protect="false")
     for _ in range(5):
-        if world.exists:
-            world.turn()
-            world.pass_time()
-    assert not world.exists
+        if cluster.exists:
+            cluster.run_turn()
+            cluster.pass_time()
+    assert not cluster.exists
 
 
 def test_paused_swarm_can_be_deleted() -> None:
-    world = settled()
-    world.edit(paused=True)
-    world.delete_swarm()
-    world.turn()
-    assert all(pod.view.deleting_since is not None for pod in world.pods.values())
+    cluster = make_settled_cluster()
+    cluster.edit_spec(paused=True)
+    cluster.delete_swarm()
+    cluster.run_turn()
+    assert all(pod.view.deleting_since is not None for pod in cluster.pods.values())
 
 
 def test_pods_on_a_dead_node_do_not_block_deletion() -> None:
-    world = settled()
-    world.pass_time(100.0)
-    world.node_down("n0")
-    world.delete_swarm()
+    cluster = make_settled_cluster()
+    cluster.pass_time(100.0)
+    cluster.set_node_not_ready("n0")
+    cluster.delete_swarm()
     for _ in range(15):
-        if world.exists:
-            world.turn()
-            world.pass_time()
-    assert not world.exists
-    assert all(pod.view.node == "n0" for pod in world.pods.values())
+        if cluster.exists:
+            cluster.run_turn()
+            cluster.pass_time()
+    assert not cluster.exists
+    assert all(pod.view.node == "n0" for pod in cluster.pods.values())
 
 
 def test_kept_pods_are_deleted_with_their_swarm() -> None:
-    world = settled()
-    name = world.ready()[0]
-    world.set_pod(name, annotations={**world.pods[name].view.annotations, names.KEEP: "true"})
-    world.settle()
-    world.delete_swarm()
+    cluster = make_settled_cluster()
+    name = cluster.ready_pods()[0]
+    cluster.set_pod(name, annotations={**cluster.pods[name].view.annotations, names.KEEP: "true"})
+    cluster.settle()
+    cluster.delete_swarm()
     for _ in range(6):
-        if world.exists:
-            world.turn()
-            world.pass_time()
-    assert not world.exists and not world.pods
+        if cluster.exists:
+            cluster.run_turn()
+            cluster.pass_time()
+    assert not cluster.exists and not cluster.pods
 
 
 def test_deleted_swarm_repeats_no_action() -> None:
-    world = settled()
-    world.delete_swarm()
-    world.turn()
-    again = [action for action in world.turn().actions if not isinstance(action, WriteStatus)]
+    cluster = make_settled_cluster()
+    cluster.delete_swarm()
+    cluster.run_turn()
+    again = [action for action in cluster.run_turn().actions if not isinstance(action, WriteStatus)]
     assert again == []

@@ -1,4 +1,4 @@
-"""Small parts of the operator's edge: errors, views, Events that repeat, the patience of a standby."""
+"""Small parts outside the pure core: errors, views of objects, limits on Events, expiry of a Lease."""
 
 from __future__ import annotations
 
@@ -38,42 +38,42 @@ class Clock:
         return self.now
 
 
-def lease(version: int, holder: str | None = "other", duration: int = 8) -> Json:
+def make_lease(version: int, holder: str | None = "other", duration: int = 8) -> Json:
     spec = {"holderIdentity": holder, "leaseDurationSeconds": duration}
     return {"metadata": {"resourceVersion": str(version)}, "spec": spec}
 
 
 def test_changing_lease_never_expires() -> None:
     clock = Clock()
-    patience = LeaseExpiry(clock)
+    expiry = LeaseExpiry(clock)
     for version in range(100):
-        assert not patience.has_expired(lease(version), "me")
+        assert not expiry.has_expired(make_lease(version), "me")
         clock.now += 7.9
 
 
 def test_unchanged_lease_expires_after_its_duration() -> None:
     clock = Clock()
-    patience = LeaseExpiry(clock)
-    assert not patience.has_expired(lease(1), "me")
+    expiry = LeaseExpiry(clock)
+    assert not expiry.has_expired(make_lease(1), "me")
     clock.now += 7.9
-    assert not patience.has_expired(lease(1), "me")
+    assert not expiry.has_expired(make_lease(1), "me")
     clock.now += 0.1
-    assert patience.has_expired(lease(1), "me")
+    assert expiry.has_expired(make_lease(1), "me")
 
 
 def test_lease_duration_of_the_holder_counts() -> None:
     clock = Clock()
-    patience = LeaseExpiry(clock)
-    patience.has_expired(lease(1, duration=30), "me")
+    expiry = LeaseExpiry(clock)
+    expiry.has_expired(make_lease(1, duration=30), "me")
     clock.now += 29
-    assert not patience.has_expired(lease(1, duration=30), "me")
+    assert not expiry.has_expired(make_lease(1, duration=30), "me")
     clock.now += 1
-    assert patience.has_expired(lease(1, duration=30), "me")
+    assert expiry.has_expired(make_lease(1, duration=30), "me")
 
 
 @pytest.mark.parametrize("holder", ["", None, "me"])
 def test_released_or_own_lease_expires_at_once(holder: str | None) -> None:
-    assert LeaseExpiry(Clock()).has_expired(lease(1, holder), "me")
+    assert LeaseExpiry(Clock()).has_expired(make_lease(1, holder), "me")
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_released_or_own_lease_expires_at_once(holder: str | None) -> None:
     ],
 )
 def test_status_code_maps_to_its_error(code: int, kind: type[Exception]) -> None:
-    error = error_of(code, {"reason": "Because", "message": "a sentence"}, None)
+    error = error_of(code, {"reason": "Because", "message": "a message"}, None)
     assert type(error) is kind
-    assert str(error) == "a sentence"
+    assert str(error) == "a message"
 
 
 def test_already_exists_differs_from_a_conflict() -> None:
@@ -132,8 +132,8 @@ def test_repeated_event_is_recorded_once_in_ten_minutes() -> None:
 def test_event_limit_applies_to_each_swarm_alone() -> None:
     clock = Clock()
     limit = EventLimiter(clock)
-    told = [limit.try_acquire("loud", "Reason", str(number)) for number in range(100)]
-    assert sum(told) == BURST
+    acquired = [limit.try_acquire("loud", "Reason", str(number)) for number in range(100)]
+    assert sum(acquired) == BURST
     assert limit.try_acquire("quiet", "Reason", "1")
     clock.now += REFILL_SECONDS
     assert limit.try_acquire("loud", "Reason", "later")
@@ -142,9 +142,9 @@ def test_event_limit_applies_to_each_swarm_alone() -> None:
 
 def test_only_adjacent_actions_of_one_kind_run_together() -> None:
     status, first, second = WriteStatus({}), CreatePod("0-0", {}), CreatePod("0-1", {})
-    told, gone = RecordEvent("Normal", "A", "b"), DeletePod("p", "u", "why")
-    steps = list(_steps([status, first, second, gone, told, told]))
-    assert steps == [[status], [first, second], [gone], [told], [told]]
+    event, gone = RecordEvent("Normal", "A", "b"), DeletePod("p", "u", "why")
+    steps = list(_steps([status, first, second, gone, event, event]))
+    assert steps == [[status], [first, second], [gone], [event], [event]]
 
 
 def test_resource_paths_match_the_api() -> None:
@@ -204,7 +204,7 @@ def test_pod_view_reads_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "why"),
+    ("spec", "cause"),
     [
         ({}, ""),
         ({"unschedulable": True}, "cordoned"),
@@ -215,9 +215,9 @@ def test_pod_view_reads_every_field() -> None:
         ({"taints": [{"key": "nvidia.com/gpu"}]}, ""),
     ],
 )
-def test_departing_node_names_its_cause(spec: Json, why: str) -> None:
+def test_departing_node_names_its_cause(spec: Json, cause: str) -> None:
     node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": spec})
-    assert node.departing == why
+    assert node.departing == cause
     assert not node.ready
 
 

@@ -1,4 +1,4 @@
-"""What the operator remembers of the cluster: versions decide, lists confirm, nothing comes back from the dead."""
+"""The informer cache: resource versions decide, lists confirm, and deleted objects do not come back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from modelswarm_operator.kube.resources import NODE, POD, SERVICE, SWARM
 Json = dict[str, Any]
 
 
-def swarm(uid: str, version: int, name: str = "counting", **more: Any) -> Json:
+def make_swarm(uid: str, version: int, name: str = "counting", **more: Any) -> Json:
     meta = {
         "uid": uid,
         "name": name,
@@ -25,7 +25,7 @@ def swarm(uid: str, version: int, name: str = "counting", **more: Any) -> Json:
     return {"metadata": {**meta, **more}, "spec": spec}
 
 
-def pod(uid: str, version: int, owner: str = "s1", phase: str = "Running") -> Json:
+def make_pod(uid: str, version: int, owner: str = "s1", phase: str = "Running") -> Json:
     meta = {
         "uid": uid,
         "name": f"pod-{uid}",
@@ -38,99 +38,101 @@ def pod(uid: str, version: int, owner: str = "s1", phase: str = "Running") -> Js
 @pytest.fixture
 def cache() -> Cache:
     made = Cache()
-    made.replace(SWARM, [swarm("s1", 1)], 1)
+    made.replace(SWARM, [make_swarm("s1", 1)], 1)
     return made
 
 
-def pods(cache: Cache) -> set[str]:
+def list_pod_uids(cache: Cache) -> set[str]:
     found = cache.observed("s1")
     assert found is not None
-    return {each.uid for each in found.pods}
+    return {pod.uid for pod in found.pods}
 
 
 def test_pod_event_wakes_its_swarm(cache: Cache) -> None:
-    assert cache.apply_event(POD, False, pod("a", 2)) == {"s1"}
-    assert pods(cache) == {"a"}
+    assert cache.apply_event(POD, False, make_pod("a", 2)) == {"s1"}
+    assert list_pod_uids(cache) == {"a"}
 
 
 def test_repeated_event_wakes_no_swarm(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("a", 2))
-    assert cache.apply_event(POD, False, pod("a", 2)) == set()
-    assert cache.apply_event(POD, False, pod("a", 3)) == set()  # a newer version, the same to us
+    cache.apply_event(POD, False, make_pod("a", 2))
+    assert cache.apply_event(POD, False, make_pod("a", 2)) == set()
+    assert (
+        cache.apply_event(POD, False, make_pod("a", 3)) == set()
+    )  # a newer version with the same view
 
 
 def test_older_version_is_ignored(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("a", 5, phase="Failed"))
-    assert cache.apply_event(POD, False, pod("a", 4)) == set()
+    cache.apply_event(POD, False, make_pod("a", 5, phase="Failed"))
+    assert cache.apply_event(POD, False, make_pod("a", 4)) == set()
     found = cache.observed("s1")
     assert found is not None
     assert found.pods[0].phase == "Failed"
 
 
 def test_list_adds_missed_pods_and_removes_deleted_ones(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("ghost", 2))
-    assert cache.replace(POD, [pod("missed", 3)], 4) == {"s1"}
-    assert pods(cache) == {"missed"}
+    cache.apply_event(POD, False, make_pod("ghost", 2))
+    assert cache.replace(POD, [make_pod("missed", 3)], 4) == {"s1"}
+    assert list_pod_uids(cache) == {"missed"}
 
 
 def test_pod_newer_than_the_list_stays(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("new", 9))
+    cache.apply_event(POD, False, make_pod("new", 9))
     cache.replace(POD, [], 5)
-    assert pods(cache) == {"new"}
+    assert list_pod_uids(cache) == {"new"}
 
 
 def test_list_older_than_a_deletion_restores_nothing(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("a", 2))
-    cache.apply_event(POD, True, pod("a", 6))
-    cache.replace(POD, [pod("a", 2)], 5)
-    assert pods(cache) == set()
-    cache.apply_event(POD, False, pod("a", 4))
-    assert pods(cache) == set()
+    cache.apply_event(POD, False, make_pod("a", 2))
+    cache.apply_event(POD, True, make_pod("a", 6))
+    cache.replace(POD, [make_pod("a", 2)], 5)
+    assert list_pod_uids(cache) == set()
+    cache.apply_event(POD, False, make_pod("a", 4))
+    assert list_pod_uids(cache) == set()
 
 
 def test_relabelled_pod_is_known_again(cache: Cache) -> None:
-    """For a watch with a selector, losing the label is a deletion."""
-    cache.apply_event(POD, False, pod("a", 2))
-    cache.apply_event(POD, True, pod("a", 3))
-    cache.apply_event(POD, False, pod("a", 4))
-    assert pods(cache) == {"a"}
+    """A watch with a selector reports a lost label as a deletion."""
+    cache.apply_event(POD, False, make_pod("a", 2))
+    cache.apply_event(POD, True, make_pod("a", 3))
+    cache.apply_event(POD, False, make_pod("a", 4))
+    assert list_pod_uids(cache) == {"a"}
 
 
 def test_pod_without_owner_reference_is_ignored(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("a", 2))
-    assert cache.apply_event(POD, False, pod("a", 3, owner="")) == {"s1"}
-    assert pods(cache) == set()
-    assert cache.apply_event(POD, False, pod("b", 4, owner="")) == set()
+    cache.apply_event(POD, False, make_pod("a", 2))
+    assert cache.apply_event(POD, False, make_pod("a", 3, owner="")) == {"s1"}
+    assert list_pod_uids(cache) == set()
+    assert cache.apply_event(POD, False, make_pod("b", 4, owner="")) == set()
 
 
 def test_pod_with_a_new_owner_leaves_its_old_swarm(cache: Cache) -> None:
-    cache.apply_event(POD, False, pod("a", 2))
-    cache.apply_event(POD, False, pod("a", 3, owner="s2"))
-    assert pods(cache) == set()
+    cache.apply_event(POD, False, make_pod("a", 2))
+    cache.apply_event(POD, False, make_pod("a", 3, owner="s2"))
+    assert list_pod_uids(cache) == set()
 
 
 def test_list_with_lower_versions_replaces_the_cache(cache: Cache) -> None:
-    """Its versions are lower than all that was seen: the list is the truth all the same."""
-    cache.replace(POD, [pod("a", 90, phase="Failed"), pod("b", 91)], 100)
-    cache.replace(POD, [pod("a", 40)], 50)
+    """After a restore of etcd the versions are lower, and the list still wins."""
+    cache.replace(POD, [make_pod("a", 90, phase="Failed"), make_pod("b", 91)], 100)
+    cache.replace(POD, [make_pod("a", 40)], 50)
     found = cache.observed("s1")
     assert found is not None
-    assert [(each.uid, each.phase) for each in found.pods] == [("a", "Running")]
+    assert [(pod.uid, pod.phase) for pod in found.pods] == [("a", "Running")]
 
 
 def test_list_of_one_swarm_keeps_the_pods_of_others(cache: Cache) -> None:
-    cache.apply_event(SWARM, False, swarm("s2", 2, "other"))
-    cache.apply_event(POD, False, pod("mine", 3))
-    cache.apply_event(POD, False, pod("theirs", 4, owner="s2"))
+    cache.apply_event(SWARM, False, make_swarm("s2", 2, "other"))
+    cache.apply_event(POD, False, make_pod("mine", 3))
+    cache.apply_event(POD, False, make_pod("theirs", 4, owner="s2"))
     cache.replace(POD, [], 9, owner="s1")
-    assert pods(cache) == set()
+    assert list_pod_uids(cache) == set()
     other = cache.observed("s2")
     assert other is not None
     assert len(other.pods) == 1
 
 
 def test_children_are_stored_by_kind_and_name_without_status(cache: Cache) -> None:
-    service = pod("svc", 2) | {"spec": {"clusterIP": "None"}}
+    service = make_pod("svc", 2) | {"spec": {"clusterIP": "None"}}
     service["metadata"] |= {"managedFields": [{}], "labels": {"a": "b"}}
     assert cache.apply_event(SERVICE, False, service) == {"s1"}
     found = cache.observed("s1")
@@ -142,14 +144,14 @@ def test_children_are_stored_by_kind_and_name_without_status(cache: Cache) -> No
 
 
 def test_node_change_wakes_all_swarms_and_node_heartbeat_none(cache: Cache) -> None:
-    def node(version: int, ready: str, beat: str) -> Json:
+    def make_node(version: int, ready: str, beat: str) -> Json:
         condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": beat}
         meta = {"uid": "n", "name": "n", "resourceVersion": str(version)}
         return {"metadata": meta, "status": {"conditions": [condition]}}
 
-    assert cache.apply_event(NODE, False, node(2, "True", "1")) == {"s1"}
-    assert cache.apply_event(NODE, False, node(3, "True", "2")) == set()
-    assert cache.apply_event(NODE, False, node(4, "Unknown", "3")) == {"s1"}
+    assert cache.apply_event(NODE, False, make_node(2, "True", "1")) == {"s1"}
+    assert cache.apply_event(NODE, False, make_node(3, "True", "2")) == set()
+    assert cache.apply_event(NODE, False, make_node(4, "Unknown", "3")) == {"s1"}
 
 
 def test_nodes_are_none_without_read_access(cache: Cache) -> None:
@@ -165,7 +167,7 @@ def test_nodes_are_none_without_read_access(cache: Cache) -> None:
 def test_older_swarm_keeps_a_contested_served_name(
     cache: Cache,
 ) -> None:
-    younger = swarm(
+    younger = make_swarm(
         "s2", 2, "other", model={"servedName": "counting"}, created="2026-11-21T11:00:00Z"
     )
     assert cache.apply_event(SWARM, False, younger) == {"s1", "s2"}
@@ -173,7 +175,7 @@ def test_older_swarm_keeps_a_contested_served_name(
     assert first is not None
     assert second is not None
     assert (first.served_name_taken_by, second.served_name_taken_by) == ("", "here/counting")
-    assert cache.apply_event(SWARM, True, swarm("s1", 9)) == {"s1", "s2"}
+    assert cache.apply_event(SWARM, True, make_swarm("s1", 9)) == {"s1", "s2"}
     alone = cache.observed("s2")
     assert alone is not None
     assert alone.served_name_taken_by == ""
@@ -182,11 +184,11 @@ def test_older_swarm_keeps_a_contested_served_name(
 def test_served_name_in_use_is_kept_from_an_older_swarm(
     cache: Cache,
 ) -> None:
-    """A suspended swarm may be renamed: what serves must not be held for that."""
+    """A suspended swarm may be renamed; that must not hold a swarm which serves."""
     later = "2026-11-21T11:00:00Z"
-    younger = swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
+    younger = make_swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
     cache.apply_event(SWARM, False, younger | {"status": {"servedName": "shared"}})
-    renamed = swarm("s1", 3, model={"servedName": "shared"})
+    renamed = make_swarm("s1", 3, model={"servedName": "shared"})
     assert cache.apply_event(SWARM, False, renamed | {"status": {"servedName": "counting"}}) == {
         "s1",
         "s2",
@@ -198,7 +200,7 @@ def test_served_name_in_use_is_kept_from_an_older_swarm(
 
 
 def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:
-    bad = swarm("s1", 2)
+    bad = make_swarm("s1", 2)
     bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}
     cache.apply_event(SWARM, False, bad)
     found = cache.observed("s1")
@@ -208,7 +210,7 @@ def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:
 
 
 def test_unknown_spec_fields_are_ignored(cache: Cache) -> None:
-    newer = swarm("s1", 2)
+    newer = make_swarm("s1", 2)
     newer["spec"]["warpDrive"] = True
     cache.apply_event(SWARM, False, newer)
     found = cache.observed("s1")
@@ -218,35 +220,35 @@ def test_unknown_spec_fields_are_ignored(cache: Cache) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_events_end_in_the_listed_state(seed: int) -> None:
-    """Random history; events arrive late, twice, or never; the last list makes it whole."""
-    chance, version = random.Random(seed), 1
+    """Events arrive late, twice or never; the last list completes the cache."""
+    rng, version = random.Random(seed), 1
     store: dict[str, Json] = {}
     history: list[tuple[bool, Json]] = []
     cache = Cache()
-    cache.replace(SWARM, [swarm("s1", 1)], 1)
+    cache.replace(SWARM, [make_swarm("s1", 1)], 1)
     for _ in range(60):
         version += 1
-        uid = chance.choice("abcdef")
-        if uid in store and chance.random() < 0.3:
-            history.append((True, pod(uid, version)))
+        uid = rng.choice("abcdef")
+        if uid in store and rng.random() < 0.3:
+            history.append((True, make_pod(uid, version)))
             del store[uid]
-            gone = {each["metadata"]["uid"] for was, each in history if was}
+            gone = {pod["metadata"]["uid"] for was, pod in history if was}
             assert uid in gone
             continue
-        if any(was and each["metadata"]["uid"] == uid for was, each in history):
+        if any(was and pod["metadata"]["uid"] == uid for was, pod in history):
             continue  # a uid is never used twice
-        store[uid] = pod(uid, version, phase=chance.choice(["Pending", "Running", "Failed"]))
+        store[uid] = make_pod(uid, version, phase=rng.choice(["Pending", "Running", "Failed"]))
         history.append((False, store[uid]))
-        if chance.random() < 0.5:
-            was, each = chance.choice(history)
-            cache.apply_event(POD, was, each)
-        if chance.random() < 0.1:
+        if rng.random() < 0.5:
+            was, pod = rng.choice(history)
+            cache.apply_event(POD, was, pod)
+        if rng.random() < 0.1:
             cache.replace(POD, list(store.values()), version)
-    for was, each in chance.sample(history, len(history)):
-        if chance.random() < 0.7:
-            cache.apply_event(POD, was, each)
+    for was, pod in rng.sample(history, len(history)):
+        if rng.random() < 0.7:
+            cache.apply_event(POD, was, pod)
     cache.replace(POD, list(store.values()), version + 1)
     found = cache.observed("s1")
     assert found is not None
-    phases = {each.uid: each.phase for each in found.pods}
-    assert phases == {uid: each["status"]["phase"] for uid, each in store.items()}
+    phases = {pod.uid: pod.phase for pod in found.pods}
+    assert phases == {uid: pod["status"]["phase"] for uid, pod in store.items()}

@@ -1,4 +1,4 @@
-"""A model that is not in the package is looked at by a pod before anything is planned."""
+"""A model that is not in the package is inspected by a pod before anything is planned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from support.operator.model_cluster import World, document
+from support.operator.model_cluster import ModelCluster, make_spec
 
 from modelswarm.checkpoint.inspection import facts_document, inspect_model
 from modelswarm_operator.reconcile.state import names
@@ -16,31 +16,31 @@ from modelswarm_operator.reconcile.state.observed import ContainerView
 SOURCE = {"source": "hf://org/name", "revision": "main"}
 
 
-def hub(**model: Any) -> World:
-    world = World(spec=document(2, 2, model={**SOURCE, **model}))
-    world.turn()
-    return world
+def make_hub_cluster(**model: Any) -> ModelCluster:
+    cluster = ModelCluster(spec=make_spec(2, 2, model={**SOURCE, **model}))
+    cluster.run_turn()
+    return cluster
 
 
-def facts(revision: str = "c0ffee") -> str:
+def make_facts(revision: str = "c0ffee") -> str:
     found = inspect_model("demo://counting")
     return json.dumps(facts_document(found.facts, revision))
 
 
-def end(world: World, code: int, words: str, phase: str = "") -> None:
-    """The inspection that runs says this and ends."""
-    for name, pod in list(world.pods.items()):
+def end_inspection(cluster: ModelCluster, code: int, output: str, phase: str = "") -> None:
+    """End the running inspection with this exit code and output."""
+    for name, pod in list(cluster.pods.items()):
         if pod.view.labels[names.ROLE] == names.INSPECT:
             container = ContainerView(
-                exit_code=code, exit_reason="Error" if code else "Completed", exit_message=words
+                exit_code=code, exit_reason="Error" if code else "Completed", exit_message=output
             )
             ended = phase or ("Failed" if code else "Succeeded")
-            pod.view = replace(world.pods[name].view, phase=ended, container=container)
+            pod.view = replace(cluster.pods[name].view, phase=ended, container=container)
 
 
 def test_one_inspection_pod_starts_and_nothing_else() -> None:
-    world = hub(tokenSecretRef={"name": "hub"}, tokenizer="hf://org/words")
-    (pod,) = world.pods.values()
+    cluster = make_hub_cluster(tokenSecretRef={"name": "hub"}, tokenizer="hf://org/words")
+    (pod,) = cluster.pods.values()
     container = pod.manifest["spec"]["containers"][0]
     assert container["args"] == [
         "--model", "hf://org/name@main", "--tokenizer", "hf://org/words", "--output", "/dev/termination-log",
@@ -48,112 +48,117 @@ def test_one_inspection_pod_starts_and_nothing_else() -> None:
     assert pod.manifest["spec"]["restartPolicy"] == "Never"
     token = next(item for item in container["env"] if item["name"] == "HF_TOKEN")
     assert token["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
-    assert world.condition("Ready")["reason"] == "Inspecting"
-    assert world.decide().actions == []
+    assert cluster.condition("Ready")["reason"] == "Inspecting"
+    assert cluster.decide().actions == []
 
 
 def test_inspection_result_is_stored_and_its_commit_is_served() -> None:
-    world = hub()
-    end(world, 0, facts("c0ffee"))
-    actions = world.turn().actions
-    assert [a.name for a in actions if isinstance(a, DeletePod)] == [
-        name for name in world.pods if "inspect" in name
-    ] or not any("inspect" in name for name in world.pods)
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 0, make_facts("c0ffee"))
+    actions = cluster.run_turn().actions
+    (deleted,) = [action.name for action in actions if isinstance(action, DeletePod)]
+    assert "inspect" in deleted and not any("inspect" in name for name in cluster.pods)
     assert len([action for action in actions if isinstance(action, CreatePod)]) == 4
-    assert world.status["model"]["revision"] == "c0ffee"
-    assert world.status["model"]["source"] == "hf://org/name@main"
-    world.settle()
-    servers = world.servers()
+    assert cluster.status["model"]["revision"] == "c0ffee"
+    assert cluster.status["model"]["source"] == "hf://org/name@main"
+    cluster.settle()
+    servers = cluster.server_pods()
     assert len(servers) == 4
     arguments = servers[0].manifest["spec"]["containers"][0]["args"]
     assert arguments[:2] == ["--model", "hf://org/name@c0ffee"]
-    assert "slots" not in world.status
+    assert "slots" not in cluster.status
 
 
 def test_refused_model_is_reported_and_retried_later() -> None:
-    world = hub()
-    end(world, 2, "hf://org/name@main has no tokenizer.json; a fast tokenizer is needed")
-    world.turn()
-    told = world.condition("Degraded")
-    assert told["reason"] == "ModelRefused" and "a fast tokenizer is needed" in told["message"]
-    assert world.condition("Ready")["reason"] == "ModelRefused"
+    cluster = make_hub_cluster()
+    end_inspection(
+        cluster, 2, "hf://org/name@main has no tokenizer.json; a fast tokenizer is needed"
+    )
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert (
+        degraded["reason"] == "ModelRefused" and "a fast tokenizer is needed" in degraded["message"]
+    )
+    assert cluster.condition("Ready")["reason"] == "ModelRefused"
     for _ in range(3):
-        end(world, 2, "hf://org/name@main has no tokenizer.json; a fast tokenizer is needed")
-        world.turn()
-    assert world.wake_at is not None
-    before = world.status["incarnation"]
-    world.turn()
-    assert world.status["incarnation"] == before and world.decide().actions == []
+        end_inspection(
+            cluster, 2, "hf://org/name@main has no tokenizer.json; a fast tokenizer is needed"
+        )
+        cluster.run_turn()
+    assert cluster.wake_at is not None
+    before = cluster.status["incarnation"]
+    cluster.run_turn()
+    assert cluster.status["incarnation"] == before and cluster.decide().actions == []
 
 
 def test_killed_inspection_is_reported_as_failed() -> None:
-    world = hub()
-    end(world, 137, "")
-    world.turn()
-    assert world.condition("Degraded")["reason"] == "InspectionFailed"
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 137, "")
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["reason"] == "InspectionFailed"
 
 
 def test_invalid_inspection_output_is_reported_as_failed() -> None:
-    world = hub()
-    end(world, 0, '{"blocks": 0}')
-    world.turn()
-    assert world.condition("Degraded")["reason"] == "InspectionFailed"
-    assert "not facts of a model" in world.condition("Degraded")["message"]
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 0, '{"blocks": 0}')
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["reason"] == "InspectionFailed"
+    assert "not facts of a model" in cluster.condition("Degraded")["message"]
 
 
 def test_corrected_model_is_inspected_at_once() -> None:
-    world = hub()
+    cluster = make_hub_cluster()
     for _ in range(5):
-        end(world, 2, "there is no such model")
-        world.turn()
-    world.edit(model={"source": "hf://org/right"})
-    created = [action for action in world.turn().actions if isinstance(action, CreatePod)]
+        end_inspection(cluster, 2, "there is no such model")
+        cluster.run_turn()
+    cluster.edit_spec(model={"source": "hf://org/right"})
+    created = [action for action in cluster.run_turn().actions if isinstance(action, CreatePod)]
     assert len(created) == 1
-    end(world, 0, facts())
-    world.settle()
-    assert len(world.ready()) == 4
+    end_inspection(cluster, 0, make_facts())
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 4
 
 
 def test_inspection_image_pull_failure_is_reported() -> None:
-    world = hub()
-    name = next(iter(world.pods))
-    world.set_pod(
+    cluster = make_hub_cluster()
+    name = next(iter(cluster.pods))
+    cluster.set_pod(
         name, container=ContainerView(waiting="ErrImagePull", waiting_message="manifest unknown")
     )
-    world.turn()
-    assert world.condition("Degraded")["reason"] == "ImagePullFailed"
-    assert "manifest unknown" in world.condition("Degraded")["message"]
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["reason"] == "ImagePullFailed"
+    assert "manifest unknown" in cluster.condition("Degraded")["message"]
 
 
 def test_old_servers_stay_while_a_new_model_is_inspected() -> None:
-    world = World()
-    world.settle()
-    old = set(world.pods)
-    world.edit(model=SOURCE)
-    world.turn()
-    world.pass_time()
-    assert old <= set(world.ready())
-    assert world.condition("Ready")["status"] == "True"
-    end(world, 0, facts())
-    world.settle()
-    assert not old & set(world.pods) and len(world.ready()) == 4
+    cluster = ModelCluster()
+    cluster.settle()
+    old = set(cluster.pods)
+    cluster.edit_spec(model=SOURCE)
+    cluster.run_turn()
+    cluster.pass_time()
+    assert old <= set(cluster.ready_pods())
+    assert cluster.condition("Ready")["status"] == "True"
+    end_inspection(cluster, 0, make_facts())
+    cluster.settle()
+    assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 4
 
 
 def test_lost_inspection_pod_is_created_again() -> None:
-    world = hub()
-    world.vanish(next(iter(world.pods)))
-    world.turn()
-    assert len(world.pods) == 1
-    world.pass_time(1.0)
-    world.kill(next(iter(world.pods)))
-    world.turn()
-    assert [pod.view.deleting_since is None for pod in world.pods.values()].count(True) == 1
+    cluster = make_hub_cluster()
+    cluster.force_delete_pod(next(iter(cluster.pods)))
+    cluster.run_turn()
+    assert len(cluster.pods) == 1
+    cluster.pass_time(1.0)
+    cluster.delete_pod(next(iter(cluster.pods)))
+    cluster.run_turn()
+    assert [pod.view.deleting_since is None for pod in cluster.pods.values()].count(True) == 1
 
 
 def test_pvc_is_mounted_under_its_claim_name() -> None:
-    world = World(spec=document(1, 1, model={"source": "pvc://weights/llama"}))
-    world.turn()
-    body = next(iter(world.pods.values())).manifest["spec"]
+    cluster = ModelCluster(spec=make_spec(1, 1, model={"source": "pvc://weights/llama"}))
+    cluster.run_turn()
+    body = next(iter(cluster.pods.values())).manifest["spec"]
     assert body["volumes"][-1]["persistentVolumeClaim"] == {
         "claimName": "weights",
         "readOnly": True,

@@ -1,4 +1,4 @@
-"""Holes that a review of the operator looked for: each test is the smallest world that showed one, or refutes it."""
+"""Suspected faults that a review of the operator named: each test is the smallest case that shows or refutes one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import World, demo_facts, document
+from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
 
 from modelswarm.errors import UserError
 from modelswarm.kube.errors import RejectedError
@@ -30,57 +30,61 @@ from modelswarm_operator.reconcile.state.observed import NodeView
 Json = dict[str, Any]
 
 
-def raw_pod(**status: Any) -> Json:
+def make_pod(**status: Any) -> Json:
     meta = {"name": "a-12345-s0-1", "uid": "u", "creationTimestamp": "2026-11-21T10:00:00Z"}
     return {"metadata": meta, "spec": {"nodeName": "n9"}, "status": status}
 
 
 def test_server_container_is_read_beside_a_sidecar() -> None:
-    """The kubelet sorts container statuses by name: an `istio-proxy` comes before the `server`."""
+    """The kubelet sorts container statuses by name, so `istio-proxy` comes before `server`."""
     proxy = {"name": "istio-proxy", "ready": True, "restartCount": 0,
              "state": {"running": {"startedAt": "2026-11-21T10:00:00Z"}}}  # fmt: skip
     server = {"name": "server", "ready": False, "restartCount": 7,
               "state": {"waiting": {"reason": "CrashLoopBackOff"}},
               "lastState": {"terminated": {"exitCode": 2, "message": "no weights"}}}  # fmt: skip
-    seen = pod_view(raw_pod(containerStatuses=[proxy, server])).container
-    assert (seen.restarts, seen.exit_message) == (7, "no weights")
+    container = pod_view(make_pod(containerStatuses=[proxy, server])).container
+    assert (container.restarts, container.exit_message) == (7, "no weights")
 
 
 def test_inspection_ends_with_its_container_beside_a_sidecar() -> None:
-    world = World(spec=document(model={"source": "pvc://claim/model"}))
+    cluster = ModelCluster(spec=make_spec(model={"source": "pvc://claim/model"}))
     for _ in range(3):
-        world.turn()
-        world.pass_time()
-    [name] = world.pods
-    ended = replace(world.pods[name].view.container, exit_code=0, exit_message=demo_facts())
-    world.set_pod(name, phase="Running", container=ended)
-    assert [a.name for a in world.decide().actions if isinstance(a, DeletePod)] == [name]
+        cluster.run_turn()
+        cluster.pass_time()
+    [name] = cluster.pods
+    ended = replace(
+        cluster.pods[name].view.container, exit_code=0, exit_message=inspect_demo_model()
+    )
+    cluster.set_pod(name, phase="Running", container=ended)
+    assert [a.name for a in cluster.decide().actions if isinstance(a, DeletePod)] == [name]
 
 
-HOSTILE = [
+MALFORMED_OUTPUTS = [
     "[" * 4000,
     '{"a":' * 800,
     "null",
     "5",
     "{}",
-    json.dumps({**json.loads(demo_facts()), "blocks": 10**15}),
-    json.dumps({**json.loads(demo_facts()), "blocks": -1}),
-    json.dumps({**json.loads(demo_facts()), "blocks": True}),
-    json.dumps({**json.loads(demo_facts()), "revision": {"a": 1}}),
-    json.dumps({**json.loads(demo_facts()), "family": 7}),
-    json.dumps({**json.loads(demo_facts()), "context": 1e308}),
-    json.dumps({**json.loads(demo_facts()), "context": float("inf")}),
-    json.dumps({**json.loads(demo_facts()), "blockElements": "x"}),
-    json.dumps({**json.loads(demo_facts()), "blockElements": {"a": 1}}),
-    json.dumps({**json.loads(demo_facts()), "tied": "perhaps"}),
-    json.dumps({**json.loads(demo_facts()), "dtype": ["x"]}),
+    json.dumps({**json.loads(inspect_demo_model()), "blocks": 10**15}),
+    json.dumps({**json.loads(inspect_demo_model()), "blocks": -1}),
+    json.dumps({**json.loads(inspect_demo_model()), "blocks": True}),
+    json.dumps({**json.loads(inspect_demo_model()), "revision": {"a": 1}}),
+    json.dumps({**json.loads(inspect_demo_model()), "family": 7}),
+    json.dumps({**json.loads(inspect_demo_model()), "context": 1e308}),
+    json.dumps({**json.loads(inspect_demo_model()), "context": float("inf")}),
+    json.dumps({**json.loads(inspect_demo_model()), "blockElements": "x"}),
+    json.dumps({**json.loads(inspect_demo_model()), "blockElements": {"a": 1}}),
+    json.dumps({**json.loads(inspect_demo_model()), "tied": "perhaps"}),
+    json.dumps({**json.loads(inspect_demo_model()), "dtype": ["x"]}),
 ]
 
 
-@pytest.mark.parametrize("words", HOSTILE, ids=lambda words: words[:20] + str(len(words)))
-def test_malformed_inspection_output_is_a_user_error(words: str) -> None:
+@pytest.mark.parametrize(
+    "output", MALFORMED_OUTPUTS, ids=lambda output: output[:20] + str(len(output))
+)
+def test_malformed_inspection_output_is_a_user_error(output: str) -> None:
     with pytest.raises(UserError):
-        parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), words)
+        parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), output)
 
 
 POD: Json = {
@@ -93,7 +97,7 @@ POD: Json = {
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     },
 }  # fmt: skip
-PATCHES: list[Json] = [
+REFUSED_PATCHES: list[Json] = [
     {"$patch": "replace"},
     {"$patch": "delete"},
     {"$patch": "replace", "spec": 5, "metadata": []},
@@ -101,7 +105,6 @@ PATCHES: list[Json] = [
     {"$patch": "replace", "spec": {"containers": ["server"]}},
     {"metadata": None},
     {"spec": None},
-    {"metadata": {"labels": None, "annotations": None}},
     {"metadata": {"$patch": "replace", "labels": "x"}},
     {"metadata": {"$patch": "replace", "labels": ["x"]}},
     {"spec": {"$patch": "replace", "containers": "server"}},
@@ -112,143 +115,154 @@ PATCHES: list[Json] = [
     {"$deleteFromPrimitiveList/spec": ["containers"]},
     {"$deleteFromPrimitiveList/metadata": ["labels"]},
     {"metadata": {"$deleteFromPrimitiveList/labels": ["modelswarm.io/role"]}},
-    {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
     {"$retainKeys": []},
-    {"spec": {"$retainKeys": ["volumes"]}},
     {"$retainKeys": ["kind"], "kind": "Secret"},
+]
+ACCEPTED_PATCHES: list[Json] = [
+    {"metadata": {"labels": None, "annotations": None}},
+    {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
+    {"spec": {"$retainKeys": ["volumes"]}},
     {"spec": {"containers": [{"name": {"a": 1}}]}},
 ]
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=str)
-def test_pod_template_patch_keeps_required_fields_or_is_refused(patch: Json) -> None:
-    """Anything else would fail every turn of the swarm without a condition that tells why."""
-    try:
-        pod, _ = apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
-    except UserError:
-        return
+@pytest.mark.parametrize("patch", REFUSED_PATCHES, ids=str)
+def test_patch_that_leaves_no_valid_pod_is_refused(patch: Json) -> None:
+    """Otherwise every turn of the swarm would fail without a condition that explains it."""
+    with pytest.raises(UserError, match=r"spec\.pools\[0\]\.podTemplate"):
+        apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
+
+
+@pytest.mark.parametrize("patch", ACCEPTED_PATCHES, ids=str)
+def test_accepted_patch_keeps_the_fields_of_the_operator(patch: Json) -> None:
+    pod, _ = apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
     assert pod["kind"] == "Pod" and pod["metadata"]["name"] == "a"
     assert pod["metadata"]["labels"]["modelswarm.io/role"] == "server"
     assert pod["spec"]["containers"][0]["args"] == ["--x"]
 
 
 def test_just_scheduled_pod_waits_for_its_unknown_node() -> None:
-    """An autoscaler's node: the pod's event may come before the node's."""
-    pod = pod_view(raw_pod(conditions=[
+    """With an autoscaler, the pod's event may come before the event of its new node."""
+    pod = pod_view(make_pod(conditions=[
         {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-11-21T10:30:00Z"}
     ]))  # fmt: skip
     now = pod.created + 1801.0
     others = {"n0": NodeView("n0", ready=True)}
-    assert NodeHealth(others, World().policy, now).node_state_of(pod) is NodeState.UNREADY
-    assert NodeHealth(others, World().policy, now + 60.0).node_state_of(pod) is NodeState.DELETED
+    assert NodeHealth(others, ModelCluster().policy, now).node_state_of(pod) is NodeState.UNREADY
+    assert (
+        NodeHealth(others, ModelCluster().policy, now + 60.0).node_state_of(pod)
+        is NodeState.DELETED
+    )
 
 
 def test_unneeded_child_that_was_refused_is_no_problem() -> None:
-    world = World()
-    world.settle()
+    cluster = ModelCluster()
+    cluster.settle()
     what = f"PodDisruptionBudget/{names.budget_name('counting', 1)}"
-    world.rejected[what] = "forbidden"  # refused once, and right by now
-    world.settle()
-    assert world.condition("Degraded")["status"] == "False"
-    world.edit(replicas=0)
-    world.settle()
-    assert world.condition("Degraded")["status"] == "False"
+    cluster.rejected[what] = "forbidden"  # refused once, and applied since
+    cluster.settle()
+    assert cluster.condition("Degraded")["status"] == "False"
+    cluster.edit_spec(replicas=0)
+    cluster.settle()
+    assert cluster.condition("Degraded")["status"] == "False"
 
 
 def test_failures_with_future_timestamps_are_forgotten() -> None:
-    world = World()
-    world.settle()
-    world.now += 10_000_000.0
-    world.fail(world.ready(0)[0])
-    world.settle()
-    world.fail(world.ready(0)[0])
-    world.settle()
-    world.now -= 10_000_000.0 - 100.0
+    cluster = ModelCluster()
+    cluster.settle()
+    cluster.now += 10_000_000.0
+    cluster.fail_pod(cluster.ready_pods(0)[0])
+    cluster.settle()
+    cluster.fail_pod(cluster.ready_pods(0)[0])
+    cluster.settle()
+    cluster.now -= 10_000_000.0 - 100.0
     for _ in range(80):
-        world.turn()
-        world.pass_time(10.0)
-    assert "slots" not in world.status, world.status["slots"]
+        cluster.run_turn()
+        cluster.pass_time(10.0)
+    assert "slots" not in cluster.status, cluster.status["slots"]
 
 
 def test_rollout_stopped_by_quota_continues_without_surge() -> None:
-    world = World(quota=4)
-    world.settle()
-    world.edit(sessions={"maxLength": 64})
+    cluster = ModelCluster(quota=4)
+    cluster.settle()
+    cluster.edit_spec(sessions={"maxLength": 64})
     for _ in range(60):
-        world.turn()
-        world.pass_time(10.0)
-    assert len(world.ready()) == 4
-    world.edit(rollout={"surge": 0})
+        cluster.run_turn()
+        cluster.pass_time(10.0)
+    assert len(cluster.ready_pods()) == 4
+    cluster.edit_spec(rollout={"surge": 0})
     for _ in range(400):
-        world.turn()
-        world.pass_time(5.0)
-        assert world.coverage() >= 1
-    assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
+        cluster.run_turn()
+        cluster.pass_time(5.0)
+        assert cluster.coverage() >= 1
+    assert cluster.condition("Progressing")["reason"] == "Settled", cluster.status["conditions"]
 
 
 def test_new_spans_are_rolled_out_in_a_full_cluster() -> None:
-    world = World()
-    for node in world.nodes.values():
-        node.room = 1
-    world.settle()
-    world.edit(spans={"ranges": [{"first": 0, "last": 2}, {"first": 2, "last": 8}]})
+    cluster = ModelCluster()
+    for node in cluster.nodes.values():
+        node.capacity = 1
+    cluster.settle()
+    cluster.edit_spec(spans={"ranges": [{"first": 0, "last": 2}, {"first": 2, "last": 8}]})
     for _ in range(300):
-        world.turn()
-        world.pass_time(1.0)
-        assert world.coverage() >= 1
-    assert world.condition("Progressing")["reason"] == "Settled", world.status["conditions"]
+        cluster.run_turn()
+        cluster.pass_time(1.0)
+        assert cluster.coverage() >= 1
+    assert cluster.condition("Progressing")["reason"] == "Settled", cluster.status["conditions"]
 
 
 def test_token_in_an_exit_message_is_redacted() -> None:
     token = "hf_" + "aB3" * 12
     ended = {"exitCode": 1, "message": f"401 for Authorization: Bearer {token}"}
     server = {"name": "server", "state": {"terminated": ended}}
-    assert token not in pod_view(raw_pod(containerStatuses=[server])).container.exit_message
+    assert token not in pod_view(make_pod(containerStatuses=[server])).container.exit_message
 
 
 def test_pod_without_capacity_moves_to_another_pool() -> None:
-    world = World(spec=document(spans=1, replicas=1, pools=[{"name": "a"}, {"name": "b"}]))
-    world.turn()
-    [name] = world.pods
-    full = world.pods[name].view.annotations[names.POOL]
-    world.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
-    world.now += world.policy.pool_timeout - 1.0
-    assert not [todo for todo in world.todo() if "create" in todo]
-    world.turn()
-    world.now += 1.0
-    world.turn()
-    [other] = world.pods.values()
+    cluster = ModelCluster(
+        spec=make_spec(spans=1, replicas=1, pools=[{"name": "a"}, {"name": "b"}])
+    )
+    cluster.run_turn()
+    [name] = cluster.pods
+    full = cluster.pods[name].view.annotations[names.POOL]
+    cluster.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    cluster.now += cluster.policy.pool_timeout - 1.0
+    assert not [todo for todo in cluster.pending_actions() if "create" in todo]
+    cluster.run_turn()
+    cluster.now += 1.0
+    cluster.run_turn()
+    [other] = cluster.pods.values()
     assert other.name != name
     assert other.view.annotations[names.POOL] != full
 
 
 def test_pod_creation_precedes_labels_and_children() -> None:
-    """A turn ends at the first write that fails: labels and Services must not stand before pods."""
-    world = World()
-    world.settle()
-    first, second = world.ready(0)
-    world.set_pod(first, labels={**world.pods[first].view.labels, names.SPAN: "9"})
-    world.fail(second)
-    world.children.clear()
-    kinds = [type(action).__name__ for action in world.decide().actions]
+    """A turn ends at the first failed write, so labels and Services, which a webhook may refuse, come after pods."""
+    cluster = ModelCluster()
+    cluster.settle()
+    first, second = cluster.ready_pods(0)
+    cluster.set_pod(first, labels={**cluster.pods[first].view.labels, names.SPAN: "9"})
+    cluster.fail_pod(second)
+    cluster.children.clear()
+    kinds = [type(action).__name__ for action in cluster.decide().actions]
     assert kinds.index("CreatePod") < kinds.index("LabelPod") < kinds.index("ApplyChild")
 
 
 def test_thousands_of_active_turns_do_not_overflow_the_delay() -> None:
-    turns, sleeper = object.__new__(Workers), WorkItem(active_turns=5000)
-    turns._schedule_next(sleeper, Decision([RecordEvent("Normal", "Any", "thing")], None))
-    assert sleeper.active_turns == 5001
+    workers, item = object.__new__(Workers), WorkItem(active_turns=5000)
+    workers._schedule_next(item, Decision([RecordEvent("Normal", "Any", "thing")], None))
+    assert item.active_turns == 5001
 
 
-class Answers:
-    """What an API server says of one swarm, its pod and a node that is newer than any event."""
+class OneSwarmApi:
+    """An API server with one swarm, its pod and a node that no event has shown yet."""
 
     def __init__(self) -> None:
         self.listed: list[str] = []
         meta = {"namespace": "models", "creationTimestamp": "2026-11-21T10:00:00Z"}
         self.swarm: Json = {
             "metadata": {**meta, "name": "counting", "uid": "S", "resourceVersion": "5"},
-            "spec": document(),
+            "spec": make_spec(),
         }
         owner = {"kind": "ModelSwarm", "name": "counting", "uid": "S", "controller": True}
         owner["apiVersion"] = "modelswarm.io/v1alpha1"
@@ -270,8 +284,8 @@ class Answers:
 
 
 async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
-    """A watch of nodes that hangs while the one of pods does not: else every new node's pods would go."""
-    api: Any = Answers()
+    """Otherwise a stalled watch of nodes would force-delete the pods of every new node."""
+    api: Any = OneSwarmApi()
     cache = Cache()
     cache.can_read_nodes = True
     cache.apply_event(SWARM, False, api.swarm)
@@ -287,16 +301,21 @@ async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
     assert api.listed == ["pods", "nodes", "pods"]
 
 
-class Refuses:
-    """An API server whose admission lets no pod's labels be changed."""
+class LabelRefusingApi:
+    """An API server whose admission refuses every change of a pod's labels."""
+
+    def __init__(self) -> None:
+        self.patched: list[str] = []
 
     async def patch(self, path: str, body: Json) -> Json:
+        self.patched.append(path)
         raise RejectedError(403, "Forbidden", "denied by policy")
 
 
 async def test_refused_label_does_not_fail_the_turn() -> None:
-    """A failing turn is repeated after up to a minute, and deaf to events until then."""
-    api: Any = Refuses()
-    apply = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
+    """A failed turn is repeated after up to a minute and ignores events until then."""
+    api: Any = LabelRefusingApi()
+    executor = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
     label = LabelPod("p-1", "P", {names.SPAN: "0"})
-    await apply.execute(World().observe().swarm, [label])
+    await executor.execute(ModelCluster().observe().swarm, [label])
+    assert len(api.patched) == 1

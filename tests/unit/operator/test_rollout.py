@@ -1,4 +1,4 @@
-"""Changes that people ask for: rolls, scaling, new spans, another model. Nothing is uncovered on the way."""
+"""Edits of the spec: template, scale, spans, model. No block loses its coverage on the way."""
 
 from __future__ import annotations
 
@@ -7,236 +7,236 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import POLICY, Node, World, document
+from support.operator.model_cluster import POLICY, ModelCluster, Node, make_spec
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
 
 
-def team(value: str) -> list[dict[str, Any]]:
+def make_pools(value: str) -> list[dict[str, Any]]:
     return [{"name": "only", "podTemplate": {"metadata": {"labels": {"team": value}}}}]
 
 
-def roomy(spans: int = 2, replicas: int = 2, **more: Any) -> World:
-    nodes = {name: Node(name, room=20) for name in ("n0", "n1", "n2")}
-    world = World(spec=document(spans, replicas, **more), nodes=nodes)
-    world.settle()
-    return world
+def make_large_cluster(spans: int = 2, replicas: int = 2, **more: Any) -> ModelCluster:
+    nodes = {name: Node(name, capacity=20) for name in ("n0", "n1", "n2")}
+    cluster = ModelCluster(spec=make_spec(spans, replicas, **more), nodes=nodes)
+    cluster.settle()
+    return cluster
 
 
-def watch(world: World, seen: Callable[[], None], seconds: int = 60) -> None:
+def run_turns(cluster: ModelCluster, check: Callable[[], None], seconds: int = 60) -> None:
     for _ in range(seconds):
-        world.turn()
-        seen()
-        world.pass_time()
+        cluster.run_turn()
+        check()
+        cluster.pass_time()
 
 
 def test_rollout_replaces_one_slot_per_span_and_surges_first() -> None:
-    world = roomy(2, 3)
-    old = set(world.pods)
-    world.edit(pools=team("a"))
-    most: list[int] = []
+    cluster = make_large_cluster(2, 3)
+    old = set(cluster.pods)
+    cluster.edit_spec(pools=make_pools("a"))
+    pod_counts: list[int] = []
 
-    def seen() -> None:
-        assert world.coverage() >= 3
+    def check() -> None:
+        assert cluster.coverage() >= 3
         for span in (0, 1):
-            there = [p for p in world.servers() if p.view.labels[names.SPAN] == str(span)]
-            most.append(sum(p.view.deleting_since is None for p in there))
+            pods = [p for p in cluster.server_pods() if p.view.labels[names.SPAN] == str(span)]
+            pod_counts.append(sum(p.view.deleting_since is None for p in pods))
 
-    watch(world, seen)
-    assert max(most) == 4
-    assert not old & set(world.pods) and len(world.ready()) == 6
-    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
-    world.settle()
+    run_turns(cluster, check)
+    assert max(pod_counts) == 4
+    assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 6
+    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in cluster.server_pods())
+    cluster.settle()
 
 
 def test_single_replica_rolls_without_a_gap_despite_surge_0() -> None:
-    world = roomy(2, 1, rollout={"surge": 0})
-    world.edit(pools=team("a"))
-    watch(world, lambda: _at_least(world, 1), 30)
-    assert len(world.pods) == 2
-    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
+    cluster = make_large_cluster(2, 1, rollout={"surge": 0})
+    cluster.edit_spec(pools=make_pools("a"))
+    run_turns(cluster, lambda: assert_coverage(cluster, 1), 30)
+    assert len(cluster.pods) == 2
+    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in cluster.server_pods())
 
 
 def test_rollout_with_surge_0_deletes_before_it_creates() -> None:
-    world = roomy(1, 3, rollout={"surge": 0})
-    world.edit(pools=team("a"))
+    cluster = make_large_cluster(1, 3, rollout={"surge": 0})
+    cluster.edit_spec(pools=make_pools("a"))
 
-    def seen() -> None:
-        assert world.coverage() >= 2
-        assert sum(pod.view.deleting_since is None for pod in world.servers()) <= 3
+    def check() -> None:
+        assert cluster.coverage() >= 2
+        assert sum(pod.view.deleting_since is None for pod in cluster.server_pods()) <= 3
 
-    watch(world, seen, 40)
-    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
-    assert len(world.ready()) == 3
+    run_turns(cluster, check, 40)
+    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in cluster.server_pods())
+    assert len(cluster.ready_pods()) == 3
 
 
 def test_rollout_without_capacity_continues_at_surge_0() -> None:
-    world = World(spec=document(1, 2), nodes={"n0": Node("n0", room=2)})
-    world.settle()
-    world.edit(pools=team("a"))
-    watch(world, lambda: _at_least(world, 2), 15)
-    assert world.condition("Degraded")["reason"] == "NoCapacity"
-    world.edit(rollout={"surge": 0})
-    watch(world, lambda: _at_least(world, 1), 40)
-    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in world.servers())
+    cluster = ModelCluster(spec=make_spec(1, 2), nodes={"n0": Node("n0", capacity=2)})
+    cluster.settle()
+    cluster.edit_spec(pools=make_pools("a"))
+    run_turns(cluster, lambda: assert_coverage(cluster, 2), 15)
+    assert cluster.condition("Degraded")["reason"] == "NoCapacity"
+    cluster.edit_spec(rollout={"surge": 0})
+    run_turns(cluster, lambda: assert_coverage(cluster, 1), 40)
+    assert all(pod.manifest["metadata"]["labels"]["team"] == "a" for pod in cluster.server_pods())
 
 
 def test_failing_template_stops_the_rollout_and_keeps_old_pods() -> None:
-    world = roomy(2, 3)
-    good = set(world.ready())
-    world.poison = lambda pod: pod.name not in good
-    world.edit(pools=team("bad"))
-    watch(world, lambda: _at_least(world, 3), 200)
-    assert good <= set(world.ready())
-    assert len(world.pods) <= 8
-    world.edit(pools=[])
-    world.settle()
-    assert set(world.pods) == good
+    cluster = make_large_cluster(2, 3)
+    good = set(cluster.ready_pods())
+    cluster.is_crashing = lambda pod: pod.name not in good
+    cluster.edit_spec(pools=make_pools("bad"))
+    run_turns(cluster, lambda: assert_coverage(cluster, 3), 200)
+    assert good <= set(cluster.ready_pods())
+    assert len(cluster.pods) <= 8
+    cluster.edit_spec(pools=[])
+    cluster.settle()
+    assert set(cluster.pods) == good
 
 
 def test_corrected_template_of_unready_pods_rolls_out_at_once() -> None:
-    world = World(spec=document(1, 2, pools=team("bad")))
-    world.poison = lambda pod: pod.manifest["metadata"]["labels"].get("team") == "bad"
-    watch(world, lambda: None, 20)
-    world.edit(pools=team("good"))
-    watch(world, lambda: None, 8)
-    assert len(world.ready()) == 2
+    cluster = ModelCluster(spec=make_spec(1, 2, pools=make_pools("bad")))
+    cluster.is_crashing = lambda pod: pod.manifest["metadata"]["labels"].get("team") == "bad"
+    run_turns(cluster, lambda: None, 20)
+    cluster.edit_spec(pools=make_pools("good"))
+    run_turns(cluster, lambda: None, 8)
+    assert len(cluster.ready_pods()) == 2
 
 
 def test_scale_up_adds_and_scale_down_removes_highest_ordinals() -> None:
-    world = roomy(2, 2)
-    world.edit(replicas=3)
-    world.settle()
-    assert len(world.ready(0)) == len(world.ready(1)) == 3
-    world.edit(replicas=1)
-    world.settle()
-    assert sorted(pod.view.labels[names.SLOT] for pod in world.servers()) == ["0-0", "1-0"]
+    cluster = make_large_cluster(2, 2)
+    cluster.edit_spec(replicas=3)
+    cluster.settle()
+    assert len(cluster.ready_pods(0)) == len(cluster.ready_pods(1)) == 3
+    cluster.edit_spec(replicas=1)
+    cluster.settle()
+    assert sorted(pod.view.labels[names.SLOT] for pod in cluster.server_pods()) == ["0-0", "1-0"]
 
 
 def test_scale_down_removes_unready_pods_first() -> None:
-    world = roomy(1, 3)
-    broken = world.ready()[0]
-    world.set_pod(broken, ready=False)
-    world.poison = lambda pod: pod.name == broken
-    world.edit(replicas=2)
-    world.settle()
-    assert broken not in world.pods
-    assert len(world.ready()) == 2
-    assert world.status["incarnation"] == 3
+    cluster = make_large_cluster(1, 3)
+    broken = cluster.ready_pods()[0]
+    cluster.set_pod(broken, ready=False)
+    cluster.is_crashing = lambda pod: pod.name == broken
+    cluster.edit_spec(replicas=2)
+    cluster.settle()
+    assert broken not in cluster.pods
+    assert len(cluster.ready_pods()) == 2
+    assert cluster.status["incarnation"] == 3
 
 
 def test_replica_changes_never_reuse_an_incarnation() -> None:
-    world = World(spec=document(1, 3), nodes={"n0": Node("n0", room=1)})
-    watch(world, lambda: None, 5)
-    world.edit(replicas=2)
-    world.turn()
-    world.edit(replicas=3)
-    world.turn()
-    assert len(world.used) == len(set(world.used)) == 4
-    world.nodes["n0"].room = 9
-    world.settle()
-    assert len(world.ready()) == 3
+    cluster = ModelCluster(spec=make_spec(1, 3), nodes={"n0": Node("n0", capacity=1)})
+    run_turns(cluster, lambda: None, 5)
+    cluster.edit_spec(replicas=2)
+    cluster.run_turn()
+    cluster.edit_spec(replicas=3)
+    cluster.run_turn()
+    assert len(cluster.used_incarnations) == len(set(cluster.used_incarnations)) == 4
+    cluster.nodes["n0"].capacity = 9
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 3
 
 
 def test_zero_replicas_suspend_the_swarm_until_scaled_up() -> None:
-    world = roomy()
-    world.edit(replicas=0)
-    world.settle()
-    assert not world.pods
-    assert world.condition("Ready")["reason"] == "Suspended"
-    assert world.condition("Degraded")["status"] == "False"
-    assert [kind for kind, _ in world.children] == ["Service"]
-    world.edit(replicas=2)
-    world.settle()
-    assert len(world.ready()) == 4
+    cluster = make_large_cluster()
+    cluster.edit_spec(replicas=0)
+    cluster.settle()
+    assert not cluster.pods
+    assert cluster.condition("Ready")["reason"] == "Suspended"
+    assert cluster.condition("Degraded")["status"] == "False"
+    assert [kind for kind, _ in cluster.children] == ["Service"]
+    cluster.edit_spec(replicas=2)
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 4
 
 
 def test_new_spans_serve_before_old_ones_are_deleted() -> None:
-    world = roomy(2, 2)
-    old = set(world.pods)
-    world.edit(spans={"count": 3})
-    world.turn()
-    assert len(world.pods) == 4 + 3  # one of each new span, the surge
-    watch(world, lambda: _at_least(world, 2), 60)
-    assert not old & set(world.pods)
-    assert world.status["spansText"] == "0:3=2/2 3:6=2/2 6:8=2/2"
-    world.settle()
+    cluster = make_large_cluster(2, 2)
+    old = set(cluster.pods)
+    cluster.edit_spec(spans={"count": 3})
+    cluster.run_turn()
+    assert len(cluster.pods) == 4 + 3  # one pod per new span, the surge
+    run_turns(cluster, lambda: assert_coverage(cluster, 2), 60)
+    assert not old & set(cluster.pods)
+    assert cluster.status["spansText"] == "0:3=2/2 3:6=2/2 6:8=2/2"
+    cluster.settle()
 
 
 def test_plan_is_stored_before_use_and_kept() -> None:
-    world = roomy()
-    world.edit(spans={})
-    world.turn(most=1)
-    stored = world.status["plan"]
+    cluster = make_large_cluster()
+    cluster.edit_spec(spans={})
+    cluster.run_turn(max_actions=1)
+    stored = cluster.status["plan"]
     assert [span["last"] for span in stored["spans"]] == [8]
-    world.settle()
-    assert world.status["plan"] == stored
+    cluster.settle()
+    assert cluster.status["plan"] == stored
 
 
 def test_new_served_name_is_ready_before_old_pods_are_deleted() -> None:
-    world = roomy(2, 1)
-    old = set(world.pods)
-    world.edit(model={"source": "demo://counting", "servedName": "other"})
+    cluster = make_large_cluster(2, 1)
+    old = set(cluster.pods)
+    cluster.edit_spec(model={"source": "demo://counting", "servedName": "other"})
 
-    def seen() -> None:
+    def check() -> None:
         generations: dict[str, set[str]] = {}
-        for pod in world.servers():
+        for pod in cluster.server_pods():
             if pod.view.ready and pod.view.deleting_since is None:
                 generation = pod.view.annotations[names.MODEL_HASH]
                 generations.setdefault(generation, set()).add(pod.view.annotations[names.BLOCKS])
         assert {"0:4", "4:8"} in generations.values()
 
-    watch(world, seen, 30)
-    assert not old & set(world.pods) and len(world.ready()) == 2
+    run_turns(cluster, check, 30)
+    assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 2
 
 
 def test_paused_swarm_changes_nothing() -> None:
-    world = roomy()
-    world.edit(paused=True, replicas=3)
-    world.kill(world.ready()[0])
-    watch(world, lambda: None, 10)
-    assert len(world.pods) == 3
-    assert world.condition("Progressing")["reason"] == "Paused"
-    assert world.condition("Ready")["status"] == "True"
-    world.edit(paused=False)
-    world.settle()
-    assert len(world.ready()) == 6
+    cluster = make_large_cluster()
+    cluster.edit_spec(paused=True, replicas=3)
+    cluster.delete_pod(cluster.ready_pods()[0])
+    run_turns(cluster, lambda: None, 10)
+    assert len(cluster.pods) == 3
+    assert cluster.condition("Progressing")["reason"] == "Paused"
+    assert cluster.condition("Ready")["status"] == "True"
+    cluster.edit_spec(paused=False)
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 6
 
 
 def test_new_server_image_replaces_no_pod() -> None:
-    world = roomy()
-    world.policy = replace(
+    cluster = make_large_cluster()
+    cluster.policy = replace(
         POLICY, server_image="registry.example/server:2", image_pull_policy="Always"
     )
-    assert world.decide().actions == []
-    world.kill(world.ready()[0])
-    world.settle()
-    images = {pod.manifest["spec"]["containers"][0]["image"] for pod in world.pods.values()}
+    assert cluster.decide().actions == []
+    cluster.delete_pod(cluster.ready_pods()[0])
+    cluster.settle()
+    images = {pod.manifest["spec"]["containers"][0]["image"] for pod in cluster.pods.values()}
     assert images == {"registry.example/server:1", "registry.example/server:2"}
 
 
 def test_new_pool_moves_no_pod_and_removed_pool_rolls_its_pods() -> None:
     one, two = {"name": "one"}, {"name": "two"}
-    world = roomy(2, 2, pools=[one])
-    before = set(world.pods)
-    world.edit(pools=[one, two])
-    world.settle()
-    assert set(world.pods) == before
-    world.edit(replicas=3)
-    world.settle()
-    assert [pod.view.annotations[names.POOL] for pod in world.servers()].count("two") == 2
-    world.edit(pools=[two])
-    world.settle()
-    assert {pod.view.annotations[names.POOL] for pod in world.servers()} == {"two"}
+    cluster = make_large_cluster(2, 2, pools=[one])
+    before = set(cluster.pods)
+    cluster.edit_spec(pools=[one, two])
+    cluster.settle()
+    assert set(cluster.pods) == before
+    cluster.edit_spec(replicas=3)
+    cluster.settle()
+    assert [pod.view.annotations[names.POOL] for pod in cluster.server_pods()].count("two") == 2
+    cluster.edit_spec(pools=[two])
+    cluster.settle()
+    assert {pod.view.annotations[names.POOL] for pod in cluster.server_pods()} == {"two"}
 
 
 def test_replicas_of_a_span_alternate_between_pools() -> None:
-    world = roomy(2, 2, pools=[{"name": "one"}, {"name": "two"}])
+    cluster = make_large_cluster(2, 2, pools=[{"name": "one"}, {"name": "two"}])
     for span in "01":
         pools = [
             p.view.annotations[names.POOL]
-            for p in world.servers()
+            for p in cluster.server_pods()
             if p.view.labels[names.SPAN] == span
         ]
         assert sorted(pools) == ["one", "two"]
@@ -251,29 +251,29 @@ def test_replicas_of_a_span_alternate_between_pools() -> None:
     ],
 )
 def test_edit_that_no_pod_depends_on_rolls_nothing(change: dict[str, Any]) -> None:
-    world = roomy()
-    world.edit(**change)
-    actions = world.turn().actions
+    cluster = make_large_cluster()
+    cluster.edit_spec(**change)
+    actions = cluster.run_turn().actions
     assert not [action for action in actions if isinstance(action, CreatePod | DeletePod)]
 
 
 def test_deletion_uses_the_current_drain_limit() -> None:
-    world = roomy(1, 2)
-    world.edit(replicas=1, rollout={"drainLimit": "90s"})
-    deletes = [action for action in world.turn().actions if isinstance(action, DeletePod)]
+    cluster = make_large_cluster(1, 2)
+    cluster.edit_spec(replicas=1, rollout={"drainLimit": "90s"})
+    deletes = [action for action in cluster.run_turn().actions if isinstance(action, DeletePod)]
     assert [action.grace_seconds for action in deletes] == [90]
 
 
 def test_fifty_rapid_edits_end_in_the_last() -> None:
-    world = roomy()
+    cluster = make_large_cluster()
     for number in range(50):
-        world.edit(pools=team(str(number)), replicas=1 + number % 3)
-        world.turn()
-        world.pass_time(0.1)
-    world.settle(rounds=200)
-    assert {pod.manifest["metadata"]["labels"]["team"] for pod in world.servers()} == {"49"}
-    assert len(world.ready()) == 2 * world.spec["replicas"]
+        cluster.edit_spec(pools=make_pools(str(number)), replicas=1 + number % 3)
+        cluster.run_turn()
+        cluster.pass_time(0.1)
+    cluster.settle(rounds=200)
+    assert {pod.manifest["metadata"]["labels"]["team"] for pod in cluster.server_pods()} == {"49"}
+    assert len(cluster.ready_pods()) == 2 * cluster.spec["replicas"]
 
 
-def _at_least(world: World, servers: int) -> None:
-    assert world.coverage() >= servers
+def assert_coverage(cluster: ModelCluster, servers: int) -> None:
+    assert cluster.coverage() >= servers

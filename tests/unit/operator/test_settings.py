@@ -1,4 +1,4 @@
-"""Wrong flags of the operator end it with one sentence and exit code 2, before it asks any API server."""
+"""Invalid flags end the operator with one line and exit code 2, before it calls an API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from modelswarm_operator.app import main
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "sentence"),
     [
         ([], "--server-image"),
         (["--server-image", "x", "--namespace", "UPPER"], "--namespace: 'UPPER' is not a name"),
@@ -30,9 +30,9 @@ from modelswarm_operator.app import main
     ],
 )
 def test_invalid_flag_ends_with_one_line_and_exit_code_2(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(flags) == 2
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert len(shown.strip().splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert sentence in stderr
+    assert len(stderr.strip().splitlines()) == 1

@@ -30,12 +30,12 @@ POD: dict[str, Any] = {
 }
 
 
-def patched(spec: dict[str, Any]) -> Any:
+def merge_spec(spec: dict[str, Any]) -> Any:
     return merge_pod(POD, {"spec": spec}, "patch")["spec"]
 
 
-def container(changes: dict[str, Any]) -> Any:
-    return patched({"containers": [{"name": "server", **changes}]})["containers"][0]
+def merge_container(changes: dict[str, Any]) -> Any:
+    return merge_spec({"containers": [{"name": "server", **changes}]})["containers"][0]
 
 
 def test_maps_are_merged_and_null_deletes() -> None:
@@ -44,7 +44,7 @@ def test_maps_are_merged_and_null_deletes() -> None:
 
 
 def test_merge_leaves_the_input_pod_unchanged() -> None:
-    container({"env": [{"name": "A", "value": "9"}]})
+    merge_container({"env": [{"name": "A", "value": "9"}]})
     assert POD["spec"]["containers"][0]["env"][0]["value"] == "1"
 
 
@@ -61,36 +61,36 @@ def test_merge_leaves_the_input_pod_unchanged() -> None:
 def test_container_lists_are_merged_by_key(
     field: str, item: dict[str, Any], expected: list[Any]
 ) -> None:
-    assert container({field: [item]})[field] == expected
+    assert merge_container({field: [item]})[field] == expected
 
 
 def test_plain_and_atomic_lists_are_replaced() -> None:
-    assert container({"args": ["--two"]})["args"] == ["--two"]
+    assert merge_container({"args": ["--two"]})["args"] == ["--two"]
     new = [{"key": "gpu", "operator": "Exists"}]
-    assert patched({"tolerations": new})["tolerations"] == new
+    assert merge_spec({"tolerations": new})["tolerations"] == new
 
 
 def test_container_can_be_added_and_deleted() -> None:
-    added = patched({"containers": [{"name": "side", "image": "s"}]})["containers"]
-    assert [one["name"] for one in added] == ["server", "side"]
-    gone = patched({"containers": [{"name": "server", "$patch": "delete"}]})["containers"]
+    added = merge_spec({"containers": [{"name": "side", "image": "s"}]})["containers"]
+    assert [each["name"] for each in added] == ["server", "side"]
+    gone = merge_spec({"containers": [{"name": "server", "$patch": "delete"}]})["containers"]
     assert gone == []
 
 
 def test_replace_directive_replaces_a_list_or_map() -> None:
-    replaced = container({"env": [{"$patch": "replace"}, {"name": "C", "value": "3"}]})
+    replaced = merge_container({"env": [{"$patch": "replace"}, {"name": "C", "value": "3"}]})
     assert replaced["env"] == [{"name": "C", "value": "3"}]
-    limits = container({"resources": {"limits": {"$patch": "replace", "cpu": "2"}}})
+    limits = merge_container({"resources": {"limits": {"$patch": "replace", "cpu": "2"}}})
     assert limits["resources"]["limits"] == {"cpu": "2"}
 
 
 def test_delete_directive_empties_a_map() -> None:
-    assert container({"resources": {"$patch": "delete"}})["resources"] == {}
+    assert merge_container({"resources": {"$patch": "delete"}})["resources"] == {}
 
 
 def test_retain_keys_removes_all_other_keys() -> None:
     volume = {"name": "tmp", "hostPath": {"path": "/x"}, "$retainKeys": ["name", "hostPath"]}
-    assert patched({"volumes": [volume]})["volumes"] == [
+    assert merge_spec({"volumes": [volume]})["volumes"] == [
         {"name": "tmp", "hostPath": {"path": "/x"}}
     ]
 
@@ -110,7 +110,7 @@ def test_directives_never_reach_the_pod() -> None:
             "nodeAffinity": {"x": None, "y": [{"$patch": "merge", "z": 1}]},
         }
     }
-    assert patched(patch)["affinity"] == {"nodeAffinity": {"y": [{"z": 1}]}}
+    assert merge_spec(patch)["affinity"] == {"nodeAffinity": {"y": [{"z": 1}]}}
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_directives_never_reach_the_pod() -> None:
 )
 def test_invalid_patch_is_refused_with_its_field(patch: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
-        patched(patch)
+        merge_spec(patch)

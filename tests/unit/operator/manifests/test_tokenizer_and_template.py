@@ -1,10 +1,10 @@
-"""A swarm's own tokenizer and chat template reach its pods, and the operator remembers no more of them than it must."""
+"""A swarm's own tokenizer and chat template reach its pods, and the informer cache does not keep them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from support.operator.model_cluster import World, document
+from support.operator.model_cluster import ModelCluster, make_spec
 
 from modelswarm_operator.informer.parsing import pod_view, swarm_view
 from modelswarm_operator.reconcile.state.names import CHAT_TEMPLATE
@@ -13,22 +13,22 @@ Json = dict[str, Any]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}ü"
 
 
-def first_pod(**model: str) -> Json:
-    world = World(spec=document(1, 1, model={"source": "demo://counting", **model}))
-    world.turn()
-    return next(iter(world.pods.values())).manifest
+def create_first_pod(**model: str) -> Json:
+    cluster = ModelCluster(spec=make_spec(1, 1, model={"source": "demo://counting", **model}))
+    cluster.run_turn()
+    return next(iter(cluster.pods.values())).manifest
 
 
-def flags_of(pod: Json) -> dict[str, str]:
+def parse_flags(pod: Json) -> dict[str, str]:
     arguments = pod["spec"]["containers"][0]["args"]
     return dict(zip(arguments[::2], arguments[1::2], strict=True))
 
 
 def test_chat_template_is_mounted_from_an_annotation() -> None:
-    pod = first_pod(chatTemplate=TEMPLATE)
+    pod = create_first_pod(chatTemplate=TEMPLATE)
 
     assert pod["metadata"]["annotations"][CHAT_TEMPLATE] == TEMPLATE
-    folder, _, name = flags_of(pod)["--chat-template"].rpartition("/")
+    folder, _, name = parse_flags(pod)["--chat-template"].rpartition("/")
     mounts = {m["mountPath"]: m for m in pod["spec"]["containers"][0]["volumeMounts"]}
     volume = next(v for v in pod["spec"]["volumes"] if v["name"] == mounts[folder]["name"])
     assert volume["downwardAPI"]["items"] == [
@@ -37,18 +37,18 @@ def test_chat_template_is_mounted_from_an_annotation() -> None:
 
 
 def test_inspection_gets_the_same_tokenizer_and_template() -> None:
-    words = {"tokenizer": "pvc://words/a", "chatTemplate": TEMPLATE}
-    pod = first_pod(source="hf://org/name", **words)
+    model = {"tokenizer": "pvc://words/a", "chatTemplate": TEMPLATE}
+    pod = create_first_pod(source="hf://org/name", **model)
 
-    assert flags_of(pod)["--tokenizer"] == "pvc://words/a"
-    assert "--chat-template" in flags_of(pod)
+    assert parse_flags(pod)["--tokenizer"] == "pvc://words/a"
+    assert "--chat-template" in parse_flags(pod)
     assert "persistentVolumeClaim" in str(pod["spec"]["volumes"])
 
 
 def test_pod_without_own_tokenizer_gets_no_such_flags() -> None:
-    pod = first_pod()
+    pod = create_first_pod()
 
-    assert not {"--tokenizer", "--chat-template"} & flags_of(pod).keys()
+    assert not {"--tokenizer", "--chat-template"} & parse_flags(pod).keys()
     assert CHAT_TEMPLATE not in pod["metadata"]["annotations"]
     assert "downwardAPI" not in str(pod["spec"]["volumes"])
 
@@ -56,35 +56,37 @@ def test_pod_without_own_tokenizer_gets_no_such_flags() -> None:
 def test_patch_cannot_replace_the_chat_template() -> None:
     patch = {"metadata": {"annotations": {CHAT_TEMPLATE: "other", "mine": "kept"}}}
     model = {"source": "demo://counting", "chatTemplate": TEMPLATE}
-    world = World(spec=document(1, 1, model=model, pools=[{"name": "a", "podTemplate": patch}]))
-    world.turn()
+    cluster = ModelCluster(
+        spec=make_spec(1, 1, model=model, pools=[{"name": "a", "podTemplate": patch}])
+    )
+    cluster.run_turn()
 
-    annotations = next(iter(world.pods.values())).manifest["metadata"]["annotations"]
+    annotations = next(iter(cluster.pods.values())).manifest["metadata"]["annotations"]
     assert (annotations[CHAT_TEMPLATE], annotations["mine"]) == (TEMPLATE, "kept")
 
 
 def test_new_chat_template_rolls_the_servers() -> None:
-    world = World(spec=document(1, 1, model={"source": "demo://counting"}))
-    world.settle()
-    before = set(world.pods)
-    world.spec["model"] = {"source": "demo://counting", "chatTemplate": TEMPLATE}
-    world.generation += 1
-    world.settle()
+    cluster = ModelCluster(spec=make_spec(1, 1, model={"source": "demo://counting"}))
+    cluster.settle()
+    before = set(cluster.pods)
+    cluster.spec["model"] = {"source": "demo://counting", "chatTemplate": TEMPLATE}
+    cluster.generation += 1
+    cluster.settle()
 
-    assert set(world.pods) != before
-    assert world.condition("Ready")["status"] == "True"
+    assert set(cluster.pods) != before
+    assert cluster.condition("Ready")["status"] == "True"
 
 
 def test_unserved_quantization_is_reported_and_keeps_servers() -> None:
-    world = World()
-    world.settle()
-    before = set(world.pods)
-    world.spec["model"] = {"source": "demo://counting", "quantization": "int8"}
-    world.generation += 1
-    world.settle()
+    cluster = ModelCluster()
+    cluster.settle()
+    before = set(cluster.pods)
+    cluster.spec["model"] = {"source": "demo://counting", "quantization": "int8"}
+    cluster.generation += 1
+    cluster.settle()
 
-    assert set(world.pods) == before
-    assert "'int8' is not served yet" in world.condition("Degraded")["message"]
+    assert set(cluster.pods) == before
+    assert "'int8' is not served yet" in cluster.condition("Degraded")["message"]
 
 
 def test_large_annotations_are_not_cached() -> None:
