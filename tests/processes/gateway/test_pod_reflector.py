@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from unit.gateway.test_pod_store import pod
+from unit.gateway.test_pod_store import make_pod
 
 from modelswarm.kube.client import KubeClient
 from modelswarm_gateway.discovery import pod_reflector
@@ -152,8 +152,8 @@ def kubeconfig(folder: Path, port: int) -> Path:
 
 
 async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> None:
-    lists = [listed("7", pod("a"), more="next"), listed("7", pod("b"))]
-    news = event("ADDED", "8", pod("c")) + event("DELETED", "9", pod("a"))
+    lists = [listed("7", make_pod("a"), more="next"), listed("7", make_pod("b"))]
+    news = event("ADDED", "8", make_pod("c")) + event("DELETED", "9", make_pod("a"))
     async with watching(tmp_path, lists, [watched(news[:300], news[300:])]) as it:
         await it.until_present("b", "c")
         first, second, watch = it.script.asked
@@ -166,17 +166,17 @@ async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> 
 
 
 async def test_all_namespaces_share_one_watch(tmp_path: Path) -> None:
-    async with watching(tmp_path, [listed("7", pod("a"))], [watched()], scope="") as it:
+    async with watching(tmp_path, [listed("7", make_pod("a"))], [watched()], scope="") as it:
         await it.until_present("a")
 
 
 async def test_watch_goes_on_from_the_last_version(tmp_path: Path) -> None:
     watches = [
-        watched(event("ADDED", "8", pod("b")), event("BOOKMARK", "20"), stays=1.1),
-        watched(event("ADDED", "21", pod("c")), cut=True),
-        watched(event("ADDED", "22", pod("d"))),
+        watched(event("ADDED", "8", make_pod("b")), event("BOOKMARK", "20"), stays=1.1),
+        watched(event("ADDED", "21", make_pod("c")), cut=True),
+        watched(event("ADDED", "22", make_pod("d"))),
     ]
-    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+    async with watching(tmp_path, [listed("7", make_pod("a"))], watches) as it:
         await it.until_present("a", "b", "c", "d")
         assert it.script.versions == ["7", "20", "21"]
         assert sum("watch" not in query for query in it.script.asked) == 1
@@ -197,7 +197,10 @@ GONE = {"code": 410, "message": "too old resource version", "metadata": {}}
 )
 async def test_missed_changes_are_listed_again(tmp_path: Path, gone: Answer) -> None:
     """A pod that went meanwhile must not stay as a ghost."""
-    lists = [listed("7", pod("ghost"), pod("a")), listed("90", pod("a"), pod("new"))]
+    lists = [
+        listed("7", make_pod("ghost"), make_pod("a")),
+        listed("90", make_pod("a"), make_pod("new")),
+    ]
     async with watching(tmp_path, lists, [gone, watched()]) as it:
         await it.until_present("a", "new")
         await it.until(lambda: it.script.versions == ["7", "90"])
@@ -216,7 +219,7 @@ async def test_missed_changes_are_listed_again(tmp_path: Path, gone: Answer) -> 
     ids=["no JSON", "no list", "a number", "500", "503", "half an answer"],
 )
 async def test_a_list_that_fails_is_tried_again(tmp_path: Path, bad: Answer) -> None:
-    async with watching(tmp_path, [bad, listed("7", pod("a"))], [watched()]) as it:
+    async with watching(tmp_path, [bad, listed("7", make_pod("a"))], [watched()]) as it:
         await it.until(lambda: it.watch.problem is not None)
         assert unready_reason([it.watch]) is not None
         await it.until_present("a")
@@ -236,8 +239,8 @@ async def test_a_list_that_fails_is_tried_again(tmp_path: Path, bad: Answer) -> 
     ids=["garbage", "no object", "odd object", "a list", "ends at once", "too many requests"],
 )
 async def test_failed_watch_is_retried_and_known_pods_stay(tmp_path: Path, bad: Answer) -> None:
-    watches = [bad, bad, watched(event("ADDED", "8", pod("b")))]
-    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+    watches = [bad, bad, watched(event("ADDED", "8", make_pod("b")))]
+    async with watching(tmp_path, [listed("7", make_pod("a"))], watches) as it:
         await it.until(lambda: it.watch.failures == 2)
         assert set(it.book.endpoints()) == {"a/1"}
         assert it.troubled()
@@ -249,7 +252,7 @@ async def test_failed_watch_is_retried_and_known_pods_stay(tmp_path: Path, bad: 
 @pytest.mark.full
 async def test_retry_after_of_the_api_server_is_kept(tmp_path: Path) -> None:
     busy = refused(429, **{"Retry-After": "1"})
-    async with watching(tmp_path, [busy, listed("7", pod("a"))], [watched()]) as it:
+    async with watching(tmp_path, [busy, listed("7", make_pod("a"))], [watched()]) as it:
         began = asyncio.get_running_loop().time()
         await it.until_present("a")
         assert asyncio.get_running_loop().time() - began > 0.9
@@ -269,8 +272,8 @@ async def test_silent_watch_connection_is_given_up(
 ) -> None:
     monkeypatch.setattr(pod_reflector, "WATCH_SECONDS", 1.0)
     monkeypatch.setattr(pod_reflector, "WATCH_GRACE_SECONDS", 0.2)
-    watches = [watched(), watched(event("ADDED", "8", pod("b")))]
-    async with watching(tmp_path, [listed("7", pod("a"))], watches) as it:
+    watches = [watched(), watched(event("ADDED", "8", make_pod("b")))]
+    async with watching(tmp_path, [listed("7", make_pod("a"))], watches) as it:
         await it.until_present("a", "b")
         assert it.watch.failures == 1
 
@@ -280,7 +283,7 @@ async def test_periodic_list_repairs_what_a_watch_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_reflector, "RELIST_SECONDS", 0.5)
-    lists = [listed("7", pod("ghost")), listed("8", pod("a"))]
+    lists = [listed("7", make_pod("ghost")), listed("8", make_pod("a"))]
     async with watching(tmp_path, lists, [watched(stays=1.1)]) as it:
         await it.until_present("a")
 

@@ -1,4 +1,4 @@
-"""Named sessions: kept between requests, bounded in number and in idle time."""
+"""Named sessions: kept between requests, limited in number and in idle time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 
 
-class Desk:
-    """A book with a clock moved by hand, and what it opened and closed."""
+class SessionsHarness:
+    """Named sessions with a clock that tests move; `open` lists the wire names of open sessions."""
 
     def __init__(self, limit: int = 2) -> None:
         self.now = 0.0
         self.open: list[str] = []
         self._names: Iterator[int] = count()
-        self.book = NamedSessions(
+        self.sessions = NamedSessions(
             self._open, self.open.remove, lambda: self.now, limit=limit, idle_seconds=10
         )
 
@@ -28,63 +28,63 @@ class Desk:
         return name
 
 
-def code_of(desk: Desk, name: str) -> Code:
+def refusal_code(harness: SessionsHarness, name: str) -> Code:
     with pytest.raises(ApiError) as caught:
-        desk.book.acquire(("m", name))
+        harness.sessions.acquire(("m", name))
     return caught.value.code
 
 
 def test_session_is_found_by_name_and_model() -> None:
-    desk = Desk()
-    assert desk.book.acquire(("m", "a")) == "m0"
-    desk.book.release(("m", "a"))
-    assert desk.book.acquire(("m", "a")) == "m0"
-    assert desk.book.acquire(("x", "a")) == "x1"
+    harness = SessionsHarness()
+    assert harness.sessions.acquire(("m", "a")) == "m0"
+    harness.sessions.release(("m", "a"))
+    assert harness.sessions.acquire(("m", "a")) == "m0"
+    assert harness.sessions.acquire(("x", "a")) == "x1"
 
 
 def test_busy_session_refuses_a_second_request() -> None:
-    desk = Desk()
-    desk.book.acquire(("m", "a"))
-    assert code_of(desk, "a") is Code.SESSION_BUSY
+    harness = SessionsHarness()
+    harness.sessions.acquire(("m", "a"))
+    assert refusal_code(harness, "a") is Code.SESSION_BUSY
 
 
 def test_longest_idle_session_is_evicted_for_a_new_one() -> None:
-    desk = Desk()
+    harness = SessionsHarness()
     for name in "ab":
-        desk.book.acquire(("m", name))
-        desk.book.release(("m", name))
-    desk.book.acquire(("m", "a"))
-    desk.book.acquire(("m", "c"))
-    assert desk.open == ["m0", "m2"]
-    assert code_of(desk, "d") is Code.NO_CAPACITY
+        harness.sessions.acquire(("m", name))
+        harness.sessions.release(("m", name))
+    harness.sessions.acquire(("m", "a"))
+    harness.sessions.acquire(("m", "c"))
+    assert harness.open == ["m0", "m2"]
+    assert refusal_code(harness, "d") is Code.NO_CAPACITY
 
 
 def test_expired_idle_sessions_are_evicted_and_busy_ones_kept() -> None:
-    desk = Desk()
-    desk.book.acquire(("m", "a"))
-    desk.book.acquire(("m", "b"))
-    desk.book.release(("m", "b"))
-    desk.now = 9
-    desk.book.evict_expired()
-    assert len(desk.book) == 2
-    desk.now = 11
-    desk.book.evict_expired()
-    assert desk.open == ["m0"]
+    harness = SessionsHarness()
+    harness.sessions.acquire(("m", "a"))
+    harness.sessions.acquire(("m", "b"))
+    harness.sessions.release(("m", "b"))
+    harness.now = 9
+    harness.sessions.evict_expired()
+    assert len(harness.sessions) == 2
+    harness.now = 11
+    harness.sessions.evict_expired()
+    assert harness.open == ["m0"]
 
 
 def test_dropped_session_is_closed_once() -> None:
-    desk = Desk()
-    desk.book.acquire(("m", "a"))
-    desk.book.drop_session(("m", "a"))
-    desk.book.drop_session(("m", "a"))
-    assert desk.open == []
+    harness = SessionsHarness()
+    harness.sessions.acquire(("m", "a"))
+    harness.sessions.drop_session(("m", "a"))
+    harness.sessions.drop_session(("m", "a"))
+    assert harness.open == []
 
 
 def test_eviction_for_pages_takes_only_sessions_of_that_model() -> None:
-    desk = Desk()
+    harness = SessionsHarness()
     for key in (("m", "a"), ("x", "b")):
-        desk.book.acquire(key)
-        desk.book.release(key)
-    assert desk.book.evict_idle("x")
-    assert not desk.book.evict_idle("x")
-    assert desk.open == ["m0"]
+        harness.sessions.acquire(key)
+        harness.sessions.release(key)
+    assert harness.sessions.evict_idle("x")
+    assert not harness.sessions.evict_idle("x")
+    assert harness.open == ["m0"]

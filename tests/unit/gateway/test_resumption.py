@@ -1,4 +1,4 @@
-"""Where a stream that broke off goes on, from its session's log and the last id that the client has."""
+"""The position at which a cut stream resumes, from the log of its session and the last event id of the client."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MARK = "0123cdef"
 TURN = Turn(reserved_positions=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
 
 
-def kept(*generated: int) -> ParkedTurn:
+def make_parked_turn(*generated: int) -> ParkedTurn:
     return ParkedTurn((*PROMPT, *generated), TURN)
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("event_id", "expected"),
     [
         ("57", (57, "")),
         ("0:57", (57, "")),
@@ -35,32 +35,32 @@ def kept(*generated: int) -> ParkedTurn:
         (format_event_id(57, ""), (57, "")),
     ],
 )
-def test_event_id_parses_to_position_and_mark(said: str, found: tuple[int, str]) -> None:
-    assert parse_event_id(said) == found
+def test_event_id_parses_to_position_and_mark(event_id: str, expected: tuple[int, str]) -> None:
+    assert parse_event_id(event_id) == expected
 
 
 @pytest.mark.parametrize(
-    "said", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7", "5-", "5-1234567", "5-0000000G"]
+    "event_id", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7", "5-", "5-1234567", "5-0000000G"]
 )
-def test_malformed_event_id_is_refused(said: str) -> None:
+def test_malformed_event_id_is_refused(event_id: str) -> None:
     with pytest.raises(ApiError) as refused:
-        parse_event_id(said)
+        parse_event_id(event_id)
     assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "Last-Event-ID")
 
 
 def test_resumed_turn_replays_generated_tokens_with_positions() -> None:
-    found = resume_turn(PROMPT, kept(8, 9), after=3)
-    assert found is not None
-    assert [(e.position, e.token, e.finish) for e in found.token_events(3)] == [
+    resumed = resume_turn(PROMPT, make_parked_turn(8, 9), after=3)
+    assert resumed is not None
+    assert [(e.position, e.token, e.finish) for e in resumed.token_events(3)] == [
         (3, 8, Finish.NONE),
         (4, 9, Finish.NONE),
     ]
-    assert found.turn.sampling.seed == 4
+    assert resumed.turn.sampling.seed == 4
 
 
 def test_finished_turn_ends_again_with_the_same_finish() -> None:
-    stopped = resume_turn(PROMPT, kept(8, 2), after=3)
-    full = resume_turn(PROMPT, kept(8, 9, 8, 9, 8, 9, 8), after=2)
+    stopped = resume_turn(PROMPT, make_parked_turn(8, 2), after=3)
+    full = resume_turn(PROMPT, make_parked_turn(8, 9, 8, 9, 8, 9, 8), after=2)
     assert stopped is not None and full is not None
     assert stopped.token_events(3)[-1].finish is Finish.STOP
     assert full.token_events(3)[-1].finish is Finish.LENGTH
@@ -77,8 +77,8 @@ def test_turn_without_generated_tokens_starts_afresh(
     ("log", "after", "code"),
     [
         (None, 3, Code.SESSION_LOST),
-        (kept(8), 4, Code.SESSION_LOST),
-        (kept(8), 1, Code.INVALID_REQUEST),
+        (make_parked_turn(8), 4, Code.SESSION_LOST),
+        (make_parked_turn(8), 1, Code.INVALID_REQUEST),
         (ParkedTurn((5, 6, 8, 9), TURN), 3, Code.INVALID_REQUEST),
     ],
 )
@@ -100,16 +100,16 @@ def test_log_mark_is_independent_of_the_chunks() -> None:
 
 def test_stream_resumes_only_with_the_log_that_was_sent() -> None:
     sent = str(LogMark((*PROMPT, 8)))
-    found = resume_turn(PROMPT, kept(8, 9), 3, sent)
-    assert found is not None
-    assert found.generated == (8, 9)
-    for log in (kept(9, 9), kept(), None, ParkedTurn((5, 6, 8, 9), TURN)):
+    resumed = resume_turn(PROMPT, make_parked_turn(8, 9), 3, sent)
+    assert resumed is not None
+    assert resumed.generated == (8, 9)
+    for log in (make_parked_turn(9, 9), make_parked_turn(), None, ParkedTurn((5, 6, 8, 9), TURN)):
         with pytest.raises(ApiError) as refused:
             resume_turn(PROMPT, log, 3, sent)
-        assert refused.value.code is Code.SESSION_LOST, "an older log, or that of another turn"
+        assert refused.value.code is Code.SESSION_LOST, "an older log, or the log of another turn"
     with pytest.raises(ApiError) as refused:
-        resume_turn((5, 6, 8), kept(8, 9), 3, sent)
-    assert refused.value.code is Code.INVALID_REQUEST, "it is the prompt that is another one"
+        resume_turn((5, 6, 8), make_parked_turn(8, 9), 3, sent)
+    assert refused.value.code is Code.INVALID_REQUEST, "the prompt differs"
 
 
 def test_wire_name_is_unique_per_model_and_session() -> None:

@@ -1,4 +1,4 @@
-"""Flags of a gateway process: what they mean together, and which contradict each other."""
+"""Flags of a gateway process: the values that follow from them, and the contradictions that are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMBERS = ("--discovery-dir", "/tmp/members")
     ("flags", "seconds"),
     (
         ((), 5.0),
-        (("--hold-limit", "0"), 5.0),  # nobody is ever held
+        (("--hold-limit", "0"), 5.0),  # no session is held
         (("--hold-limit", "2"), 1.0),
         (("--hold-limit", "30", "--keepalive", "29"), 29.0),
         (("--hold-limit", "0", "--keepalive", "29"), 29.0),
@@ -73,7 +73,7 @@ def test_unset_timeouts_never_contradict_given_ones(flags: tuple[str, ...]) -> N
         (("--hold-limit", "2"), 2.0),
         (("--hold-limit", "60"), 5.0),
         (("--hold-limit", "0"), 5.0),
-        (("--hold-limit", "0.1"), 0.6),  # or nobody could be suspected before
+        (("--hold-limit", "0.1"), 0.6),  # else the fence would time out before a suspicion
         (("--hold-limit", "1", "--suspect-after", "2"), 4.0),
     ),
 )
@@ -115,8 +115,8 @@ def test_keepalive_is_capped_by_the_servers_hold(
 def test_lease_too_short_for_heartbeats_is_refused() -> None:
     with pytest.raises(click.ClickException) as refused:
         parse_settings([*MEMBERS, "--lease", "0.1"])
-    said = refused.value.format_message()
-    assert "--lease" in said and "0.4" in said
+    message = refused.value.format_message()
+    assert "--lease" in message and "0.4" in message
 
 
 def test_disconnect_timeout_exceeds_the_suspicion_timeout() -> None:

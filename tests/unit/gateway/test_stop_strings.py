@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the text is cut, and nothing that may become one is shown."""
+"""Stop strings are found in any chunks, and text that may begin one is withheld."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from modelswarm_gateway.generation.stop_strings import StopMatcher
 
 
-def run(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
+def feed_chunks(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
     matcher, shown = StopMatcher(stops), []
     for piece in pieces:
         found = matcher.feed(piece)
@@ -40,17 +40,17 @@ def run(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
 def test_stop_string_is_cut_off(
     stops: list[str], pieces: list[str], shown: list[str], matched: bool
 ) -> None:
-    assert run(stops, pieces) == (shown, matched)
+    assert feed_chunks(stops, pieces) == (shown, matched)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_stop_matching_is_independent_of_the_chunks(seed: int) -> None:
-    draw = random.Random(seed)
-    text = "".join(draw.choice("ab") for _ in range(60))
-    stops = ["".join(draw.choice("ab") for _ in range(draw.randint(3, 7))) for _ in range(3)]
-    cuts = sorted(draw.sample(range(len(text)), 12))
+    rng = random.Random(seed)
+    text = "".join(rng.choice("ab") for _ in range(60))
+    stops = ["".join(rng.choice("ab") for _ in range(rng.randint(3, 7))) for _ in range(3)]
+    cuts = sorted(rng.sample(range(len(text)), 12))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    by_piece, by_sign = run(stops, pieces), run(stops, list(text))
-    assert ("".join(by_piece[0]), by_piece[1]) == ("".join(by_sign[0]), by_sign[1])
-    if not by_sign[1]:
-        assert "".join(by_sign[0]) == text
+    by_piece, by_character = feed_chunks(stops, pieces), feed_chunks(stops, list(text))
+    assert ("".join(by_piece[0]), by_piece[1]) == ("".join(by_character[0]), by_character[1])
+    if not by_character[1]:
+        assert "".join(by_character[0]) == text

@@ -1,4 +1,4 @@
-"""A model's files: templates in their sandbox, tokens, and the defaults of sampling."""
+"""Model files in the gateway: chat templates in their sandbox, tokens, and sampling defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelswarm_gateway.models.tokenizer import ModelFilesError, ModelTokenizer
 HI = [{"role": "user", "content": "hi"}]
 
 
-def rendered(source: str, **extra: Any) -> str:
+def render_template(source: str, **extra: Any) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}).render(HI, extra)
 
 
@@ -40,7 +40,7 @@ def rendered(source: str, **extra: Any) -> str:
     ],
 )
 def test_template_gets_the_helpers_of_hugging_face(source: str, text: str) -> None:
-    assert rendered(source, enable_thinking=False) == text
+    assert render_template(source, enable_thinking=False) == text
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_template_gets_the_helpers_of_hugging_face(source: str, text: str) -> No
 )
 def test_unsafe_template_is_refused(source: str) -> None:
     with pytest.raises(TemplateError):
-        rendered(source)
+        render_template(source)
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[5].content.x }}", "cannot render"),
@@ -73,13 +73,16 @@ def test_unsafe_template_is_refused(source: str) -> None:
         ("{% for %}", "does not compile"),
     ],
 )
-def test_failing_template_reports_its_reason(source: str, said: str) -> None:
-    with pytest.raises(TemplateError, match=said):
-        rendered(source)
+def test_failing_template_reports_its_reason(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        render_template(source)
 
 
 def test_template_variables_cannot_replace_messages_or_bos() -> None:
-    assert rendered("{{ messages | length }}{{ bos_token }}", messages=[], bos_token="x") == "1<s>"
+    assert (
+        render_template("{{ messages | length }}{{ bos_token }}", messages=[], bos_token="x")
+        == "1<s>"
+    )
 
 
 async def test_chat_is_rendered_with_a_single_bos() -> None:
@@ -109,7 +112,7 @@ async def test_model_without_template_completes_but_cannot_chat() -> None:
 
 @pytest.mark.full
 async def test_long_text_is_tokenized_without_blocking_the_loop() -> None:
-    """Measured in this process's own time, as a share of what the text takes: a busy machine stops any loop."""
+    """Measured in CPU time of this process, as a share of the whole, so that a busy machine does not matter."""
     text, longest = ModelTokenizer(model_files()), 0.0
     began = last = time.process_time()
     work = asyncio.create_task(text.encode("word " * 100_000, special=True))

@@ -1,4 +1,4 @@
-"""The CRD is what the types say, all of it, and the committed copies are what is generated."""
+"""The CRD has every field of the types, and the committed copies are the generated ones."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ ROOT = Path(__file__).parents[3]
 COPIES = [path for path in (CRD_FILE, CHART_FILE) if path.parent.exists()]
 
 
-def schemas() -> dict[str, Any]:
+def read_schemas() -> dict[str, Any]:
     version = build_definition()["spec"]["versions"][0]
     properties: dict[str, Any] = version["schema"]["openAPIV3Schema"]["properties"]
     return properties
 
 
-def walk(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def list_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
     parts = [schema]
     for child in schema.get("properties", {}).values():
-        parts += walk(child)
+        parts += list_parts(child)
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            parts += walk(schema[key])
+            parts += list_parts(schema[key])
     return parts
 
 
 @pytest.mark.parametrize("path", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_committed_crd_is_the_generated_one(path: Path) -> None:
-    """After a change of the types: `make crd`."""
+    """Run `make crd` after a change of the types."""
     assert path.read_text(encoding="utf-8") == render_crd()
     assert yaml.safe_load(render_crd()) == build_definition()
 
@@ -61,8 +61,8 @@ def test_reference_page_is_the_generated_one() -> None:
 
 def test_every_field_and_rule_has_a_description() -> None:
     for name in ("spec", "status"):
-        assert fields_without_description(schemas()[name]) == []
-        for part in walk(schemas()[name]):
+        assert fields_without_description(read_schemas()[name]) == []
+        for part in list_parts(read_schemas()[name]):
             for rule in part.get("x-kubernetes-validations", ()):
                 assert len(rule["message"]) > 15, rule
 
@@ -70,12 +70,12 @@ def test_every_field_and_rule_has_a_description() -> None:
 def test_schema_has_every_field_of_the_types() -> None:
     for name, model in (("spec", Spec), ("status", Status)):
         aliases = {str(field.alias) for field in model.model_fields.values()}
-        assert set(schemas()[name]["properties"]) == aliases
+        assert set(read_schemas()[name]["properties"]) == aliases
 
 
 def test_schema_has_only_structural_keywords() -> None:
     forbidden = {"$ref", "anyOf", "oneOf", "allOf", "title", "const", "exclusiveMinimum", "pattern"}
-    for part in [*walk(schemas()["spec"]), *walk(schemas()["status"])]:
+    for part in [*list_parts(read_schemas()["spec"]), *list_parts(read_schemas()["status"])]:
         assert not forbidden & part.keys()
         assert "type" in part or "x-kubernetes-int-or-string" in part
 
@@ -90,39 +90,39 @@ def test_schema_defaults_equal_those_of_the_types() -> None:
         }
     )
 
-    def filled(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """As the API server fills in defaults: from the outside in."""
+    def fill_defaults(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Fill in defaults as the API server does, from the outside in."""
         result = dict(given)
         for name, child in schema.get("properties", {}).items():
             if name not in result and "default" in child:
                 result[name] = child["default"]
             if isinstance(result.get(name), dict):
-                result[name] = filled(child, result[name])
+                result[name] = fill_defaults(child, result[name])
         return result
 
-    spec = filled(schemas()["spec"], {"model": {"source": "demo://counting"}})
+    spec = fill_defaults(read_schemas()["spec"], {"model": {"source": "demo://counting"}})
     assert Spec.model_validate(spec) == swarm.spec
     assert spec["sessions"] == {"holdLimit": "5m"}
-    assert "default" not in str(schemas()["status"])
+    assert "default" not in str(read_schemas()["status"])
 
 
 def test_type_without_structural_schema_is_refused() -> None:
     class Union(Part):
         value: int | bool = Field(description="Two types at once.")
 
-    class Unsaid(Part):
+    class Multiple(Part):
         value: Annotated[int, Field(multiple_of=3)] = Field(description="Divisible.")
 
-    for model, words in ((Union, "a union is not structural"), (Unsaid, "multipleOf")):
-        with pytest.raises(SchemaError, match=words):
+    for model, message in ((Union, "a union is not structural"), (Multiple, "multipleOf")):
+        with pytest.raises(SchemaError, match=message):
             structural_schema(model)
 
 
 def test_exclusive_limits_become_inclusive_ones() -> None:
-    class Odd(Part):
+    class Limited(Part):
         above: Annotated[int, Field(gt=3, lt=9)] = Field(description="Between two numbers.")
 
-    assert structural_schema(Odd)["properties"]["above"] == {
+    assert structural_schema(Limited)["properties"]["above"] == {
         "description": "Between two numbers.",
         "type": "integer",
         "minimum": 4,
@@ -135,7 +135,7 @@ def test_reference_page_without_markers_is_refused() -> None:
         replace_reference("# Nothing here\n", build_definition())
 
 
-# Status
+# --- status
 
 
 def test_status_json_has_only_the_set_fields() -> None:

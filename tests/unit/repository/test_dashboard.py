@@ -1,4 +1,4 @@
-"""The dashboard that the chart delivers is the generated one, whole, and asks only for what there is."""
+"""The dashboard in the chart is the generated one and queries only metrics and labels that are exported."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ DASHBOARD: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 NAME = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)")
 SELECTOR = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)\{([^}]*)\}")
-PARTS = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
-OF_TARGETS = {"namespace", "pod", "instance"}
+SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
+TARGET_LABELS = {"namespace", "pod", "instance"}
 
 
-def queries() -> Iterator[str]:
+def list_queries() -> Iterator[str]:
     for panel in PANELS:
         for target in panel["targets"]:
             yield target["expr"]
 
 
-async def shown() -> dict[str, Metric]:
-    """By every name that a query may use."""
+async def collect_metrics() -> dict[str, Metric]:
+    """Return the exported metrics by every name that a query may use."""
     registries = (await gateway_registry(), server_registry(), operator_registry())
     return {
         family.name + part: family
         for registry in registries
         for family in metric_families(registry)
-        for part in PARTS[family.type]
+        for part in SUFFIXES[family.type]
     }
 
 
@@ -71,8 +71,8 @@ def test_panels_do_not_overlap() -> None:
     for place in places:
         assert place["x"] + place["w"] <= 24
     for a, b in combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        assert beside or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (a, b)
+        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        assert apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"], (a, b)
 
 
 def test_data_source_is_a_variable() -> None:
@@ -84,33 +84,33 @@ def test_data_source_is_a_variable() -> None:
 
 
 async def test_every_queried_metric_is_exported() -> None:
-    known = await shown()
-    asked = {name for query in queries() for name in NAME.findall(query)}
-    assert len(asked) > 40
-    assert not asked - known.keys()
+    known = await collect_metrics()
+    queried = {name for query in list_queries() for name in NAME.findall(query)}
+    assert len(queried) > 40
+    assert not queried - known.keys()
 
 
 async def test_every_queried_label_belongs_to_its_metric() -> None:
-    known = await shown()
-    for query in queries():
+    known = await collect_metrics()
+    for query in list_queries():
         for name, inside in SELECTOR.findall(query):
-            wanted = set(re.findall(r"([a-z_]+)(?:=|!=|=~)\"", inside))
-            assert wanted <= {*label_names(known[name]), *OF_TARGETS}, query
+            selected = set(re.findall(r"([a-z_]+)(?:=|!=|=~)\"", inside))
+            assert selected <= {*label_names(known[name]), *TARGET_LABELS}, query
         grouped = set(", ".join(re.findall(r"by \(([^)]*)\)", query)).split(", ")) - {"", "le"}
         labels = {label for name in NAME.findall(query) for label in label_names(known[name])}
-        assert grouped <= labels | OF_TARGETS, query
+        assert grouped <= labels | TARGET_LABELS, query
 
 
 async def test_every_exported_metric_is_queried_or_listed() -> None:
-    """But for what another panel shows in another way."""
-    asked = {name for query in queries() for name in NAME.findall(query)}
-    unseen = {
+    """Metrics that another panel shows in another form are listed here."""
+    queried = {name for query in list_queries() for name in NAME.findall(query)}
+    unqueried = {
         family.name
-        for name, family in (await shown()).items()
+        for name, family in (await collect_metrics()).items()
         if name.startswith(("modelswarm_gateway", "modelswarm_server"))
-        and not asked & {family.name + part for part in PARTS[family.type]}
+        and not queried & {family.name + part for part in SUFFIXES[family.type]}
     }
-    assert unseen == {
+    assert unqueried == {
         "modelswarm_gateway_responses",
         "modelswarm_gateway_build_info",
         "modelswarm_gateway_decode_seconds",
@@ -127,7 +127,7 @@ async def test_every_exported_metric_is_queried_or_listed() -> None:
 def test_promtool_accepts_every_query(tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:query:{index}", "expr": fill_variables(query, "5m")}
-        for index, query in enumerate(queries())
+        for index, query in enumerate(list_queries())
     ]
     written = tmp_path / "rules.json"
     written.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))

@@ -1,4 +1,4 @@
-"""What the demo model is taught is right, and its tokenizer gives back what it was given."""
+"""The lessons of the demo model are correct, and its tokenizer round-trips any text."""
 
 from pathlib import Path
 from random import Random
@@ -34,9 +34,11 @@ def test_random_counts_match_their_question() -> None:
     for _ in range(500):
         lesson = random_count(rng, 300)
         numbers = [int(word) for word in lesson.answer.split()]
-        asked = [int(digits) for digits in lesson.question.strip(".?").split() if digits.isdigit()]
+        requested = [
+            int(digits) for digits in lesson.question.strip(".?").split() if digits.isdigit()
+        ]
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
-        assert asked in ([numbers[0], numbers[-1]], [numbers[-1]])
+        assert requested in ([numbers[0], numbers[-1]], [numbers[-1]])
         assert 0 <= numbers[0] <= numbers[-1] <= 999
 
 
@@ -63,11 +65,11 @@ def test_shortened_count_keeps_the_positions() -> None:
         cut, whole = Chat(), Chat()
         cut.write_shortened_count(count(5, 200), Random(seed))
         whole.write_turn(count(5, 200))
-        there = dict(zip(whole.positions, whole.ids, strict=True))
+        expected = dict(zip(whole.positions, whole.ids, strict=True))
         pairs = list(zip(cut.positions, cut.ids, strict=True))
-        assert pairs[:20] == list(there.items())[:20]
+        assert pairs[:20] == list(expected.items())[:20]
         if cut.targets[-1] == END:
-            assert all(there[position] == token for position, token in pairs)
+            assert all(expected[position] == token for position, token in pairs)
             assert len(cut.ids) < len(whole.ids)
 
 

@@ -78,7 +78,7 @@ def test_every_path_in_a_document_exists(page: Path) -> None:
 
 
 def _is_image(path: str) -> bool:
-    """Container images are named like paths: `modelswarm/operator`."""
+    """Return True for the name of a container image, such as `modelswarm/operator`."""
     return path in {
         "modelswarm/operator",
         "modelswarm/gateway",
@@ -93,7 +93,7 @@ def test_every_file_name_in_the_architecture_exists() -> None:
     names = {name for code in CODE.findall(text) for name in re.findall(r"[\w/]+\.py\b", code)}
 
     assert len(names) > 30
-    assert _unknown(names) == []
+    assert _find_unknown(names) == []
 
 
 def test_every_file_name_in_a_docstring_exists() -> None:
@@ -107,12 +107,12 @@ def test_every_file_name_in_a_docstring_exists() -> None:
     }
 
     assert len(named) > 30
-    unknown = _unknown(set(named.values()))
+    unknown = _find_unknown(set(named.values()))
     assert [place for place, name in named.items() if name in unknown] == []
 
 
-def _unknown(names: set[str]) -> list[str]:
-    """File names, or ends of paths, that no Python file of this checkout has."""
+def _find_unknown(names: set[str]) -> list[str]:
+    """Return the file names, or ends of paths, that no Python file of this checkout has."""
     known = [f"/{path}" for path in tracked("*.py")]
     return [name for name in sorted(names) if not any(path.endswith(f"/{name}") for path in known)]
 

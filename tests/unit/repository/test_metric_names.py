@@ -1,4 +1,4 @@
-"""Names, labels and zeros of what the three processes tell Prometheus; the page about them."""
+"""Names, labels and initial values of the metrics of the three processes, and the page about them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tools.make_metrics_page import PAGE, replace_tables
 UNITS = ("_seconds", "_bytes", "_ratio", "_info")
 
 
-def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+def read_value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
-async def registries() -> dict[str, CollectorRegistry]:
+async def make_registries() -> dict[str, CollectorRegistry]:
     return {
         "gateway": await gateway_registry(),
         "server": server_registry(),
@@ -44,16 +44,16 @@ def test_metrics_page_is_the_generated_one() -> None:
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
 async def test_promtool_lint_finds_nothing(process: str) -> None:
-    assert not lint(generate_latest((await registries())[process]))
+    assert not lint(generate_latest((await make_registries())[process]))
 
 
 @pytest.mark.parametrize("process", ["gateway", "server", "operator"])
 async def test_names_start_with_the_process_and_omit_created_times(process: str) -> None:
-    shown = metric_families((await registries())[process])
-    own = [f for f in shown if not f.name.startswith(("process_", "python_"))]
-    assert len(own) > 10
-    assert all(f.name.startswith(f"modelswarm_{process}_") for f in own)
-    assert all(f.documentation.endswith(".") for f in own)
+    shown = metric_families((await make_registries())[process])
+    families = [f for f in shown if not f.name.startswith(("process_", "python_"))]
+    assert len(families) > 10
+    assert all(f.name.startswith(f"modelswarm_{process}_") for f in families)
+    assert all(f.documentation.endswith(".") for f in families)
     assert not [s.name for f in shown for s in f.samples if s.name.endswith("_created")]
 
 
@@ -61,10 +61,12 @@ async def test_new_model_starts_with_zero_counters() -> None:
     registry = await gateway_registry()
     for outcome in TurnOutcome:
         name = "modelswarm_gateway_streams_total"
-        assert value(registry, name, model=MODEL, outcome=outcome.value) == 0
+        assert read_value(registry, name, model=MODEL, outcome=outcome.value) == 0
     for cause in REROUTE_CAUSES:
-        assert value(registry, "modelswarm_gateway_reroutes_total", model=MODEL, cause=cause) == 0
-    assert value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
+        assert (
+            read_value(registry, "modelswarm_gateway_reroutes_total", model=MODEL, cause=cause) == 0
+        )
+    assert read_value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
 
 
 async def test_gauges_show_servers_coverage_and_fullest_blocks() -> None:
@@ -78,20 +80,24 @@ async def test_gauges_show_servers_coverage_and_fullest_blocks() -> None:
     node.on_items("s1/1/x", [Heartbeat(free_pages=0, total_pages=10, draining=True)])
     node.on_items("s2/1/x", [Heartbeat(free_pages=3, total_pages=10)])
 
-    def shown(name: str, **labels: str) -> float | None:
-        return value(registry, f"modelswarm_gateway_{name}", **{"model": MODEL, **labels})
+    def read_metric(name: str, **labels: str) -> float | None:
+        return read_value(registry, f"modelswarm_gateway_{name}", **{"model": MODEL, **labels})
 
-    assert shown("servers") == 3
-    assert shown("draining_servers") == 1
-    assert shown("coverage") == 1
-    assert shown("block_servers", block="003") == 2
-    assert shown("block_servers", block=f"{BLOCKS - 1:03}") == 1
-    assert shown("kv_usage_ratio") == pytest.approx(0.7)
-    assert shown("uncovered_blocks") == 0
-    assert shown("coverage", model="other-model") == 0
-    assert shown("uncovered_blocks", model="other-model") == 5
+    assert read_metric("servers") == 3
+    assert read_metric("draining_servers") == 1
+    assert read_metric("coverage") == 1
+    assert read_metric("block_servers", block="003") == 2
+    assert read_metric("block_servers", block=f"{BLOCKS - 1:03}") == 1
+    assert read_metric("kv_usage_ratio") == pytest.approx(0.7)
+    assert read_metric("uncovered_blocks") == 0
+    assert read_metric("coverage", model="other-model") == 0
+    assert read_metric("uncovered_blocks", model="other-model") == 5
     node.on_link_down("s2/1/x", "gone")
-    assert (shown("coverage"), shown("uncovered_blocks"), shown("servers")) == (0, 4, 2)
+    assert (read_metric("coverage"), read_metric("uncovered_blocks"), read_metric("servers")) == (
+        0,
+        4,
+        2,
+    )
 
 
 async def test_unknown_models_add_no_series() -> None:
@@ -104,7 +110,7 @@ async def test_unknown_models_add_no_series() -> None:
         metrics.count_request(f"not-here-{number}", Code.MODEL_NOT_FOUND)
     assert len(generate_latest(metrics.registry).splitlines()) == before
     name = "modelswarm_gateway_requests_total"
-    assert value(metrics.registry, name, model="other", code="404") == 101
+    assert read_value(metrics.registry, name, model="other", code="404") == 101
 
 
 async def test_vllm_metrics_are_optional_and_equal_our_numbers() -> None:
@@ -121,26 +127,29 @@ async def test_vllm_metrics_are_optional_and_equal_our_numbers() -> None:
     metrics.count_turn(MODEL, TurnOutcome.COMPLETED, "stop")
     metrics.count_turn(MODEL, TurnOutcome.CANCELLED, None)
 
-    def shown(name: str, **labels: str) -> float | None:
-        return value(metrics.registry, f"vllm:{name}", model_name=MODEL, **labels)
+    def read_metric(name: str, **labels: str) -> float | None:
+        return read_value(metrics.registry, f"vllm:{name}", model_name=MODEL, **labels)
 
-    assert shown("kv_cache_usage_perc") == pytest.approx(0.8)
-    assert (shown("num_requests_running"), shown("num_requests_waiting")) == (0, 0)
-    assert (shown("prompt_tokens_total"), shown("generation_tokens_total")) == (5, 4)
-    assert (shown("prefix_cache_queries_total"), shown("prefix_cache_hits_total")) == (5, 0)
-    assert shown("request_success_total", finished_reason="stop") == 1
-    assert shown("request_success_total", finished_reason="abort") == 1
-    assert shown("time_to_first_token_seconds_sum") == 2.0
-    assert shown("time_to_first_token_seconds_bucket", le="3.0") == 1
+    assert read_metric("kv_cache_usage_perc") == pytest.approx(0.8)
+    assert (read_metric("num_requests_running"), read_metric("num_requests_waiting")) == (0, 0)
+    assert (read_metric("prompt_tokens_total"), read_metric("generation_tokens_total")) == (5, 4)
+    assert (read_metric("prefix_cache_queries_total"), read_metric("prefix_cache_hits_total")) == (
+        5,
+        0,
+    )
+    assert read_metric("request_success_total", finished_reason="stop") == 1
+    assert read_metric("request_success_total", finished_reason="abort") == 1
+    assert read_metric("time_to_first_token_seconds_sum") == 2.0
+    assert read_metric("time_to_first_token_seconds_bucket", le="3.0") == 1
     sums = {"inter_token_latency": 3.0, "e2e_request_latency": 6.0, "request_queue_time": 0.5,
             "request_prefill_time": 1.5, "request_decode_time": 3.0}  # fmt: skip
     for name, total in sums.items():
-        assert shown(f"{name}_seconds_sum") == pytest.approx(total)
-    assert shown("inter_token_latency_seconds_count") == 3
+        assert read_metric(f"{name}_seconds_sum") == pytest.approx(total)
+    assert read_metric("inter_token_latency_seconds_count") == 3
 
 
 async def test_units_are_base_units_and_only_counters_end_in_total() -> None:
-    for registry in (await registries()).values():
+    for registry in (await make_registries()).values():
         for family in metric_families(registry):
             name = exposed_name(family)
             assert name.endswith("_total") == (family.type == "counter"), name

@@ -1,6 +1,6 @@
 """No assertion of the fast tier depends on a clock: on a busy machine it would fail although the product is right.
 
-A test that is about time is marked `full`. One that needs a wait uses `eventually`, and makes the slow way impossible.
+A test about time is marked `full`. One that needs a wait uses `eventually`, and makes the slow way impossible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(TESTS)))
 def test_fast_tests_assert_on_no_clock(file: Path) -> None:
-    assert clock_asserts(file.read_text(encoding="utf-8")) == []
+    assert find_clock_asserts(file.read_text(encoding="utf-8")) == []
 
 
 def test_clock_asserts_are_found() -> None:
@@ -38,27 +38,27 @@ def test_c():
 def test_d(clock):
     assert reads == [time.strftime("%H"), clock.time(5)]
 """
-    assert clock_asserts(source) == [3, 7]
-    assert clock_asserts("pytestmark = pytest.mark.full\n" + source) == []
+    assert find_clock_asserts(source) == [3, 7]
+    assert find_clock_asserts("pytestmark = pytest.mark.full\n" + source) == []
 
 
-def clock_asserts(source: str) -> list[int]:
+def find_clock_asserts(source: str) -> list[int]:
     """Return the lines of assertions that read a clock or compare what was read from one."""
     tree = ast.parse(source)
-    if any(isinstance(node, ast.Assign) and names_slow_mark(node) for node in tree.body):
+    if any(isinstance(node, ast.Assign) and is_slow_mark(node) for node in tree.body):
         return []
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
-    fast = [each for each in functions if not any(map(names_slow_mark, each.decorator_list))]
-    return sorted({line for function in fast for line in clock_asserts_of(function)})
+    fast = [each for each in functions if not any(map(is_slow_mark, each.decorator_list))]
+    return sorted({line for function in fast for line in find_clock_asserts_in(function)})
 
 
-def names_slow_mark(node: ast.AST) -> bool:
-    """`pytestmark = pytest.mark.full` and `@pytest.mark.full`, but not a parameter with that mark."""
+def is_slow_mark(node: ast.AST) -> bool:
+    """Return True for `pytestmark = pytest.mark.full` and `@pytest.mark.full`, not for a marked parameter."""
     mark = node.value if isinstance(node, ast.Assign) else node
     return isinstance(mark, ast.Attribute) and mark.attr in ("full", "soak")
 
 
-def clock_asserts_of(function: Function) -> list[int]:
+def find_clock_asserts_in(function: Function) -> list[int]:
     times = {
         target.id
         for node in ast.walk(function)

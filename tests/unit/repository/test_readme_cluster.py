@@ -1,4 +1,4 @@
-"""The README's quickstart for a cluster is that of docs/kubernetes.md, which `test_end_to_end` runs word for word."""
+"""The README's quickstart for a cluster is a part of docs/kubernetes.md, which `test_end_to_end` executes."""
 
 from __future__ import annotations
 

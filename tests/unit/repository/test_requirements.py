@@ -1,4 +1,4 @@
-"""images/requirements pins what pyproject.toml asks for, as constraints.txt has it; no network."""
+"""images/requirements pins the dependencies of pyproject.toml in the versions of constraints.txt; needs no network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NAMES = sorted(required_pins())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_image_requirements_equal_the_locked_versions(name: str) -> None:
-    """After a change of a dependency: `make lock`."""
+    """Run `make lock` after a change of a dependency."""
     assert read_pins(name) == required_pins()[name]
     locked = read_constraints()
     for package, version in read_pins(name).items():
-        assert locked.get(package, version) == version  # pip freeze leaves out setuptools
+        assert locked.get(package, version) == version  # pip freeze omits setuptools
 
 
 @pytest.mark.parametrize("name", NAMES)

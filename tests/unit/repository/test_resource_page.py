@@ -1,4 +1,4 @@
-"""docs/modelswarm-resource.md says what is so: its documents are good, its tables complete."""
+"""docs/modelswarm-resource.md has valid documents and complete tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "modelswarm-resource.md").read_text(encoding="utf-8")
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
-def section(title: str) -> str:
+def read_section(title: str) -> str:
     return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
@@ -35,29 +35,31 @@ def test_every_example_is_valid(path: Path) -> None:
 
 
 def test_every_condition_reason_is_explained() -> None:
-    told = set(PRIORITY)
+    reasons = set(PRIORITY)
     for part in ("status/condition_rules", "deletion"):
         source = (ROOT / "operator/modelswarm_operator/reconcile" / f"{part}.py").read_text()
-        told |= set(re.findall(r'(?:READY|PROGRESSING|DEGRADED),\s*\w+,\s*"([A-Z]\w+)"', source))
+        reasons |= set(re.findall(r'(?:READY|PROGRESSING|DEGRADED),\s*\w+,\s*"([A-Z]\w+)"', source))
 
-    assert {"AllServersReady", "Settled", "AsExpected"} < told
-    explained = set(re.findall(r"`([A-Z]\w+)`", section("Conditions")))
-    assert told - explained == set()
+    assert {"AllServersReady", "Settled", "AsExpected"} < reasons
+    explained = set(re.findall(r"`([A-Z]\w+)`", read_section("Conditions")))
+    assert reasons - explained == set()
 
 
 def test_every_label_and_annotation_is_named() -> None:
-    words = [
-        text for text in vars(names).values() if str(text).startswith((f"{names.DOMAIN}/", "app."))
+    labels = [
+        label
+        for label in vars(names).values()
+        if str(label).startswith((f"{names.DOMAIN}/", "app."))
     ]
 
-    assert len(words) > 10
-    for word in words:
-        assert f"`{word}" in PAGE, word
+    assert len(labels) > 10
+    for label in labels:
+        assert f"`{label}" in PAGE, label
 
 
 def test_protected_pod_template_fields_are_listed() -> None:
     from modelswarm_operator.reconcile.manifests import pod_template
 
-    said = section("Pods and the pod template")
+    text = read_section("Pods and the pod template")
     for field in (*pod_template._SPEC, *pod_template._PORTS, *pod_template._ENV):
-        assert f"`{field}`" in said, field
+        assert f"`{field}`" in text, field

@@ -1,4 +1,4 @@
-"""The runner of the tiers: what it counts, and that a test which passes only when repeated is named."""
+"""The runner of the tiers: its counts, and the report of a test that passes only when it is repeated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_second_time():
 
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Everything is written below a folder of the test."""
+    """Redirect all files of the runner into a folder of the test."""
     folder = tmp_path / "results"
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "RESULTS", folder)

@@ -1,4 +1,4 @@
-"""The hash model is an oracle only if any wrong state shows: each test spoils one thing and sees other tokens."""
+"""The hash model as an oracle: each test spoils one part of the state and sees other tokens."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PROMPT = [5, 9, 2, 77, 31, 8, 8, 8, 60, 1]
 PAGES = [3, 11, 7, 0]
 
 
-def work(first: int, log: list[int], pages: list[int] = PAGES) -> BatchItem:
-    """Rows [first, end of the log), then a pick."""
+def make_item(first: int, log: list[int], pages: list[int] = PAGES) -> BatchItem:
+    """Return a batch item with the rows [first, end of the log) that samples one token."""
     return BatchItem(
         pages=pages,
         first=first,
@@ -39,7 +39,7 @@ def work(first: int, log: list[int], pages: list[int] = PAGES) -> BatchItem:
     )
 
 
-def token(result: Result) -> int:
+def read_token(result: Result) -> int:
     assert result.sampled is not None
     return result.sampled.token
 
@@ -47,28 +47,28 @@ def token(result: Result) -> int:
 def generate(
     model: HashModel, new: int, spoil: Callable[[HashModel], None] = lambda model: None
 ) -> list[int]:
-    """Reads the prompt, spoils something, goes on."""
+    """Run the prompt, apply `spoil`, and generate `new` tokens."""
     log = list(PROMPT)
-    log.append(token(model.step([work(0, log)])[0]))
+    log.append(read_token(model.step([make_item(0, log)])[0]))
     spoil(model)
     while len(log) < len(PROMPT) + new:
-        log.append(token(model.step([work(len(log) - 1, log)])[0]))
+        log.append(read_token(model.step([make_item(len(log) - 1, log)])[0]))
     return log[len(PROMPT) :]
 
 
-def expected(new: int) -> list[int]:
+def expect_tokens(new: int) -> list[int]:
     return reference_tokens(PROMPT, Sampling(), new, 64, n_blocks=3, vocabulary=SHAPE.vocab_size)
 
 
 def test_paged_steps_equal_the_reference() -> None:
-    assert generate(HashModel(SHAPE), 5) == expected(5)
+    assert generate(HashModel(SHAPE), 5) == expect_tokens(5)
 
 
 def test_tokens_are_independent_of_the_chunks() -> None:
     for cut in range(1, len(PROMPT)):
         model = HashModel(SHAPE)
-        model.step([replace(work(0, PROMPT[:cut]), sample=None)])
-        assert token(model.step([work(cut, PROMPT)])[0]) == expected(1)[0]
+        model.step([replace(make_item(0, PROMPT[:cut]), sample=None)])
+        assert read_token(model.step([make_item(cut, PROMPT)])[0]) == expect_tokens(1)[0]
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -78,27 +78,27 @@ def test_changed_kv_slot_changes_later_tokens(block: int, position: int) -> None
         page = PAGES[position // 4]
         model._kv[block][page][position % 4] ^= 1
 
-    got, want = generate(HashModel(SHAPE), 4, spoil), expected(4)
+    got, want = generate(HashModel(SHAPE), 4, spoil), expect_tokens(4)
     assert got[0] == want[0]
     assert all(one != other for one, other in zip(got[1:], want[1:], strict=True))
 
 
 def test_overwritten_page_changes_later_tokens() -> None:
     def spoil(model: HashModel) -> None:
-        model.step([work(0, [1, 2, 3, 4, 5], pages=[11, 12])])  # page 11 is in use
+        model.step([make_item(0, [1, 2, 3, 4, 5], pages=[11, 12])])  # page 11 is in use
 
-    assert generate(HashModel(SHAPE), 3, spoil)[1:] != expected(3)[1:]
+    assert generate(HashModel(SHAPE), 3, spoil)[1:] != expect_tokens(3)[1:]
 
 
 def test_repeated_missing_or_moved_row_changes_the_token() -> None:
     for log in (PROMPT[:4] + PROMPT[3:], PROMPT[:4] + PROMPT[5:], PROMPT[::-1]):
-        assert token(HashModel(SHAPE).step([work(0, log)])[0]) != expected(1)[0]
+        assert read_token(HashModel(SHAPE).step([make_item(0, log)])[0]) != expect_tokens(1)[0]
 
 
 def test_stale_log_changes_the_token() -> None:
     stale = [*PROMPT[:2], 3, *PROMPT[3:]]
-    spoilt = replace(work(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale))
-    assert token(HashModel(SHAPE).step([spoilt])[0]) != expected(1)[0]
+    stale_item = replace(make_item(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale))
+    assert read_token(HashModel(SHAPE).step([stale_item])[0]) != expect_tokens(1)[0]
 
 
 def test_changed_byte_of_a_wide_row_changes_its_output() -> None:
@@ -113,7 +113,7 @@ def test_changed_byte_of_a_wide_row_changes_its_output() -> None:
         assert good.rows != bad.rows
 
 
-BAD_WORK: list[dict[str, object]] = [
+INVALID_ITEMS: list[dict[str, object]] = [
     {"count": 0},
     {"count": 3},
     {"pages": [1]},
@@ -126,10 +126,10 @@ BAD_WORK: list[dict[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", BAD_WORK)
+@pytest.mark.parametrize("changes", INVALID_ITEMS)
 def test_invalid_batch_item_raises_value_error(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        HashModel(SHAPE).step([replace(work(0, PROMPT), **changes)])  # type: ignore[arg-type]
+        HashModel(SHAPE).step([replace(make_item(0, PROMPT), **changes)])  # type: ignore[arg-type]
 
 
 def test_row_size_must_be_whole_words() -> None:

@@ -1,4 +1,4 @@
-"""When a server says that it lives, and when that it serves."""
+"""The liveness and readiness of a server process."""
 
 from __future__ import annotations
 
@@ -7,65 +7,65 @@ import pytest
 from modelswarm_serving.runtime.liveness import LOOP_SECONDS, STEP_SECONDS, Liveness
 
 
-class Server:
-    """A server's health, with a clock that is moved by hand."""
+class LivenessHarness:
+    """The liveness of a server, with a clock that tests move."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.health = Liveness(lambda: self.now)
+        self.liveness = Liveness(lambda: self.now)
 
-    def pass_time(self, seconds: float, *, turning: bool = True) -> None:
+    def pass_time(self, seconds: float, *, loop_runs: bool = True) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += 0.5
-            if turning:
-                self.health.on_loop()
+            if loop_runs:
+                self.liveness.on_loop()
 
-    def verdict(self) -> tuple[bool, bool]:
-        """(lives, serves)"""
-        return self.health.stall_reason is None, self.health.unready_reason is None
+    def read_state(self) -> tuple[bool, bool]:
+        """Return (is live, is ready)."""
+        return self.liveness.stall_reason is None, self.liveness.unready_reason is None
 
 
 def test_loading_server_is_live_but_not_ready() -> None:
-    server = Server()
-    assert server.verdict() == (True, False)
-    server.pass_time(24 * 3600, turning=False)
-    assert server.verdict() == (True, False)
-    assert server.health.unready_reason == "the model is being loaded"
+    harness = LivenessHarness()
+    assert harness.read_state() == (True, False)
+    harness.pass_time(24 * 3600, loop_runs=False)
+    assert harness.read_state() == (True, False)
+    assert harness.liveness.unready_reason == "the model is being loaded"
 
 
 def test_loaded_server_is_ready_until_it_stops() -> None:
-    server = Server()
-    server.health.mark_ready()
-    server.pass_time(1000)
-    assert server.verdict() == (True, True)
-    server.health.mark_stopping()
-    assert server.verdict() == (True, False)
+    harness = LivenessHarness()
+    harness.liveness.mark_ready()
+    harness.pass_time(1000)
+    assert harness.read_state() == (True, True)
+    harness.liveness.mark_stopping()
+    assert harness.read_state() == (True, False)
 
 
 def test_stalled_event_loop_fails_liveness_until_it_resumes() -> None:
-    server = Server()
-    server.health.mark_ready()
-    server.pass_time(1)
-    server.pass_time(LOOP_SECONDS - 1, turning=False)
-    assert server.verdict() == (True, True)
-    server.pass_time(3, turning=False)
-    assert server.verdict() == (False, False)
-    assert "event loop" in str(server.health.unready_reason)
-    server.pass_time(1)
-    assert server.verdict() == (True, True)
+    harness = LivenessHarness()
+    harness.liveness.mark_ready()
+    harness.pass_time(1)
+    harness.pass_time(LOOP_SECONDS - 1, loop_runs=False)
+    assert harness.read_state() == (True, True)
+    harness.pass_time(3, loop_runs=False)
+    assert harness.read_state() == (False, False)
+    assert "event loop" in str(harness.liveness.unready_reason)
+    harness.pass_time(1)
+    assert harness.read_state() == (True, True)
 
 
 @pytest.mark.parametrize("steps", [1, 50])
 def test_step_beyond_its_limit_fails_liveness(steps: int) -> None:
-    server = Server()
-    server.health.mark_ready()
+    harness = LivenessHarness()
+    harness.liveness.mark_ready()
     for _ in range(steps):
-        server.health.on_step_started()
-        server.pass_time(STEP_SECONDS - 1)
-        assert server.verdict() == (True, True)
-        server.health.on_step_finished()
-    server.health.on_step_started()
-    server.pass_time(STEP_SECONDS + 2)
-    assert server.verdict() == (False, False)
-    assert "a step has run for" in str(server.health.stall_reason)
+        harness.liveness.on_step_started()
+        harness.pass_time(STEP_SECONDS - 1)
+        assert harness.read_state() == (True, True)
+        harness.liveness.on_step_finished()
+    harness.liveness.on_step_started()
+    harness.pass_time(STEP_SECONDS + 2)
+    assert harness.read_state() == (False, False)
+    assert "a step has run for" in str(harness.liveness.stall_reason)

@@ -1,4 +1,4 @@
-"""The page pool: every page once, neighbours whenever there is a run of them."""
+"""The page allocator: every page has one owner, and pages are adjacent whenever a free run is long enough."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_random_allocations_share_and_lose_no_page(seed: int) -> None:
         else:
             count = rng.randint(0, min(12, pool.free))
             owned.append(pool.allocate(count))
-        everyone = [page for pages in owned for page in pages]
-        assert len(everyone) == len(set(everyone))
-        assert len(everyone) + pool.free == 64
-        assert all(0 <= page < 64 for page in everyone)
+        allocated = [page for pages in owned for page in pages]
+        assert len(allocated) == len(set(allocated))
+        assert len(allocated) + pool.free == 64
+        assert all(0 <= page < 64 for page in allocated)

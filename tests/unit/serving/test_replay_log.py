@@ -1,4 +1,4 @@
-"""The replay log by itself: runs, cuts, the budget, and who goes first."""
+"""The replay log alone: retained rows, truncation, the memory limit, and eviction."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from modelswarm_serving.core.hops.replay_log import ReplayLog
 SIZE = 8
 
 
-def rows(first: int, end: int, mark: int = 0) -> bytes:
+def make_rows(first: int, end: int, mark: int = 0) -> bytes:
     return b"".join((mark * 1000 + at).to_bytes(SIZE, "little") for at in range(first, end))
 
 
-def cost(*groups: int) -> int:
+def count_bytes(*groups: int) -> int:
     return sum(GROUP_OVERHEAD + SIZE * group for group in groups)
 
 
-def filled(limit: int = 1 << 20) -> ReplayLog:
-    """Hop 1: a prompt of 10 rows, then 5 decode rows."""
+def make_filled_log(limit: int = 1 << 20) -> ReplayLog:
+    """Return a log with hop 1: a prompt of 10 rows, then 5 decode rows."""
     log = ReplayLog(SIZE, limit)
-    log.append(1, 0, rows(0, 10))
+    log.append(1, 0, make_rows(0, 10))
     for at in range(10, 15):
-        log.append(1, at, rows(at, at + 1))
+        log.append(1, at, make_rows(at, at + 1))
     return log
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 15), (0, 10), (3, 7), (9, 12), (14, 15), (5, 5)])
 def test_retained_rows_are_read_back_unchanged(start: int, end: int) -> None:
-    taken = filled().read_rows(1, start, end)
-    assert taken is not None and bytes(taken) == rows(start, end)
+    read = make_filled_log().read_rows(1, start, end)
+    assert read is not None and bytes(read) == make_rows(start, end)
 
 
 def test_rows_not_retained_are_not_returned() -> None:
-    log = filled()
+    log = make_filled_log()
     assert log.retained_range(1) == (0, 15)
     assert log.retained_range(2) == (0, 0)
     assert log.read_rows(1, 0, 16) is None
@@ -45,75 +45,75 @@ def test_rows_not_retained_are_not_returned() -> None:
 
 def test_group_is_retained_without_a_copy() -> None:
     log = ReplayLog(SIZE, 1 << 20)
-    given = rows(0, 10)
+    given = make_rows(0, 10)
     log.append(1, 0, given)
     assert log.read_rows(1, 0, 10) is given
 
 
 def test_bytes_count_all_live_buffers() -> None:
-    log = filled()
-    assert log.bytes == cost(10, 1, 1, 1, 1, 1)
+    log = make_filled_log()
+    assert log.bytes == count_bytes(10, 1, 1, 1, 1, 1)
     log.truncate(1, 12)
-    assert log.retained_range(1) == (0, 12) and log.bytes == cost(10, 1, 1)
-    log.truncate(1, 4)  # the buffer of ten rows is still alive
-    assert log.retained_range(1) == (0, 4) and log.bytes == cost(10)
-    taken = log.read_rows(1, 0, 4)
-    assert taken is not None and bytes(taken) == rows(0, 4) and log.read_rows(1, 0, 5) is None
+    assert log.retained_range(1) == (0, 12) and log.bytes == count_bytes(10, 1, 1)
+    log.truncate(1, 4)  # the buffer of ten rows is still in use
+    assert log.retained_range(1) == (0, 4) and log.bytes == count_bytes(10)
+    read = log.read_rows(1, 0, 4)
+    assert read is not None and bytes(read) == make_rows(0, 4) and log.read_rows(1, 0, 5) is None
     log.truncate(1, 0)
     assert log.retained_range(1) == (0, 0) and log.bytes == 0
 
 
 def test_dropped_hop_frees_all_bytes() -> None:
-    log = filled()
+    log = make_filled_log()
     log.drop(1)
     log.drop(1)
     assert log.bytes == 0 and log.retained_range(1) == (0, 0) and log.evictions == 0
 
 
 def test_repeated_rows_replace_the_old_ones() -> None:
-    log = filled()
-    log.append(1, 8, rows(8, 11, mark=7))
+    log = make_filled_log()
+    log.append(1, 8, make_rows(8, 11, mark=7))
     assert log.retained_range(1) == (0, 11)
-    taken = log.read_rows(1, 6, 11)
-    assert taken is not None and bytes(taken) == rows(6, 8) + rows(8, 11, mark=7)
+    read = log.read_rows(1, 6, 11)
+    assert read is not None and bytes(read) == make_rows(6, 8) + make_rows(8, 11, mark=7)
 
 
 def test_rows_after_a_gap_are_not_retained() -> None:
-    log = filled()
-    log.append(1, 16, rows(16, 20))
+    log = make_filled_log()
+    log.append(1, 16, make_rows(16, 20))
     assert log.retained_range(1) == (0, 15)
 
 
 def test_least_recently_used_hop_is_evicted_whole() -> None:
-    log = ReplayLog(SIZE, cost(10, 10, 10))
+    log = ReplayLog(SIZE, count_bytes(10, 10, 10))
     for hop in (1, 2, 3):
-        log.append(hop, 0, rows(0, 10))
+        log.append(hop, 0, make_rows(0, 10))
     log.read_rows(1, 0, 1)
-    log.append(3, 10, rows(10, 11))
+    log.append(3, 10, make_rows(10, 11))
     assert [log.retained_range(hop) for hop in (1, 2, 3)] == [(0, 10), (0, 0), (0, 11)]
     assert log.evictions == 1 and log.bytes <= log.limit
 
 
 def test_evicted_hop_retains_later_rows() -> None:
-    log = ReplayLog(SIZE, cost(10, 10))
+    log = ReplayLog(SIZE, count_bytes(10, 10))
     for hop in (1, 2, 3):
-        log.append(hop, 0, rows(0, 10))
-    log.append(1, 10, rows(10, 12))
+        log.append(hop, 0, make_rows(0, 10))
+    log.append(1, 10, make_rows(10, 12))
     assert log.retained_range(1) == (10, 12)
 
 
 def test_hop_too_long_for_memory_retains_its_first_rows() -> None:
-    log = ReplayLog(SIZE, cost(10, 10))
-    log.append(2, 0, rows(0, 5))
+    log = ReplayLog(SIZE, count_bytes(10, 10))
+    log.append(2, 0, make_rows(0, 5))
     for first in (0, 10, 20, 30):
-        log.append(1, first, rows(first, first + 10))
+        log.append(1, first, make_rows(first, first + 10))
     assert log.retained_range(1) == (0, 20) and log.retained_range(2) == (0, 0)
     assert log.bytes == log.limit and log.evictions == 1
 
 
 def test_log_without_memory_retains_nothing() -> None:
     log = ReplayLog(SIZE, 0)
-    log.append(1, 0, rows(0, 10))
+    log.append(1, 0, make_rows(0, 10))
     assert not log.is_enabled and log.bytes == 0 and log.retained_range(1) == (0, 0)
 
 
@@ -127,7 +127,7 @@ def test_random_operations_keep_bytes_and_rows_consistent(seed: int) -> None:
         hop = rng.randrange(5)
         if rng.random() < 0.75:
             count = rng.choice((1, 1, 1, 30))
-            log.append(hop, ends[hop], rows(ends[hop], ends[hop] + count, mark=step))
+            log.append(hop, ends[hop], make_rows(ends[hop], ends[hop] + count, mark=step))
             marks |= {(hop, at): step for at in range(ends[hop], ends[hop] + count)}
             ends[hop] += count
         elif rng.random() < 0.8:
@@ -139,10 +139,10 @@ def test_random_operations_keep_bytes_and_rows_consistent(seed: int) -> None:
         assert 0 <= log.bytes <= log.limit
         start, end = log.retained_range(hop)
         assert end <= ends[hop]
-        taken = log.read_rows(hop, start, end)
-        wanted = b"".join(rows(at, at + 1, marks[hop, at]) for at in range(start, end))
-        assert taken is not None or start == end
-        assert taken is None or bytes(taken) == wanted
+        read = log.read_rows(hop, start, end)
+        wanted = b"".join(make_rows(at, at + 1, marks[hop, at]) for at in range(start, end))
+        assert read is not None or start == end
+        assert read is None or bytes(read) == wanted
     for hop in ends:
         log.drop(hop)
     assert log.bytes == 0

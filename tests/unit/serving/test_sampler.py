@@ -1,4 +1,4 @@
-"""The sampler picks what transformers' rules allow, by noise that depends on nothing but its counter."""
+"""The sampler picks the tokens that the rules of transformers allow, with noise from a counter alone."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ SAMPLINGS = (
 )
 
 
-def logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
+def make_logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, VOCAB, generator=generator) * spread
 
 
-def pick_one(row: Tensor, sampling: Sampling, position: int = 6) -> SampledToken:
+def sample_one(row: Tensor, sampling: Sampling, position: int = 6) -> SampledToken:
     (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG)])
     assert picked is not None
     return picked
 
 
-def allowed_by_transformers(row: Tensor, sampling: Sampling) -> Tensor:
-    """Scores after transformers' own processors, in the order of its generate."""
+def filter_with_transformers(row: Tensor, sampling: Sampling) -> Tensor:
+    """Return the scores after transformers' own processors, in the order of its `generate`."""
     steps: Any = LogitsProcessorList()
     if sampling.repetition_penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
@@ -73,11 +73,11 @@ def allowed_by_transformers(row: Tensor, sampling: Sampling) -> Tensor:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -> None:
-    """The race over the scores that transformers leaves must have the same winner."""
+    """The maximum of scores plus noise is the same over the scores that transformers allows."""
     for seed in range(20):
-        row = logits(seed)[0]
-        scores = allowed_by_transformers(row, sampling).double()
-        picked = pick_one(row, sampling, position=seed)
+        row = make_logits(seed)[0]
+        scores = filter_with_transformers(row, sampling).double()
+        picked = sample_one(row, sampling, position=seed)
         if sampling.temperature > 0:
             key = draw_key(sampling.seed, sampling.choice, seed)
             noise = gumbel(np.array([[key]], dtype=np.uint64), np.arange(VOCAB)[None])[0]
@@ -88,11 +88,11 @@ def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -
 
 
 def test_sampled_token_is_independent_of_the_batch() -> None:
-    rows = logits(1, len(SAMPLINGS))
-    picks = [SampleRequest(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
-    together = sample(rows, picks)
-    alone = [sample(rows[i : i + 1], [pick])[0] for i, pick in enumerate(picks)]
-    backwards = sample(rows.flip(0), picks[::-1])[::-1]
+    rows = make_logits(1, len(SAMPLINGS))
+    requests = [SampleRequest(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    together = sample(rows, requests)
+    alone = [sample(rows[i : i + 1], [request])[0] for i, request in enumerate(requests)]
+    backwards = sample(rows.flip(0), requests[::-1])[::-1]
     tokens = [picked and picked.token for picked in together]
     assert tokens == [picked and picked.token for picked in alone]
     assert tokens == [picked and picked.token for picked in backwards]
@@ -102,19 +102,19 @@ def test_sampled_token_is_independent_of_the_batch() -> None:
 def test_candidate_shortcut_changes_no_result(
     candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = logits(2, len(SAMPLINGS), spread=0.5)
-    picks = [SampleRequest(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
-    expected = sample(rows, picks)
+    rows = make_logits(2, len(SAMPLINGS), spread=0.5)
+    requests = [SampleRequest(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    expected = sample(rows, requests)
     monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
     monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
-    assert sample(rows, picks) == expected
+    assert sample(rows, requests) == expected
 
 
 def test_equal_scores_at_a_cutoff_are_all_kept() -> None:
     row = torch.zeros(VOCAB)
     row[100:110] = 5.0
     sampling = Sampling(temperature=1.0, top_k=3, seed=1)
-    tokens = {pick_one(row, sampling, position).token for position in range(200)}
+    tokens = {sample_one(row, sampling, position).token for position in range(200)}
     assert tokens == set(range(100, 110))
 
 
@@ -123,10 +123,10 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     row[:4] = torch.tensor([0.0, 0.5, 1.0, 2.0])
     expected = torch.softmax(row, dim=-1)[:4]
     count = 4000
-    picks = [
+    requests = [
         SampleRequest(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)
     ]
-    drawn = sample(row.expand(count, -1), picks)
+    drawn = sample(row.expand(count, -1), requests)
     tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
     frequencies = torch.bincount(tokens, minlength=4)[:4] / count
     assert torch.allclose(frequencies, expected, atol=4 * math.sqrt(0.25 / count))
@@ -139,7 +139,7 @@ def test_seed_choice_and_position_each_change_the_noise() -> None:
 
 
 def test_noise_values_are_fixed() -> None:
-    """A gateway replays what an older server drew, so these numbers are part of the protocol."""
+    """A gateway replays tokens that an older server sampled, so these numbers are part of the protocol."""
     key = draw_key(1, 0, 5)
     assert key == 0x0F3DD8A1E741E653
     noise = gumbel(np.array([[key]], dtype=np.uint64), np.arange(3)[None])
@@ -147,7 +147,7 @@ def test_noise_values_are_fixed() -> None:
 
 
 def test_row_with_non_finite_logits_alone_gives_no_token() -> None:
-    rows = logits(3, 3)
+    rows = make_logits(3, 3)
     rows[1, 17] = float("nan")
     found = sample(rows, [SampleRequest(Sampling(), 0, LOG)] * 3)
     assert [picked is None for picked in found] == [False, True, False]
@@ -158,15 +158,17 @@ def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(4)
     checked = 0
     for seed in range(60):
-        row = logits(seed)[0]
-        room = margin(row, sampling, LOG, seed)
-        if math.isinf(room) or room < 1e-5:
+        row = make_logits(seed)[0]
+        limit = margin(row, sampling, LOG, seed)
+        if math.isinf(limit) or limit < 1e-5:
             continue
         checked += 1
-        shake = (torch.rand(VOCAB, generator=generator) - 0.5) * 0.9 * room
+        change = (torch.rand(VOCAB, generator=generator) - 0.5) * 0.9 * limit
         if sampling.repetition_penalty > 1:
-            shake /= sampling.repetition_penalty
-        assert pick_one(row + shake, sampling, seed).token == pick_one(row, sampling, seed).token
+            change /= sampling.repetition_penalty
+        assert (
+            sample_one(row + change, sampling, seed).token == sample_one(row, sampling, seed).token
+        )
     assert checked > 30 or sampling.top_p == 0.0
 
 
@@ -175,13 +177,13 @@ def test_change_beyond_the_margin_can_change_the_token() -> None:
     row[10], row[20] = 5.0, 4.9
     assert margin(row, Sampling(), LOG, 0) == pytest.approx(0.1, abs=1e-6)
     row[20] += 0.11
-    assert pick_one(row, Sampling()).token == 20
+    assert sample_one(row, Sampling()).token == 20
 
 
 def test_margin_includes_tokens_just_below_a_filter() -> None:
-    """Barred by 0.001 and favoured by the noise: it would win if it came in."""
+    """A token 0.001 below a filter, with high noise, would be sampled if it passed the filter."""
     row = torch.full((VOCAB,), -50.0)
     sampling = Sampling(temperature=1.0, top_k=1, seed=3)
     row[10], row[20] = 5.0, 4.999
-    rooms = [margin(row, sampling, LOG, position) for position in range(40)]
-    assert min(rooms) == pytest.approx(0.001, abs=1e-4)
+    limits = [margin(row, sampling, LOG, position) for position in range(40)]
+    assert min(limits) == pytest.approx(0.001, abs=1e-4)

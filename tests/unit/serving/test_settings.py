@@ -1,4 +1,4 @@
-"""Flags of the server process: what is read from them, and the sentence for each that is wrong."""
+"""Flags of the server process: their values, and the error for each invalid one."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def test_hash_model_needs_no_source() -> None:
     ],
 )
 def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refused:
         parse([*GOOD, *flags])
-    assert told.value.field == field
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -99,27 +99,27 @@ def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
         (["--page-size", "x"], "--page-size"),
         (["--max-length", "0"], "--max-length"),
         (["--lease", "0"], "--lease"),
-        (["--lease", "0.3"], "--lease"),  # no gateway beats often enough to keep it
+        (["--lease", "0.3"], "--lease"),  # too short for the heartbeats of a gateway
         (["--incarnation", "-1"], "--incarnation"),
         (["--parent-fd", "x"], "--parent-fd"),
         (["--typo"], "--typo"),
     ],
 )
 def test_flag_refused_by_click_is_one_line(flags: list[str], named: str) -> None:
-    with pytest.raises(click.ClickException) as told:
+    with pytest.raises(click.ClickException) as refused:
         parse([*GOOD, *flags])
-    assert named in told.value.format_message()
-    assert "\n" not in told.value.format_message()
+    assert named in refused.value.format_message()
+    assert "\n" not in refused.value.format_message()
 
 
 @pytest.mark.parametrize("missing", ["--name", "--blocks", "--model"])
 def test_missing_flag_is_named(missing: str) -> None:
     at = GOOD.index(missing)
-    with pytest.raises((click.ClickException, UserError)) as told:
+    with pytest.raises((click.ClickException, UserError)) as refused:
         parse(GOOD[:at] + GOOD[at + 2 :])
     assert (
-        missing in str(told.value.args or told.value)
-        or missing in getattr(told.value, "format_message", str)()
+        missing in str(refused.value.args or refused.value)
+        or missing in getattr(refused.value, "format_message", str)()
     )
 
 
@@ -129,7 +129,7 @@ def test_discovery_dir_is_optional() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("flag", "address"),
     [
         ("10.0.0.7:7000", "10.0.0.7:7000"),
         ("s0.servers.ns.svc:7000", "s0.servers.ns.svc:7000"),
@@ -137,19 +137,19 @@ def test_discovery_dir_is_optional() -> None:
         ("fd00::7:7000", "[fd00::7]:7000"),  # $(POD_IP):7000 of an IPv6 pod
     ],
 )
-def test_advertised_address_is_normalized(said: str, meant: str) -> None:
-    assert parse([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", said]).advertise == meant
+def test_advertised_address_is_normalized(flag: str, address: str) -> None:
+    assert parse([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", flag]).advertise == address
 
 
-@pytest.mark.parametrize("said", ["$(POD_IP):7000", "0.0.0.0:7000", "10.0.0.7:0", ":7000", "x"])
-def test_undialable_advertised_address_is_refused(said: str) -> None:
-    with pytest.raises(UserError) as told:
-        parse([*GOOD, "--advertise", said])
-    assert told.value.field == "--advertise"
+@pytest.mark.parametrize("flag", ["$(POD_IP):7000", "0.0.0.0:7000", "10.0.0.7:0", ":7000", "x"])
+def test_undialable_advertised_address_is_refused(flag: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse([*GOOD, "--advertise", flag])
+    assert refused.value.field == "--advertise"
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7000", "[::]:7000"])
 def test_server_on_all_interfaces_must_advertise(listen: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as refused:
         parse([*GOOD, "--listen", listen])
-    assert told.value.field == "--advertise"
+    assert refused.value.field == "--advertise"

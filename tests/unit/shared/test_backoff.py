@@ -1,4 +1,4 @@
-"""A process that keeps dying is started again ever more slowly; a good run forgets its past."""
+"""Delays of the supervisor before it restarts a process that ended."""
 
 from __future__ import annotations
 

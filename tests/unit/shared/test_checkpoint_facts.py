@@ -1,4 +1,4 @@
-"""What a model folder says about itself, and the sentence for each folder that cannot be used."""
+"""The facts that a model folder states, and the error for each folder that cannot be used."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
 
 
 def test_facts_import_no_torch() -> None:
-    """The gateway's and the operator's images carry none."""
+    """The images of the gateway and the operator contain no torch."""
     program = (
         "import sys; import modelswarm.checkpoint.facts, modelswarm.checkpoint.sources; "
         "assert not {'torch', 'huggingface_hub', 'tokenizers'} & set(sys.modules)"

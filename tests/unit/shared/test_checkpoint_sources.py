@@ -1,4 +1,4 @@
-"""Model addresses become folders, or one sentence that says what is wrong."""
+"""Model addresses resolve to folders, or to one line that says what is wrong."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ def hub(folder: Path) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def places(hub: Hub, tmp_path: Path) -> SourceLocations:
+def locations(hub: Hub, tmp_path: Path) -> SourceLocations:
     return SourceLocations(pvc_root=tmp_path, hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
 
-def shards_of(folder: Path, *needles: str) -> set[str]:
+def list_shards(folder: Path, *patterns: str) -> set[str]:
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    return {file for name, file in index.items() if any(needle in name for needle in needles)}
+    return {file for name, file in index.items() if any(pattern in name for pattern in patterns)}
 
 
-def fetched_shards(hub: Hub) -> set[str]:
+def list_fetched_shards(hub: Hub) -> set[str]:
     return {name for name in hub.fetched if name.endswith(".safetensors")}
 
 
 def test_only_shards_of_the_requested_blocks_are_downloaded(
-    hub: Hub, places: SourceLocations, folder: Path
+    hub: Hub, locations: SourceLocations, folder: Path
 ) -> None:
-    found = resolve("hf://acme/tiny", (1, 2), places)
+    found = resolve("hf://acme/tiny", (1, 2), locations)
     assert found.revision == COMMIT
-    assert fetched_shards(hub) == shards_of(folder, "layers.1.")
-    assert fetched_shards(hub) < shards_of(folder, "")
+    assert list_fetched_shards(hub) == list_shards(folder, "layers.1.")
+    assert list_fetched_shards(hub) < list_shards(folder, "")
     assert read_facts(found.folder, (1, 2)).block_elements > 0
     with pytest.raises(ModelSourceError, match="has no model-"):
         read_facts(found.folder)
 
 
 def test_head_and_tail_also_download_embedding_and_lm_head(
-    hub: Hub, places: SourceLocations, folder: Path
+    hub: Hub, locations: SourceLocations, folder: Path
 ) -> None:
-    resolve("hf://acme/tiny", (0, 1), places)
-    assert fetched_shards(hub) == shards_of(folder, "layers.0.", "embed_tokens")
+    resolve("hf://acme/tiny", (0, 1), locations)
+    assert list_fetched_shards(hub) == list_shards(folder, "layers.0.", "embed_tokens")
     hub.fetched.clear()
-    resolve("hf://acme/tiny@main", (3, 4), places)
-    wanted = shards_of(folder, "layers.3.", "model.norm", "lm_head")
-    assert fetched_shards(hub) == wanted - shards_of(folder, "layers.0.", "embed_tokens")
+    resolve("hf://acme/tiny@main", (3, 4), locations)
+    wanted = list_shards(folder, "layers.3.", "model.norm", "lm_head")
+    assert list_fetched_shards(hub) == wanted - list_shards(folder, "layers.0.", "embed_tokens")
 
 
-def test_downloaded_model_is_not_fetched_again(hub: Hub, places: SourceLocations) -> None:
-    first = resolve("hf://acme/tiny", None, places)
+def test_downloaded_model_is_not_fetched_again(hub: Hub, locations: SourceLocations) -> None:
+    first = resolve("hf://acme/tiny", None, locations)
     hub.fetched.clear()
-    assert resolve("hf://acme/tiny", None, places) == first
+    assert resolve("hf://acme/tiny", None, locations) == first
     assert hub.fetched == []
     assert (first.folder / MODEL_FILES[2]).is_file()
 
@@ -84,28 +84,32 @@ def test_downloaded_model_is_not_fetched_again(hub: Hub, places: SourceLocations
         ("hf://", "is not hf://ORG/NAME"),
     ],
 )
-def test_invalid_hub_address_is_named(places: SourceLocations, source: str, sentence: str) -> None:
+def test_invalid_hub_address_is_named(
+    locations: SourceLocations, source: str, sentence: str
+) -> None:
     with pytest.raises(ModelSourceError, match=sentence):
-        resolve(source, None, places)
+        resolve(source, None, locations)
 
 
 def test_unreachable_hub_raises_model_source_error(tmp_path: Path) -> None:
-    places = SourceLocations(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
+    locations = SourceLocations(hub_endpoint="http://127.0.0.1:9", hub_cache=tmp_path)
     with pytest.raises(ModelSourceError, match="hf://acme/tiny cannot be downloaded"):
-        resolve("hf://acme/tiny", locations=places)
+        resolve("hf://acme/tiny", locations=locations)
 
 
 def test_hub_endpoint_is_read_from_the_environment(hub: Hub, tmp_path: Path) -> None:
     program = "from modelswarm.checkpoint.sources import resolve; resolve('hf://acme/tiny', (0, 1))"
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
-    assert fetched_shards(hub)
+    assert list_fetched_shards(hub)
 
 
-def test_blocks_out_of_range_are_refused_before_download(hub: Hub, places: SourceLocations) -> None:
+def test_blocks_out_of_range_are_refused_before_download(
+    hub: Hub, locations: SourceLocations
+) -> None:
     with pytest.raises(UserError, match="blocks: 2:9 is out of range: the model has blocks 0:4"):
-        resolve("hf://acme/tiny", (2, 9), places)
-    assert fetched_shards(hub) == set()
+        resolve("hf://acme/tiny", (2, 9), locations)
+    assert list_fetched_shards(hub) == set()
 
 
 def test_local_addresses_resolve_to_folders(folder: Path, tmp_path: Path) -> None:
@@ -117,8 +121,7 @@ def test_local_addresses_resolve_to_folders(folder: Path, tmp_path: Path) -> Non
         resolve("pvc://claim/tiny", locations=SourceLocations(pvc_root=tmp_path)).revision,
     }
     assert len(same) == 1
-    if counting_folder().is_dir():
-        assert resolve("demo://counting").folder == counting_folder()
+    assert resolve("demo://counting").folder == counting_folder()
 
 
 @pytest.mark.parametrize(

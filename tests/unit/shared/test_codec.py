@@ -1,4 +1,4 @@
-"""Every control message crosses as protobuf unchanged, and nothing else is taken for one."""
+"""Every control message survives encoding as protobuf unchanged, and all other bytes raise FrameError."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_refusal_round_trips(refusal: Refusal) -> None:
     assert decode(encode(message)) == message
 
 
-@pytest.mark.parametrize("trouble", FaultKind)
-def test_fault_kind_round_trips(trouble: FaultKind) -> None:
-    message = FaultReport(1, EPOCH, trouble)
+@pytest.mark.parametrize("fault", FaultKind)
+def test_fault_kind_round_trips(fault: FaultKind) -> None:
+    message = FaultReport(1, EPOCH, fault)
     assert decode(encode(message)) == message
 
 
@@ -138,36 +138,36 @@ def test_fields_of_a_newer_minor_version_are_skipped() -> None:
     assert decode(b"\x4a" + bytes([len(inner)]) + inner) == Close(HANDLE)
 
 
-def envelope(**body: object) -> bytes:
+def make_envelope(**body: object) -> bytes:
     return swarm_pb2.Envelope(**body).SerializeToString()  # type: ignore[arg-type]
 
 
-WRONG = {
-    "an envelope without a body": b"",
-    "a body of a newer kind": b"\xaa\x06\x00",
-    "no protobuf": b"\xff\xff\xff\xff",
-    "a message cut short": encode(MESSAGES[2])[:-1],
+INVALID = {
+    "envelope without a body": b"",
+    "body of an unknown kind": b"\xaa\x06\x00",
+    "not protobuf": b"\xff\xff\xff\xff",
+    "truncated message": encode(MESSAGES[2])[:-1],
     "text that is not UTF-8": b"\x5a\x03\x0a\x01\xff",
-    "a missing epoch": envelope(window=swarm_pb2.Window(handle=1)),
-    "a missing enum": envelope(
+    "missing epoch": make_envelope(window=swarm_pb2.Window(handle=1)),
+    "missing enum": make_envelope(
         fault_report=swarm_pb2.FaultReport(handle=1, epoch=swarm_pb2.Epoch(counter=1))
     ),
-    "an unknown enum": encode(FaultReport(4, EPOCH, FaultKind.GAP)).replace(b"\x18\x01", b"\x18\x63"),
-    "a version of one number": envelope(
+    "unknown enum": encode(FaultReport(4, EPOCH, FaultKind.GAP)).replace(b"\x18\x01", b"\x18\x63"),
+    "version with one number": make_envelope(
         hello=swarm_pb2.Hello(version=[1], role=swarm_pb2.ROLE_SERVER, lane=swarm_pb2.LANE_LIVE)
     ),
-    "a neighbour without an address": envelope(
+    "neighbour without address": make_envelope(
         start_epoch=swarm_pb2.StartEpoch(
             handle=1, epoch=swarm_pb2.Epoch(), successor=swarm_pb2.Neighbour(handle=2)
         )
     ),
-    "a fence of nothing": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
-    "a fence that opens and cuts": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
-    "a fence that opens without a turn": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 1))),
+    "empty fence": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
+    "fence that creates and truncates": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
+    "fence that creates without a turn": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 1))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("data", WRONG.values(), ids=WRONG.keys())
+@pytest.mark.parametrize("data", INVALID.values(), ids=INVALID.keys())
 def test_invalid_envelope_raises_frame_error(data: bytes) -> None:
     with pytest.raises(FrameError):
         decode(data)

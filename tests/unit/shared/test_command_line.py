@@ -1,4 +1,4 @@
-"""What the command lines of all processes share."""
+"""Parsing of targets and flags, and exit codes, shared by the command lines of all processes."""
 
 from __future__ import annotations
 
@@ -65,12 +65,14 @@ def test_other_errors_and_exit_codes_pass_through() -> None:
 
 
 def test_flags_become_settings_and_help_exits_with_0() -> None:
-    command = click.Command("program", params=[click.Option(["--n"], type=int)], callback=_settings)
+    command = click.Command(
+        "program", params=[click.Option(["--n"], type=int)], callback=_make_settings
+    )
     assert read_flags(command, complex, ["--n", "3"]) == 3j
     with pytest.raises(SystemExit) as ended:
         read_flags(command, complex, ["--help"])
     assert ended.value.code == 0
 
 
-def _settings(n: int) -> complex:
+def _make_settings(n: int) -> complex:
     return complex(0, n)

@@ -1,4 +1,4 @@
-"""Every program can be asked to stop from its first moment on, as the first process of a container too."""
+"""Every program ends on a signal from its first moment on, also as the first process of a container."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-ASKED_EARLY = """
+SIGNAL_DURING_IMPORT = """
 import os, signal, sys
-from modelswarm_{part}.__main__ import main
+from modelswarm_{program}.__main__ import main
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("modelswarm_{part}."):  # nothing that takes time is imported yet
+        if name.startswith("modelswarm_{program}."):  # before any slow import
             os.kill(os.getpid(), signal.{signal})
 
 sys.meta_path.insert(0, Finder())
@@ -23,9 +23,9 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("part", ["serving", "gateway", "operator"])
-def test_signal_during_import_ends_the_process_with_0(part: str, signal: str) -> None:
-    code = ASKED_EARLY.format(part=part, signal=signal)
+@pytest.mark.parametrize("program", ["serving", "gateway", "operator"])
+def test_signal_during_import_ends_the_process_with_0(program: str, signal: str) -> None:
+    code = SIGNAL_DURING_IMPORT.format(program=program, signal=signal)
     done = subprocess.run(
         (sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=False
     )

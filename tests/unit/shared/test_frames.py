@@ -1,4 +1,4 @@
-"""Items cross in frames unchanged; damaged frames raise FrameError and nothing else."""
+"""Items survive packing into frames unchanged; damaged frames raise FrameError and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANDLE = (1 << 64) - 3
 EPOCH = Epoch(7, 1 << 40)
 
 
-def rows(first: int, count: int, row_bytes: int, *, sample: bool = False) -> Rows:
+def make_rows(first: int, count: int, row_bytes: int, *, sample: bool = False) -> Rows:
     payload = random.Random(first).randbytes(count * row_bytes)
     return Rows(HANDLE, EPOCH, first, count, payload, sample)
 
@@ -34,14 +34,14 @@ def rows(first: int, count: int, row_bytes: int, *, sample: bool = False) -> Row
 MIXED: list[Item] = [
     Token(HANDLE, EPOCH, 55, 151645, -1.25, Finish.STOP, True),
     Token(1, EPOCH, 56, -1, 0.0, Finish.LENGTH),
-    rows(7, 3, 100, sample=True),
+    make_rows(7, 3, 100, sample=True),
     Window(HANDLE, EPOCH, 5, 6),
     Rows(2, EPOCH, 1 << 40, 1, b"x", False, True),
     Close(3),
 ]
 
 
-def crossed(items: list[Item]) -> list[Item]:
+def round_trip(items: list[Item]) -> list[Item]:
     return [item for frame in pack(items) for item in unpack(frame)]
 
 
@@ -54,7 +54,7 @@ def test_mixed_items_share_a_frame_in_order() -> None:
 @pytest.mark.parametrize("finish", Finish)
 def test_finish_reason_round_trips(finish: Finish) -> None:
     token = Token(1, EPOCH, 2, 3, -0.5, finish)
-    assert crossed([token]) == [token]
+    assert round_trip([token]) == [token]
 
 
 def test_empty_item_list_packs_to_no_frame() -> None:
@@ -62,7 +62,7 @@ def test_empty_item_list_packs_to_no_frame() -> None:
 
 
 def test_unpacked_rows_are_aligned_views_of_the_frame() -> None:
-    items: list[Item] = [Close(1), rows(0, 1, 33), Close(2), rows(1, 2, 64)]
+    items: list[Item] = [Close(1), make_rows(0, 1, 33), Close(2), make_rows(1, 2, 64)]
     frame = next(iter(pack(items)))
     for item in unpack(frame):
         if isinstance(item, Rows):
@@ -72,7 +72,7 @@ def test_unpacked_rows_are_aligned_views_of_the_frame() -> None:
 
 
 def test_long_rows_split_between_rows_and_only_last_part_samples() -> None:
-    long = rows(10, 1000, 4096, sample=True)
+    long = make_rows(10, 1000, 4096, sample=True)
     frames = list(pack([long]))
     parts = [item for frame in frames for item in unpack(frame)]
     assert max(map(len, frames)) <= FRAME_TARGET
@@ -88,13 +88,13 @@ def test_long_rows_split_between_rows_and_only_last_part_samples() -> None:
 
 
 def test_row_larger_than_the_target_gets_its_own_frame() -> None:
-    wide = rows(0, 2, FRAME_TARGET + 8)
+    wide = make_rows(0, 2, FRAME_TARGET + 8)
     assert len(list(pack([wide]))) == 2
 
 
 def test_long_input_is_split_into_inputs() -> None:
     tokens = tuple(range(100_000))
-    parts = crossed([Input(HANDLE, EPOCH, 3, tokens)])
+    parts = round_trip([Input(HANDLE, EPOCH, 3, tokens)])
     at = 3
     for part in parts:
         assert isinstance(part, Input)
@@ -116,39 +116,39 @@ def test_item_larger_than_a_frame_raises_value_error() -> None:
         list(pack([ModelFileChunk("x", 0, MAX_FRAME, bytes(MAX_FRAME))]))
 
 
-def item(kind: int, body: bytes, length: int | None = None) -> bytes:
+def make_item(kind: int, body: bytes, length: int | None = None) -> bytes:
     head = struct.pack("<BxxxI", kind, len(body) if length is None else length)
     return head + body + bytes(-len(body) % 8)
 
 
-def rows_body(count: int, flags: int, payload: bytes) -> bytes:
+def make_rows_body(count: int, flags: int, payload: bytes) -> bytes:
     return struct.pack("<QQQQII", 1, 1, 1, 0, count, flags) + payload
 
 
-def token_body(token: int = 1, finish: int = 0, flags: int = 0) -> bytes:
+def make_token_body(token: int = 1, finish: int = 0, flags: int = 0) -> bytes:
     return struct.pack("<QQQQdiBB2x", 1, 1, 1, 0, 0.0, token, finish, flags)
 
 
 MALFORMED = {
     "empty": b"",
-    "longer than any frame": bytes(MAX_FRAME + 8),
+    "frame above the maximum": bytes(MAX_FRAME + 8),
     "zeros": bytes(64),
-    "half a header": item(3, token_body())[:4],
-    "an unknown kind": item(9, b""),
-    "a length beyond the end": item(3, token_body(), 1 << 31),
-    "the longest length": item(3, b"", (1 << 32) - 1),
-    "rows without a header": item(2, bytes(39)),
-    "no rows": item(2, rows_body(0, 0, b"")),
-    "rows without bytes": item(2, rows_body(2, 0, b"")),
-    "bytes that are no whole rows": item(2, rows_body(3, 0, bytes(8))),
-    "more rows than bytes": item(2, rows_body(0xFFFFFFFF, 0, bytes(8))),
-    "unknown flags of rows": item(2, rows_body(1, 4, bytes(8))),
-    "a short token": item(3, token_body()[:-8]),
-    "a long token": item(3, token_body() + bytes(8)),
-    "an unknown finish": item(3, token_body(finish=3)),
-    "unknown flags of a token": item(3, token_body(flags=2)),
-    "a token below -1": item(3, token_body(token=-2)),
-    "a control message of nothing": item(1, b""),
+    "truncated header": make_item(3, make_token_body())[:4],
+    "unknown kind": make_item(9, b""),
+    "length beyond the end": make_item(3, make_token_body(), 1 << 31),
+    "maximum length": make_item(3, b"", (1 << 32) - 1),
+    "rows without a header": make_item(2, bytes(39)),
+    "row count of zero": make_item(2, make_rows_body(0, 0, b"")),
+    "rows without payload": make_item(2, make_rows_body(2, 0, b"")),
+    "payload of partial rows": make_item(2, make_rows_body(3, 0, bytes(8))),
+    "more rows than bytes": make_item(2, make_rows_body(0xFFFFFFFF, 0, bytes(8))),
+    "unknown row flags": make_item(2, make_rows_body(1, 4, bytes(8))),
+    "short token": make_item(3, make_token_body()[:-8]),
+    "long token": make_item(3, make_token_body() + bytes(8)),
+    "unknown finish reason": make_item(3, make_token_body(finish=3)),
+    "unknown token flags": make_item(3, make_token_body(flags=2)),
+    "token below -1": make_item(3, make_token_body(token=-2)),
+    "empty control message": make_item(1, b""),
     "too many items": b"".join(pack([Close(1)])) * (MAX_ITEMS + 1),
 }
 
@@ -159,7 +159,7 @@ def test_malformed_frame_raises_frame_error(frame: bytes) -> None:
         unpack(frame)
 
 
-def read_or_refuse(frame: bytes) -> bool:
+def can_unpack(frame: bytes) -> bool:
     try:
         unpack(frame)
     except FrameError:
@@ -170,23 +170,23 @@ def read_or_refuse(frame: bytes) -> bool:
 def test_random_bytes_raise_frame_error() -> None:
     random_bytes = random.Random(1)
     for _ in range(5000):
-        assert not read_or_refuse(random_bytes.randbytes(random_bytes.randrange(1, 200)))
+        assert not can_unpack(random_bytes.randbytes(random_bytes.randrange(1, 200)))
 
 
 def test_truncated_frame_is_refused_except_between_items() -> None:
     frame = next(iter(pack(MIXED)))
-    taken = [size for size in range(len(frame)) if read_or_refuse(frame[:size])]
-    # Between two items a cut is a shorter frame: gRPC keeps whole messages, so only bugs can make one.
-    assert len(taken) == len(MIXED) - 1
+    unpacked = [size for size in range(len(frame)) if can_unpack(frame[:size])]
+    # A cut between two items is a valid shorter frame. gRPC keeps messages whole, so only a bug can make one.
+    assert len(unpacked) == len(MIXED) - 1
 
 
 def test_flipped_bits_raise_only_frame_error() -> None:
-    dice = random.Random(2)
+    rng = random.Random(2)
     whole = next(iter(pack([*MIXED, Heartbeat(1, 2.0), Input(5, EPOCH, 0, (1, 2, 3))])))
     refused = 0
     for _ in range(20000):
         frame = bytearray(whole)
-        for _ in range(dice.randrange(1, 4)):
-            frame[dice.randrange(len(frame))] ^= 1 << dice.randrange(8)
-        refused += not read_or_refuse(bytes(frame))
+        for _ in range(rng.randrange(1, 4)):
+            frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+        refused += not can_unpack(bytes(frame))
     assert refused > 1000

@@ -1,4 +1,4 @@
-"""An inspection tells what a model is without reading its weights, or in one sentence why it cannot be served."""
+"""An inspection prints the facts of a model without reading its weights, or the reason why it is refused."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def hub(copy: Path) -> Iterator[Hub]:
         yield running
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_inspection(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelswarm.checkpoint.inspection", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=os.environ | environment
     )
 
 
-def refused(
-    source: str, tokenizer: str | None = None, places: SourceLocations | None = None
+def refusal_message(
+    source: str, tokenizer: str | None = None, locations: SourceLocations | None = None
 ) -> str:
     with pytest.raises(ModelSourceError) as caught:
-        inspect_model(source, tokenizer, places)
+        inspect_model(source, tokenizer, locations)
     return caught.value.message
 
 
@@ -63,7 +63,7 @@ def test_inspection_output_is_one_object_read_back_as_facts(tmp_path: Path) -> N
     output = tmp_path / "termination-log"
     output.touch()
 
-    done = run("--model", "demo://counting", "--output", str(output))
+    done = run_inspection("--model", "demo://counting", "--output", str(output))
 
     assert (done.returncode, done.stderr) == (0, "")
     written = output.read_text()
@@ -79,24 +79,26 @@ def test_inspection_output_is_one_object_read_back_as_facts(tmp_path: Path) -> N
 def test_hub_inspection_fetches_only_headers_of_block_0(
     hub: Hub, copy: Path, tmp_path: Path
 ) -> None:
-    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
-    found = inspect_model("hf://acme/tiny", locations=places)
+    found = inspect_model("hf://acme/tiny", locations=locations)
 
     assert found.revision == COMMIT
     assert found.facts == read_facts(copy)
     assert not [name for name in hub.fetched if name.endswith(".safetensors")]
     index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
-    of_block_0 = {file for name, file in index.items() if "layers.0." in name or "embed" in name}
-    assert set(hub.ranged) == of_block_0
+    shards_of_block_0 = {
+        file for name, file in index.items() if "layers.0." in name or "embed" in name
+    }
+    assert set(hub.ranged) == shards_of_block_0
 
 
 def test_single_file_model_is_inspected_by_its_header(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "one", "qwen3", shard_size="1GB")
-    places = SourceLocations(hub_cache=tmp_path / "cache")
+    locations = SourceLocations(hub_cache=tmp_path / "cache")
     with serve("acme/one", folder) as hub:
-        places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
-        found = inspect_model("hf://acme/one@main", locations=places)
+        locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+        found = inspect_model("hf://acme/one@main", locations=locations)
 
         assert (found.facts, hub.ranged) == (read_facts(folder), ["model.safetensors"])
         assert "model.safetensors" not in hub.fetched
@@ -104,10 +106,10 @@ def test_single_file_model_is_inspected_by_its_header(tmp_path: Path) -> None:
 
 def test_gated_model_is_inspected_with_the_environment_token(hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_secret"
-    surroundings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
 
-    without = run("--model", "hf://acme/tiny", **surroundings)
-    done = run("--model", "hf://acme/tiny", HF_TOKEN="hf_secret", **surroundings)
+    without = run_inspection("--model", "hf://acme/tiny", **environment)
+    done = run_inspection("--model", "hf://acme/tiny", HF_TOKEN="hf_secret", **environment)
 
     assert without.returncode == 2
     assert without.stdout == "hf://acme/tiny is gated: set HF_TOKEN to use it\n"
@@ -131,21 +133,21 @@ def test_index_without_a_part_of_the_model_is_refused(
         name: file for name, file in content["weight_map"].items() if missing not in name
     }
     index.write_text(json.dumps(content))
-    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
 
-    assert refused("hf://acme/tiny", places=places) == sentence
+    assert refusal_message("hf://acme/tiny", locations=locations) == sentence
 
 
 def test_weights_other_than_safetensors_are_refused(hub: Hub, copy: Path, tmp_path: Path) -> None:
-    places = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+    locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
     first = sorted(copy.glob("*.safetensors"))[0]
     first.write_bytes(b"\xff" * 5000)
 
-    told = refused("hf://acme/tiny", places=places)
+    message = refusal_message("hf://acme/tiny", locations=locations)
 
-    assert told == f"hf://acme/tiny@{COMMIT}: {first.name} is not a safetensors file"
+    assert message == f"hf://acme/tiny@{COMMIT}: {first.name} is not a safetensors file"
     first.unlink()
-    assert "hf://acme/tiny" in refused("hf://acme/tiny", places=places)
+    assert "hf://acme/tiny" in refusal_message("hf://acme/tiny", locations=locations)
 
 
 def test_pvc_model_is_inspected_under_its_mount(folder: Path, tmp_path: Path) -> None:
@@ -161,7 +163,7 @@ def test_missing_tokenizer_is_one_line_and_exit_code_2(copy: Path, tmp_path: Pat
     (copy / "tokenizer.json").unlink()
     output = tmp_path / "termination-log"
 
-    done = run("--model", f"file://{copy}", "--output", str(output))
+    done = run_inspection("--model", f"file://{copy}", "--output", str(output))
 
     assert done.returncode == 2
     assert output.read_text() == (
@@ -176,30 +178,30 @@ def test_separate_tokenizer_replaces_the_models_own(
     other = make_model(tmp_path / "other", "llama", vocab=64)
 
     assert inspect_model(f"file://{copy}", f"file://{folder}").facts == read_facts(folder)
-    told = refused(f"file://{other}", "demo://counting")
-    assert "has ids up to 260, but the model's vocabulary ends at 63" in told
-    assert "is not a model address" in refused("demo://counting", "s3://bucket")
+    message = refusal_message(f"file://{other}", "demo://counting")
+    assert "has ids up to 260, but the model's vocabulary ends at 63" in message
+    assert "is not a model address" in refusal_message("demo://counting", "s3://bucket")
 
 
 def test_uncompilable_chat_template_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     template, output = tmp_path / "t.jinja", tmp_path / "termination-log"
     flags = ("--model", "demo://counting", "--chat-template", str(template))
     template.write_text("{% generation %}{{ messages }}{% endgeneration %}{% break %}")
-    refused_one = run(*flags, "--output", str(output))
+    invalid = run_inspection(*flags, "--output", str(output))
     template.write_text("{% for m in messages %}{% generation %}x{% endgeneration %}{% endfor %}")
-    taken = run(*flags)
+    valid = run_inspection(*flags)
 
-    assert (refused_one.returncode, taken.returncode) == (2, 0)
+    assert (invalid.returncode, valid.returncode) == (2, 0)
     assert "the chat template does not compile" in output.read_text()
     template.unlink()
-    assert "t.jinja cannot be read" in run(*flags).stdout
+    assert "t.jinja cannot be read" in run_inspection(*flags).stdout
 
 
 def test_truncated_weights_are_one_line_and_exit_code_2(copy: Path) -> None:
     shard = sorted(copy.glob("*.safetensors"))[0]
     os.truncate(shard, shard.stat().st_size - 100)
 
-    done = run("--model", f"file://{copy}")
+    done = run_inspection("--model", f"file://{copy}")
 
     assert done.returncode == 2
     assert done.stdout == f"file://{copy}: {shard} is truncated: 100 bytes are missing\n"
@@ -210,14 +212,14 @@ def test_block_without_weights_is_refused(copy: Path) -> None:
         kept = {n: t for n, t in load_file(shard).items() if ".layers.3." not in n}
         save_file(kept or {"other": load_file(shard).popitem()[1]}, shard)
 
-    assert "no weights for block 3" in refused(f"file://{copy}")
+    assert "no weights for block 3" in refusal_message(f"file://{copy}")
 
 
 def test_inspection_error_fits_a_termination_message(tmp_path: Path) -> None:
     deep = tmp_path / ("ü" * 100) / ("ö" * 100) / ("x" * 200)
     folder = "/".join([str(deep)] * 12)
 
-    done = run("--model", f"file://{folder}")
+    done = run_inspection("--model", f"file://{folder}")
 
     assert done.returncode == 2
     assert len(done.stdout.strip().encode()) <= MAX_OUTPUT_BYTES < 4096

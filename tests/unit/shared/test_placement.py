@@ -1,4 +1,4 @@
-"""Spans cover the model exactly, slots cover the spans, and a plan never promises memory that is not there."""
+"""Spans cover the model exactly, slots cover the spans, and a plan never needs more memory than there is."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FACTS = ModelFacts(
 BLOCK = 40_000  # bytes in float32
 TABLE = 64 * 320 * 4
 KV = 256  # bytes per position and block
-ROW = 64 * 4 + GROUP_OVERHEAD  # bytes of a row that is kept
+ROW = 64 * 4 + GROUP_OVERHEAD  # bytes of a retained row
 
 
-def swarm(**spec: Any) -> ModelSwarm:
+def make_swarm(**spec: Any) -> ModelSwarm:
     return ModelSwarm.parse(
         {
             "apiVersion": "modelswarm.io/v1alpha1",
@@ -39,7 +39,7 @@ def swarm(**spec: Any) -> ModelSwarm:
     )
 
 
-def pool(memory: str) -> dict[str, Any]:
+def make_pool(memory: str) -> dict[str, Any]:
     return {"name": "cpu", "resources": {"limits": {"memory": memory}}}
 
 
@@ -122,7 +122,9 @@ def test_plan_has_pages_for_the_requested_sessions() -> None:
     for length in (1, 15, 16, 17, 500, 512):
         for concurrent in (1, 3, 8, 100):
             sessions = {"maxLength": length, "concurrent": concurrent}
-            plan = plan_swarm(swarm(spans={"count": 3}, sessions=sessions), FACTS, "file:///tiny")
+            plan = plan_swarm(
+                make_swarm(spans={"count": 3}, sessions=sessions), FACTS, "file:///tiny"
+            )
 
             assert plan.full_sessions == concurrent
             for server in plan.servers:
@@ -130,7 +132,7 @@ def test_plan_has_pages_for_the_requested_sessions() -> None:
 
 
 def test_plan_counts_weights_kv_and_replay_memory() -> None:
-    plan = plan_swarm(swarm(spans={"count": 2}, replicas=2), FACTS, "file:///tiny")
+    plan = plan_swarm(make_swarm(spans={"count": 2}, replicas=2), FACTS, "file:///tiny")
     head, tail = plan.servers
 
     assert head.weight_bytes == tail.weight_bytes == 4 * BLOCK + TABLE
@@ -144,14 +146,16 @@ def test_plan_counts_weights_kv_and_replay_memory() -> None:
 
 def test_plan_fills_the_pool_memory_without_exceeding_it() -> None:
     page = PAGE_SIZE * (4 * KV + ROW)
-    plan = plan_swarm(swarm(spans={"count": 2}, pools=[pool("1Mi")]), FACTS, "file:///tiny")
+    plan = plan_swarm(
+        make_swarm(spans={"count": 2}, pools=[make_pool("1Mi")]), FACTS, "file:///tiny"
+    )
 
     for server in plan.servers:
         assert (1 << 20) - page < server.total_bytes <= 1 << 20
 
 
 def test_explicit_memory_overrides_the_pools() -> None:
-    document = swarm(spans={"count": 2}, pools=[pool("1Ki")])
+    document = make_swarm(spans={"count": 2}, pools=[make_pool("1Ki")])
 
     plan = plan_swarm(document, FACTS, "file:///tiny", memory=2 << 20)
 
@@ -159,8 +163,8 @@ def test_explicit_memory_overrides_the_pools() -> None:
 
 
 def test_smaller_pool_memory_gives_more_automatic_spans() -> None:
-    whole = plan_swarm(swarm(pools=[pool("10Mi")]), FACTS, "file:///tiny")
-    split = plan_swarm(swarm(pools=[pool("512Ki")]), FACTS, "file:///tiny")
+    whole = plan_swarm(make_swarm(pools=[make_pool("10Mi")]), FACTS, "file:///tiny")
+    split = plan_swarm(make_swarm(pools=[make_pool("512Ki")]), FACTS, "file:///tiny")
 
     assert len(whole.servers) == 1
     assert len(split.servers) > 1
@@ -173,15 +177,18 @@ def test_smaller_pool_memory_gives_more_automatic_spans() -> None:
         ({"sessions": {"maxLength": 513}}, r"spec\.sessions\.maxLength: .* allowed: 1 to 512"),
         ({"spans": {"count": 9}}, r"spec\.spans\.count: .* allowed: 1 to 8"),
         (
-            {"spans": {"count": 1}, "pools": [pool("1Mi")], "sessions": {"concurrent": 100}},
+            {"spans": {"count": 1}, "pools": [make_pool("1Mi")], "sessions": {"concurrent": 100}},
             r"spec\.sessions\.concurrent: 100 sessions of 512 positions do not fit .* at most 0",
         ),
-        ({"spans": {"count": 1}, "pools": [pool("1Ki")]}, r"memory: a server of blocks 0:8 needs"),
+        (
+            {"spans": {"count": 1}, "pools": [make_pool("1Ki")]},
+            r"memory: a server of blocks 0:8 needs",
+        ),
     ],
 )
 def test_impossible_plan_is_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     with pytest.raises(UserError, match=path):
-        plan_swarm(swarm(**spec), FACTS, "file:///tiny")
+        plan_swarm(make_swarm(**spec), FACTS, "file:///tiny")
 
 
 @pytest.mark.parametrize(

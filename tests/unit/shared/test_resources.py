@@ -1,4 +1,4 @@
-"""A swarm document is accepted whole or refused with the path and the allowed values of every violation."""
+"""A swarm document is accepted whole, or refused with the path and allowed values of every violation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from modelswarm.resources.violations import InvalidDocumentError
 EXAMPLE = Path(__file__).parents[3] / "examples" / "counting.yaml"
 
 
-def document(**spec: Any) -> dict[str, Any]:
+def make_document(**spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "modelswarm.io/v1alpha1",
         "kind": "ModelSwarm",
@@ -30,7 +30,7 @@ def parse(content: dict[str, Any]) -> ModelSwarm:
     return parse_document(yaml.safe_dump(content), "swarm.yaml")
 
 
-def violations(content: dict[str, Any]) -> tuple[str, ...]:
+def collect_violations(content: dict[str, Any]) -> tuple[str, ...]:
     with pytest.raises(InvalidDocumentError) as caught:
         parse(content)
     return caught.value.violations
@@ -48,7 +48,7 @@ def test_packaged_example_equals_the_example_file() -> None:
 
 
 def test_omitted_fields_get_their_defaults() -> None:
-    spec = parse(document()).spec
+    spec = parse(make_document()).spec
 
     assert (spec.replicas, spec.paused, spec.pools) == (1, False, ())
     assert (spec.spans.count, spec.spans.ranges) == (None, None)
@@ -84,7 +84,7 @@ def test_omitted_fields_get_their_defaults() -> None:
     ],
 )
 def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
-    parse(document(**spec))
+    assert parse(make_document(**spec)).spec != parse(make_document()).spec
 
 
 @pytest.mark.parametrize(
@@ -173,31 +173,31 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
 def test_violation_names_its_path_and_the_allowed_values(
     spec: dict[str, Any], expected: str
 ) -> None:
-    assert violations(document(**spec)) == (expected,)
+    assert collect_violations(make_document(**spec)) == (expected,)
 
 
 @pytest.mark.parametrize("name", ["Counting", "1st", "a-", "a_b", "ünder", "", "a" * 41, "a.b"])
 def test_name_invalid_for_a_service_is_refused(name: str) -> None:
-    content = document()
+    content = make_document()
     content["metadata"]["name"] = name
 
-    assert violations(content)[0].startswith("metadata.name: ")
+    assert collect_violations(content)[0].startswith("metadata.name: ")
 
 
 def test_all_violations_are_listed_at_once() -> None:
-    content = document(replicas=-1, paused=1)
+    content = make_document(replicas=-1, paused=1)
     content["kind"] = "Swarm"
     del content["spec"]["model"]["source"]
 
-    told = violations(content)
+    violations = collect_violations(content)
 
-    assert [sentence.split(":")[0] for sentence in told] == [
+    assert [sentence.split(":")[0] for sentence in violations] == [
         "kind",
         "spec.model.source",
         "spec.replicas",
         "spec.paused",
     ]
-    assert told[1].startswith("spec.model.source: required. Where the weights are")
+    assert violations[1].startswith("spec.model.source: required. Where the weights are")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The files by which processes of one machine find each other."""
+"""The run files through which processes of one machine find each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_run_file_is_written_whole_with_pid_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "made" / "too" / "s0.json"
     write_run_file(path, {"target": "127.0.0.1:1", "first": 0})
     assert json.loads(path.read_text()) == {"target": "127.0.0.1:1", "first": 0, "pid": os.getpid()}
-    assert [found.name for found in path.parent.iterdir()] == ["s0.json"], "nothing half written"
+    assert [found.name for found in path.parent.iterdir()] == ["s0.json"], "no partial file is left"
     remove_run_file(path)
     assert list(path.parent.iterdir()) == []
 
@@ -30,3 +30,4 @@ def test_run_file_of_another_process_is_kept(tmp_path: Path, content: str) -> No
 
 def test_removing_a_missing_run_file_raises_nothing(tmp_path: Path) -> None:
     remove_run_file(tmp_path / "s0.json")
+    assert list(tmp_path.iterdir()) == []

@@ -1,14 +1,15 @@
-"""What the HTTP door does with connections when its gateway leaves."""
+"""The connections of the HTTP server when its gateway stops."""
 
 from __future__ import annotations
 
 import asyncio
 
 from starlette.types import Receive, Scope, Send
+from support.eventually import SECONDS
 
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 
-ASK = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -21,14 +22,14 @@ async def test_closing_idle_connections_keeps_new_ones() -> None:
     await server.start()
     host, _, port = server.target.partition(":")
     idle, to_idle = await asyncio.open_connection(host, int(port))
-    to_idle.write(ASK)
-    assert b"503" in await asyncio.wait_for(idle.readline(), 5)
+    to_idle.write(REQUEST)
+    assert b"503" in await asyncio.wait_for(idle.readline(), SECONDS)
     new, to_new = await asyncio.open_connection(host, int(port))
-    await asyncio.sleep(0.1)  # so that it is accepted
+    await asyncio.sleep(0.1)  # the server accepts it meanwhile; the assertions hold in both cases
     server.close_idle_connections()
-    async with asyncio.timeout(5):
-        await idle.read()  # until its end
-        to_new.write(ASK)
+    async with asyncio.timeout(SECONDS):
+        await idle.read()  # until it is closed
+        to_new.write(REQUEST)
         assert b"503" in await new.readline()
     to_idle.close()
     to_new.close()

@@ -1,4 +1,4 @@
-"""An answer of another gateway is passed on in whole events, and another way is looked for when that is gone."""
+"""The stream of another gateway is passed on in whole events, and failover continues it when that gateway is lost."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from modelswarm_gateway.api.http.openai_responses import (
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body, parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
 
-SHAPE = ChatResponseBuilder(ResponseHead("m", 1, (5, 6), usage_in_stream=True))
-FIRST, SECOND = SHAPE.text_event("a", (7,), "2"), SHAPE.text_event("\n\nid: 9\n", (8,), "3-0a")
-CALM = b"".join((keepalive_comment(""), SHAPE.opening(), FIRST, keepalive_comment(""), SECOND))
-ALL = CALM + SHAPE.closing("stop", 2)
+BUILDER = ChatResponseBuilder(ResponseHead("m", 1, (5, 6), usage_in_stream=True))
+FIRST, SECOND = BUILDER.text_event("a", (7,), "2"), BUILDER.text_event("\n\nid: 9\n", (8,), "3-0a")
+WITHOUT_END = b"".join(
+    (keepalive_comment(""), BUILDER.opening(), FIRST, keepalive_comment(""), SECOND)
+)
+ALL = WITHOUT_END + BUILDER.closing("stop", 2)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, len(ALL)])
@@ -32,43 +34,44 @@ def test_stream_passes_through_unchanged_in_any_chunks(size: int) -> None:
 
 
 def test_cut_stream_resumes_behind_its_last_event_id() -> None:
-    calm = [line for line in ALL.split(b"\n") if not line.startswith(b":")]
+    expected = [line for line in ALL.split(b"\n") if not line.startswith(b":")]
     for length in range(1, len(ALL)):
         events = SseReader()
         passed = events.add_bytes(ALL[:length])
-        rest = {None: SHAPE.opening() + FIRST + SECOND, "2": SECOND, "3-0a": b""}[
+        rest = {None: BUILDER.opening() + FIRST + SECOND, "2": SECOND, "3-0a": b""}[
             events.last_event_id
         ]
-        whole = passed + rest + SHAPE.closing("stop", 2)
+        whole = passed + rest + BUILDER.closing("stop", 2)
         assert events.is_done is False
-        assert [line for line in whole.split(b"\n") if not line.startswith(b":")] == calm
+        assert [line for line in whole.split(b"\n") if not line.startswith(b":")] == expected
 
 
 def test_error_event_is_separated_from_the_stream() -> None:
     error = ApiError(Code.STOPPING, "it ends")
     events = SseReader()
-    assert events.add_bytes(CALM + error_event(error.envelope())) == CALM
+    assert events.add_bytes(WITHOUT_END + error_event(error.envelope())) == WITHOUT_END
     assert events.error is not None
     assert (events.error.code, str(events.error), events.is_done) == (error.code, "it ends", False)
     assert parse_error_body(b"<html>").code is Code.INTERNAL
-    assert parse_error_body(json.dumps({"error": {"code": "new", "message": ""}}).encode()).code
+    newer = json.dumps({"error": {"code": "new", "message": "newer"}}).encode()
+    assert (parse_error_body(newer).code, str(parse_error_body(newer))) == (Code.INTERNAL, "newer")
     assert parse_event_id_line(SECOND) == "3-0a"
 
 
 async def test_failover_retries_only_after_a_break_until_its_limit() -> None:
     now = 0.0
-    course = StreamFailover(lambda: now)
+    failover = StreamFailover(lambda: now)
     busy = ApiError(Code.SESSION_BUSY, "busy")
     with pytest.raises(ApiError, match="busy"):
-        await course.before_retry(busy)
-    await course.before_retry(PeerGone())
-    await course.before_retry(busy)
+        await failover.before_retry(busy)
+    await failover.before_retry(PeerGone())
+    await failover.before_retry(busy)
     with pytest.raises(ApiError, match="lost"):
-        await course.before_retry(ApiError(Code.SESSION_LOST, "lost"))
-    course.on_delivered()
+        await failover.before_retry(ApiError(Code.SESSION_LOST, "lost"))
+    failover.on_delivered()
     with pytest.raises(ApiError, match="busy"):
-        await course.before_retry(busy)
-    await course.before_retry(PeerGone())
+        await failover.before_retry(busy)
+    await failover.before_retry(PeerGone())
     now = 1000.0
     with pytest.raises(ApiError, match="resume with Last-Event-ID"):
-        await course.before_retry(busy)
+        await failover.before_retry(busy)

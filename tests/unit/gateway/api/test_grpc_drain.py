@@ -1,4 +1,4 @@
-"""`Swarm.Drain`, one call of it: what it tells while a server is left, and that it ends."""
+"""One call of `Swarm.Drain`: the states that it streams while a server is drained, and its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.core.scripted_servers import Script
+from support.eventually import SECONDS
 
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Close, DrainState, Heartbeat
@@ -19,19 +20,19 @@ from modelswarm_gateway.runtime.drains import Drains
 PROMPT = tuple(range(1, 21))
 
 
-def two_tails(lives: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script, Drains]:
-    """A session runs over `a` and `b`; `c` holds the same blocks as `b` and answers nothing."""
+def make_two_tails(is_running: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script, Drains]:
+    """Return a session over `a` and `b`; `c` holds the same blocks as `b` and answers nothing."""
     script = Script()
     script.serve("a", 0, 2)
     script.serve("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
     script.silent.add(script.serve("c", 2, 4))
-    return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), lives)
+    return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), is_running)
 
 
 async def test_drain_undone_by_another_call_ends_with_an_error() -> None:
-    _, drains = two_tails()
+    _, drains = make_two_tails()
     states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     first = await anext(states)
     assert first.own_sessions == 1 and not first.done
@@ -40,32 +41,32 @@ async def test_drain_undone_by_another_call_ends_with_an_error() -> None:
     ]
     assert not undone.done
     with pytest.raises(ApiError) as told:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             async for _ in states:
                 pass
     assert told.value.code is Code.DRAIN_UNDONE and "b" in str(told.value)
 
 
 async def test_drain_of_an_unknown_server_lists_the_known_ones() -> None:
-    _, drains = two_tails()
+    _, drains = make_two_tails()
     with pytest.raises(ApiError) as told:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
     assert str(told.value) == "there is no server 'z'; known are: a, b, c"
 
 
 async def test_drain_that_would_uncover_blocks_names_them() -> None:
-    _, drains = two_tails()
+    _, drains = make_two_tails()
     with pytest.raises(ApiError) as told:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
     assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0:2" in str(told.value)
 
 
 async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
-    script, drains = two_tails()
+    script, drains = make_two_tails()
     c = "c/1/0"
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.SERVE))
-    assert not (await anext(states)).done, "what it says is older than the drain"
+    assert not (await anext(states)).done, "its state is older than the drain request"
     assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     assert drains.view_server(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
@@ -76,14 +77,15 @@ async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
     assert not (await anext(states)).done
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     late = await anext(states)
-    assert (late.other_sessions, late.done) == (1, False), "it was on its way when the wish was"
+    # This session was opened while the drain request was on its way.
+    assert (late.other_sessions, late.done) == (1, False)
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert [state.done for state in [s async for s in states]] == [False, True]
 
 
 async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
-    """Or its answer would show ours as those of another gateway, for seconds if nobody runs there."""
-    script, drains = two_tails()
+    """Otherwise the server would count them as sessions of another gateway, for seconds if it is idle."""
+    script, drains = make_two_tails()
     script.core.cancel_turn("s", script.now)
     script.run()
     script.sent.clear()
@@ -93,79 +95,79 @@ async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
 
 
 async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
-    script, drains = two_tails()
+    script, drains = make_two_tails()
     states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     await anext(states)
     script.says("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
     script.says("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
     with pytest.raises(ApiError) as told:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(SECONDS):
             async for _ in states:
                 pass
     assert told.value.code is Code.DRAIN_UNDONE
 
 
 async def test_drain_state_reported_by_a_server_is_adopted() -> None:
-    script, _ = two_tails()
-    for wish, leaving in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
-        script.says("b/1/0", Heartbeat(drain=wish, sessions=1))
-        assert {v.peer: v.drain_cause for v in script.core.server_views()}["b/1/0"] == leaving
+    script, _ = make_two_tails()
+    for drain, cause in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
+        script.says("b/1/0", Heartbeat(drain=drain, sessions=1))
+        assert {v.peer: v.drain_cause for v in script.core.server_views()}["b/1/0"] == cause
 
 
-def is_back(script: Script, peer: PeerId) -> None:
-    """Its link broke, and is there again."""
+def reconnect(script: Script, peer: PeerId) -> None:
+    """Lose the link of a server and connect it again."""
     script.core.on_peer_lost(peer, script.now)
     script.serve(name_of(peer), 2, 4)
 
 
 async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
-    script, drains = two_tails()
+    script, drains = make_two_tails()
     c = "c/1/0"
     drains.drain_server(c)
-    is_back(script, c)
+    reconnect(script, c)
     script.sent.clear()
     script.says(c, Heartbeat())
     assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat())
-    assert not drains.is_empty(c), "its other gateways know nothing of it"
+    assert not drains.is_empty(c), "other gateways do not know of an unconfirmed drain"
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_empty(c)
 
 
 async def test_undo_lost_with_the_link_is_sent_again() -> None:
-    script, drains = two_tails()
+    script, drains = make_two_tails()
     c = "c/1/0"
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     drains.undrain_server(c)
-    is_back(script, c)
+    reconnect(script, c)
     script.sent.clear()
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c)
     assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.SERVE]
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
-    assert drains.is_cancelled(c), "what it says is older than what it was told"
+    assert drains.is_cancelled(c), "its state is older than the undo"
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert not drains.is_cancelled(c)
 
 
-@pytest.mark.parametrize("wish", [DrainState.SERVE, DrainState.DRAIN])
+@pytest.mark.parametrize("drain", [DrainState.SERVE, DrainState.DRAIN])
 async def test_drain_state_changed_during_link_loss_is_adopted(
-    wish: DrainState,
+    drain: DrainState,
 ) -> None:
-    script, drains = two_tails()
+    script, drains = make_two_tails()
     c = "c/1/0"
     drains.drain_server(c)
-    is_back(script, c)
+    reconnect(script, c)
     script.sent.clear()
-    script.says(c, Heartbeat(drain=wish))
-    assert drains.is_cancelled(c) is (wish is DrainState.SERVE)
+    script.says(c, Heartbeat(drain=drain))
+    assert drains.is_cancelled(c) is (drain is DrainState.SERVE)
     assert not script.told(c, Heartbeat)
 
 
 async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
-    lives = {"c/1/0"}
-    script, drains = two_tails(lives.__contains__)
+    running = {"c/1/0"}
+    script, drains = make_two_tails(running.__contains__)
     c = "c/1/0"
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
@@ -178,5 +180,5 @@ async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
     again = await anext(states)
     assert again.other_sessions == 1 and not again.done
     script.core.on_peer_lost(c, script.now)
-    lives.clear()
+    running.clear()
     assert [state.gone for state in [s async for s in states]][-1]

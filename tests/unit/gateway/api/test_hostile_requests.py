@@ -1,4 +1,4 @@
-"""Requests and model files that are legal to read and must not cost anybody else anything."""
+"""Valid input that must not harm other requests: huge numbers, long lists, broken model files and run files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.eventually import SECONDS
 from support.models.tokenizers import model_files
-from unit.gateway.test_model_registry import HELLO, Shelf
+from unit.gateway.test_model_registry import HELLO, RegistryHarness
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
@@ -33,31 +34,33 @@ from modelswarm_gateway.models.tokenizer import ModelTokenizer
 MANY = 300_000  # entries: a body of about 1 MiB
 
 
-def crosses_a_link(sampling: Sampling) -> bool:
+def can_cross_a_link(sampling: Sampling) -> bool:
     fence = Fence(0, 1, Epoch(1, 1), 0, 0, Create("s", 0, 1), Turn(1, 1, sampling))
     return bool(list(pack([fence])))
 
 
 @pytest.mark.parametrize("top_k", [2**63, 2**64, 10**30])
 def test_huge_top_k_crosses_the_link(top_k: int) -> None:
-    asked = parse_completion({"model": "m", "prompt": [1], "top_k": top_k}).to_generation_request()
-    sampling = SamplingDefaults().sampling(asked.options, 1)
+    request = parse_completion(
+        {"model": "m", "prompt": [1], "top_k": top_k}
+    ).to_generation_request()
+    sampling = SamplingDefaults().sampling(request.options, 1)
     assert sampling.top_k >= 1 << 30
-    assert crosses_a_link(sampling)
+    assert can_cross_a_link(sampling)
 
 
 def test_invalid_model_defaults_are_left_out() -> None:
-    said = {
+    config = {
         "do_sample": True,
         "top_k": float("nan"),
         "temperature": float("inf"),
         "repetition_penalty": 10**400,
         "eos_token_id": [-1, True, 2, 1 << 70],
     }
-    defaults = read_defaults(said, {}, None)
+    defaults = read_defaults(config, {}, None)
     assert defaults.eos == (2,)
     assert defaults.top_k == 0
-    assert crosses_a_link(defaults.sampling(SamplingOptions(), 1))
+    assert can_cross_a_link(defaults.sampling(SamplingOptions(), 1))
 
 
 def test_tiny_temperature_is_zero_and_tiny_penalty_is_raised() -> None:
@@ -96,14 +99,14 @@ def test_grpc_session_id_is_limited_as_over_http() -> None:
 
 
 async def test_unparsable_model_files_are_given_up() -> None:
-    shelf = Shelf()
-    shelf.library.on_peer_connected(HELLO)
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
     deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-    shelf.answer("s0/1/a", {**model_files(), "tokenizer_config.json": deep}, size=1 << 20)
-    await shelf.library_quiet()
-    [entry] = shelf.library.entries()
+    harness.send_files("s0/1/a", {**model_files(), "tokenizer_config.json": deep}, size=1 << 20)
+    await harness.wait_until_idle()
+    [entry] = harness.registry.entries()
     assert entry.fetch is None
-    assert entry.retry_at > shelf.now
+    assert entry.retry_at > harness.now
 
 
 async def test_broken_symlink_and_pipe_do_not_hide_members(
@@ -113,40 +116,44 @@ async def test_broken_symlink_and_pipe_do_not_hide_members(
     os.mkfifo(tmp_path / "b.json")
     (tmp_path / "s0.json").write_text('{"peer": "s0/1/a", "target": "127.0.0.1:1"}')
     dialled: list[Address] = []
-    directory = Dialer(FileSource(tmp_path), dialled.append, lambda: 0.0)
-    await asyncio.wait_for(asyncio.to_thread(directory.dial_due), 5)
+    dialer = Dialer(FileSource(tmp_path), dialled.append, lambda: 0.0)
+    await asyncio.wait_for(asyncio.to_thread(dialer.dial_due), SECONDS)
     assert dialled == [Address("s0/1/a", "127.0.0.1:1")]
 
 
 async def test_files_follow_the_revision_that_turns_use() -> None:
-    shelf = Shelf()
-    leading = ["r1"]
-    shelf.library = ModelRegistry(
-        shelf.sent.extend, lambda: shelf.now, lambda: 77.5, lambda: None, lambda model: leading[0]
+    harness = RegistryHarness()
+    revisions = ["r1"]
+    harness.registry = ModelRegistry(
+        harness.sent.extend,
+        lambda: harness.now,
+        lambda: 77.5,
+        lambda: None,
+        lambda model: revisions[0],
     )
-    shelf.library.on_peer_connected(HELLO)
-    assert shelf.asked() == ["s0/1/a"]
-    shelf.answer("s0/1/a", model_files())
-    await shelf.library_quiet()
-    shelf.library.on_peer_connected(replace(HELLO, peer="s1/1/b", revision="r2"))
-    assert shelf.asked() == []
-    leading[0] = "r2"
-    shelf.library.tick()
-    assert shelf.asked() == ["s1/1/b"]
-    shelf.answer("s1/1/b", model_files())
-    await shelf.library_quiet()
-    [entry] = shelf.library.entries()
+    harness.registry.on_peer_connected(HELLO)
+    assert harness.take_asked_peers() == ["s0/1/a"]
+    harness.send_files("s0/1/a", model_files())
+    await harness.wait_until_idle()
+    harness.registry.on_peer_connected(replace(HELLO, peer="s1/1/b", revision="r2"))
+    assert harness.take_asked_peers() == []
+    revisions[0] = "r2"
+    harness.registry.tick()
+    assert harness.take_asked_peers() == ["s1/1/b"]
+    harness.send_files("s1/1/b", model_files())
+    await harness.wait_until_idle()
+    [entry] = harness.registry.entries()
     assert entry.revision == "r2"
 
 
 @pytest.mark.full
 async def test_text_beyond_any_context_is_refused_before_tokenizing() -> None:
     text = ModelTokenizer(model_files())
-    ask_for = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())
+    request = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())
     began = time.process_time()
     with pytest.raises(ApiError) as caught:
-        await encode_prompt(ask_for, text, 512)
+        await encode_prompt(request, text, 512)
     assert caught.value.code is Code.CONTEXT_LENGTH
     assert time.process_time() - began < 0.2
-    ids = await encode_prompt(replace(ask_for, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
+    ids = await encode_prompt(replace(request, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
     assert len(ids) > 0

@@ -1,4 +1,4 @@
-"""What the OpenAI door takes, refuses and ignores."""
+"""Requests of the OpenAI API: the fields that are accepted, refused and ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 SMALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def refusal(body: object) -> ApiError:
+def find_refusal(body: object) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parse_chat(body).to_generation_request()
     return caught.value
@@ -35,7 +35,7 @@ def test_minimal_request_uses_the_models_defaults() -> None:
 
 
 def test_every_supported_field_is_parsed() -> None:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "max_tokens": 5,
         "temperature": 1,
         "top_p": 0.5,
@@ -45,9 +45,9 @@ def test_every_supported_field_is_parsed() -> None:
         "seed": -3,
     }
     ask = parse_chat(
-        SMALL | said | {"ignore_eos": True, "stop": ["a", "b"], "session_id": "s"}
+        SMALL | fields | {"ignore_eos": True, "stop": ["a", "b"], "session_id": "s"}
     ).to_generation_request()
-    assert ask.options == SamplingOptions(**said, ignore_eos=True)
+    assert ask.options == SamplingOptions(**fields, ignore_eos=True)
     assert (ask.stop, ask.session_id) == (("a", "b"), "s")
 
 
@@ -72,7 +72,7 @@ def test_irrelevant_fields_are_ignored() -> None:
 
 
 def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
-    """LangChain's legacy class: zero penalties, n 1, a list of one string, nulls."""
+    """LangChain's legacy class sends zero penalties, n 1, a list with one string, and nulls."""
     body = {
         "model": "m",
         "prompt": ["x"],
@@ -122,14 +122,14 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
     ],
 )
 def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
-    error = refusal(SMALL | {field: value})
+    error = find_refusal(SMALL | {field: value})
     assert (error.code, error.param) == (Code.UNSUPPORTED, field)
     assert field in error.message
     assert error.mapping.status == 400
 
 
 @pytest.mark.parametrize(
-    ("changes", "param", "said"),
+    ("changes", "param", "message"),
     [
         ({"model": None}, "model", "required"),
         ({"model": 5}, "model", "string"),
@@ -171,11 +171,11 @@ def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None
     ],
 )
 def test_invalid_field_is_named_with_what_is_allowed(
-    changes: dict[str, Any], param: str, said: str
+    changes: dict[str, Any], param: str, message: str
 ) -> None:
-    error = refusal(SMALL | changes)
+    error = find_refusal(SMALL | changes)
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
-    assert said in error.message
+    assert message in error.message
     assert param in error.message
 
 
@@ -242,7 +242,7 @@ def test_invalid_prompt_is_refused(prompt: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -253,8 +253,8 @@ def test_invalid_prompt_is_refused(prompt: object) -> None:
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
-def test_body_that_is_not_json_is_refused(raw: bytes, said: str) -> None:
-    with pytest.raises(ApiError, match=said) as caught:
+def test_body_that_is_not_json_is_refused(raw: bytes, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as caught:
         parse_json(raw)
     assert caught.value.mapping.status == 400
 
@@ -266,4 +266,4 @@ def test_surrogate_pair_is_one_character() -> None:
 
 @pytest.mark.parametrize("body", [[], "x", 5, None])
 def test_body_other_than_an_object_is_refused(body: object) -> None:
-    assert "JSON object" in refusal(body).message
+    assert "JSON object" in find_refusal(body).message
