@@ -36,7 +36,7 @@ HELLO = Hello(
     last=2,
     n_blocks=2,
 )
-READ_SECONDS = 30.0  # generous: a thread reads files, perhaps on a busy machine
+READ_SECONDS = 60.0  # generous, as a thread reads files on a machine that may be busy
 
 
 class RegistryHarness:

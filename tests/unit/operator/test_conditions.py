@@ -363,7 +363,7 @@ def test_documented_numbers_equal_the_policy() -> None:
     folder = Path(__file__).parents[3]
     page = (folder / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     policy = ModelCluster().policy
-    for said in (
+    for sentence in (
         f"after {policy.not_ready_grace:.0f} s its slots",
         f"{policy.mass_outage_count} or more, and more than half",
         f"nothing is replaced for {policy.mass_outage_timeout / 60:.0f} minutes",
@@ -372,7 +372,7 @@ def test_documented_numbers_equal_the_policy() -> None:
         f"after {policy.max_restarts} restarts",
         f"(at least {policy.min_budget})",
     ):
-        assert said in page, said
+        assert sentence in page, sentence
     assert (policy.mass_outage_fraction, policy.budget_per_slot, policy.stuck_after) == (
         0.5,
         3,

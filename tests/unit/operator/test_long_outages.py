@@ -15,24 +15,26 @@ from modelswarm_operator.reconcile.state import names
 
 POOL = {"name": "a", "podTemplate": {"metadata": {"labels": {"team": "x"}}}}
 STATES: dict[str, dict[str, Any]] = {
-    "plain": make_spec(2, 2),
-    "more": make_spec(2, 3),
-    "less": make_spec(2, 1),
-    "other_spans": make_spec(3, 2),
-    "ranges": {
+    "default": make_spec(2, 2),
+    "three_replicas": make_spec(2, 3),
+    "one_replica": make_spec(2, 1),
+    "three_spans": make_spec(3, 2),
+    "explicit_ranges": {
         **make_spec(),
         "spans": {"ranges": [{"first": 0, "last": 2}, {"first": 2, "last": 8}]},
     },
-    "automatic": {**make_spec(), "spans": {}},
-    "patched": make_spec(2, 2, pools=[POOL]),
+    "automatic_spans": {**make_spec(), "spans": {}},
+    "pod_template": make_spec(2, 2, pools=[POOL]),
     "two_pools": make_spec(
         2, 2, pools=[POOL, {"name": "b", "resources": {"limits": {"cpu": "1"}}}]
     ),
-    "short": make_spec(2, 2, sessions={"maxLength": 512, "concurrent": 4}),
-    "renamed": make_spec(2, 2, model={"source": "demo://counting", "servedName": "other"}),
-    "half": make_spec(2, 2, model={"source": "demo://counting", "dtype": "bfloat16"}),
-    "in_place": make_spec(2, 2, rollout={"surge": 0, "drainLimit": "10s"}),
-    "paused_then_not": make_spec(2, 2, paused=False),
+    "short_sessions": make_spec(2, 2, sessions={"maxLength": 512, "concurrent": 4}),
+    "other_served_name": make_spec(
+        2, 2, model={"source": "demo://counting", "servedName": "other"}
+    ),
+    "bfloat16": make_spec(2, 2, model={"source": "demo://counting", "dtype": "bfloat16"}),
+    "surge_0": make_spec(2, 2, rollout={"surge": 0, "drainLimit": "10s"}),
+    "explicitly_unpaused": make_spec(2, 2, paused=False),
 }
 
 

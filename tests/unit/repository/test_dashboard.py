@@ -135,6 +135,6 @@ def test_promtool_accepts_every_query(tmp_path: Path) -> None:
         [binary("promtool"), "check", "rules", str(written)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -40,11 +40,11 @@ def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture
     wanted = preparation.Wanted({"nothing": str(cache)}, preparation.API_PARTS, images=False)
     found = preparation.plan(wanted)
     preparation.announce("make cluster", found, "start it")
-    said = capsys.readouterr().err
-    assert "about 5 min" in said
-    assert "build from source, once: etcd, kube-api\n" in said
-    assert "start it" in said
-    assert "Debian" not in said
+    output = capsys.readouterr().err
+    assert "about 5 min" in output
+    assert "build from source, once: etcd, kube-api\n" in output
+    assert "start it" in output
+    assert "Debian" not in output
 
     for name in preparation.API_PARTS:
         part_folder(find_part(name)).mkdir(parents=True)

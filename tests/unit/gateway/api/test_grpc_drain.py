@@ -40,25 +40,25 @@ async def test_drain_undone_by_another_call_ends_with_an_error() -> None:
         s async for s in run_drain(drains, api_pb2.DrainRequest(server="b", undo=True), bool)
     ]
     assert not undone.done
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         async with asyncio.timeout(SECONDS):
             async for _ in states:
                 pass
-    assert told.value.code is Code.DRAIN_UNDONE and "b" in str(told.value)
+    assert raised.value.code is Code.DRAIN_UNDONE and "b" in str(raised.value)
 
 
 async def test_drain_of_an_unknown_server_lists_the_known_ones() -> None:
     _, drains = make_two_tails()
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="z"), lambda: True))
-    assert str(told.value) == "there is no server 'z'; known are: a, b, c"
+    assert str(raised.value) == "there is no server 'z'; known are: a, b, c"
 
 
 async def test_drain_that_would_uncover_blocks_names_them() -> None:
     _, drains = make_two_tails()
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         await anext(run_drain(drains, api_pb2.DrainRequest(server="a"), lambda: True))
-    assert told.value.code is Code.BLOCKS_UNCOVERED and "blocks 0:2" in str(told.value)
+    assert raised.value.code is Code.BLOCKS_UNCOVERED and "blocks 0:2" in str(raised.value)
 
 
 async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
@@ -67,7 +67,7 @@ async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     assert not (await anext(states)).done, "its state is older than the drain request"
-    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
+    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat(drain=DrainState.SERVE))
     assert drains.view_server(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=2))
@@ -90,8 +90,8 @@ async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
     script.run()
     script.sent.clear()
     drains.drain_server("b/1/0")
-    told = [type(item) for to, item in script.sent if to == "b/1/0"]
-    assert told == [Close, Heartbeat]
+    sent = [type(item) for to, item in script.sent if to == "b/1/0"]
+    assert sent == [Close, Heartbeat]
 
 
 async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
@@ -100,11 +100,11 @@ async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
     await anext(states)
     script.says("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
     script.says("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         async with asyncio.timeout(SECONDS):
             async for _ in states:
                 pass
-    assert told.value.code is Code.DRAIN_UNDONE
+    assert raised.value.code is Code.DRAIN_UNDONE
 
 
 async def test_drain_state_reported_by_a_server_is_adopted() -> None:
@@ -127,7 +127,7 @@ async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
     reconnect(script, c)
     script.sent.clear()
     script.says(c, Heartbeat())
-    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
+    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat())
     assert not drains.is_empty(c), "other gateways do not know of an unconfirmed drain"
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
@@ -143,7 +143,7 @@ async def test_undo_lost_with_the_link_is_sent_again() -> None:
     script.sent.clear()
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c)
-    assert [beat.drain for beat in script.told(c, Heartbeat)] == [DrainState.SERVE]
+    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.SERVE]
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c), "its state is older than the undo"
     script.says(c, Heartbeat(drain=DrainState.SERVE))
