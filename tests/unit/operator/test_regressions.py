@@ -117,12 +117,12 @@ REFUSED_PATCHES: list[Json] = [
     {"metadata": {"$deleteFromPrimitiveList/labels": ["modelswarm.io/role"]}},
     {"$retainKeys": []},
     {"$retainKeys": ["kind"], "kind": "Secret"},
+    {"spec": {"containers": [{"name": {"a": 1}}]}},
 ]
 ACCEPTED_PATCHES: list[Json] = [
     {"metadata": {"labels": None, "annotations": None}},
     {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
     {"spec": {"$retainKeys": ["volumes"]}},
-    {"spec": {"containers": [{"name": {"a": 1}}]}},
 ]
 
 

@@ -294,22 +294,6 @@ def test_pod_without_a_valid_slot_is_deleted() -> None:
     assert name not in cluster.pods and len(cluster.ready_pods()) == 4
 
 
-def test_slot_with_two_ready_pods_keeps_the_newer() -> None:
-    cluster = ModelCluster()
-    cluster.settle()
-    old = cluster.ready_pods(0)[0]
-    cluster.set_node_not_ready(cluster.pods[old].view.node)
-    cluster.pass_time(1.0)
-    for _ in range(15):
-        cluster.run_turn()
-        cluster.pass_time()
-    for name in list(cluster.nodes):
-        cluster.set_node_ready(name)
-    cluster.settle()
-    assert old not in cluster.pods
-    assert len(cluster.ready_pods()) == 4
-
-
 def test_lost_status_keeps_pods_and_reuses_no_incarnation() -> None:
     cluster = ModelCluster()
     cluster.settle()

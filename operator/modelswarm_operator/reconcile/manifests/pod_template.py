@@ -51,7 +51,7 @@ def _check_shape(pod: Json, where: str) -> None:
     """Raise UserError if a part that is read or restored here has another type after the patch."""
     for part in ("metadata", "spec"):
         if not isinstance(pod.get(part), dict):
-            raise UserError(f"{where}.{part}", "must be an object, and stay")
+            raise UserError(f"{where}.{part}", "must be an object and cannot be removed")
     for part in ("labels", "annotations"):
         if not isinstance(pod["metadata"].get(part) or {}, dict):
             raise UserError(f"{where}.metadata.{part}", "must be an object")

@@ -101,6 +101,8 @@ def _merge_named_list(base: list[Any], patch: Any, key: str, path: str, where: s
         at = f"{where}[{index}]"
         if not isinstance(item, Mapping) or key not in item:
             raise UserError(at, f"needs a {key}: entries of this list are told apart by it")
+        if not isinstance(item[key], str | int):
+            raise UserError(f"{at}.{key}", "must be a string or a number")
         found = [one for one in merged if one.get(key) == item[key]]
         if item.get(_DIRECTIVE) == "delete":
             merged = [one for one in merged if one.get(key) != item[key]]
@@ -124,7 +126,7 @@ def _delete_values(merged: dict[str, Any], key: str, values: Any, where: str) ->
     if not isinstance(values, list):
         raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of values")
     if not isinstance(merged.get(key) or [], list):
-        raise UserError(where, f"{_DELETE_VALUES}{key}: {key} is no list")
+        raise UserError(where, f"{_DELETE_VALUES}{key}: {key} is not a list")
     merged[key] = [item for item in merged.get(key) or [] if item not in values]
 
 
