@@ -1,0 +1,226 @@
+"""Two gateways own hops of one session: exactly one of them relinquishes it (R20, takeover).
+
+The first tests play the servers of one gateway. The last ones run two gateways on real server cores.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from support.core.gateways import LEASE, Gateway, Gateways
+from support.core.review_swarm import MODEL, expected
+from support.core.scripted_servers import Script
+
+from modelswarm.protocol.identity import NO_HANDLE, Epoch
+from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Refusal, Role
+from modelswarm_gateway.core.interface.effects import OwnershipLost
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+
+SESSION = "named"
+HEAD, TAIL = "a/1/0", "b/1/0"
+TICK = 0.0625  # seconds; its multiples are exact, so that a deadline can be met exactly
+CONTEST = 0.5  # seconds
+PROMPT = [random.Random(at).randrange(97) for at in range(12)]
+NEW = 40
+WHOLE = [*PROMPT, *expected(PROMPT, NEW)]
+
+
+@dataclass
+class Contender:
+    """A gateway whose session needs HEAD and TAIL; another gateway owns the hop at TAIL."""
+
+    script: Script
+
+    def refuse(self, *owner: int) -> None:
+        """Refuse the last Fence at TAIL. `owner`: the other epoch's distance from ours; empty: it is not told."""
+        mine = self.script.epoch(SESSION)
+        other = Epoch(mine.counter + owner[0], mine.gateway + owner[1]) if owner else None
+        fence = self.script.told(TAIL, Fence)[-1]
+        refusal = Refusal.STALE_EPOCH
+        self.script.says(
+            TAIL,
+            FenceAck(
+                fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=refusal, owner_epoch=other
+            ),
+        )
+
+    def contend_until(self, seconds: float) -> None:
+        """Answer all Fences until then: HEAD grants its hop, TAIL belongs to a lower epoch."""
+        while self.script.now < seconds:
+            fences = len(self.script.told(TAIL, Fence))
+            self.script.wait(TICK, TICK)
+            if len(self.script.told(TAIL, Fence)) > fences:
+                self.script.grant(HEAD)
+                self.refuse(-1, 0)
+
+    @property
+    def state(self) -> str:
+        view = self.script.core.find_view(SESSION)
+        return "relinquished" if view is None else view.state
+
+    @property
+    def losses(self) -> int:
+        return sum(isinstance(effect, OwnershipLost) for effect in self.script.effects)
+
+    @property
+    def closes(self) -> int:
+        """Hops closed at HEAD."""
+        return len(self.script.told(HEAD, Close))
+
+
+def start_contender(*, owns_head: bool = True) -> Contender:
+    """Begin a turn at time 0. HEAD grants its hop if `owns_head`; TAIL has not answered."""
+    script = Script(
+        GatewaySettings(contest_seconds=CONTEST, retry_seconds=TICK, retry_limit_seconds=TICK)
+    )
+    script.serve("a", 0, 2)
+    script.serve("b", 2, 4)
+    script.silent |= {HEAD, TAIL}
+    script.ask(SESSION, PROMPT)
+    if owns_head:
+        script.grant(HEAD)
+    return Contender(script)
+
+
+@pytest.mark.parametrize("owner", [(1, 0), (1, -1), (0, 1), ()], ids=str)
+def test_lower_epoch_relinquishes_at_once(owner: tuple[int, ...]) -> None:
+    contender = start_contender()
+    contender.refuse(*owner)
+    assert (contender.state, contender.losses) == ("relinquished", 1)
+    assert contender.closes == 1
+
+
+@pytest.mark.parametrize("owner", [(-1, 0), (-1, 1), (0, -1)], ids=str)
+def test_higher_epoch_with_a_hop_tries_again(owner: tuple[int, ...]) -> None:
+    contender = start_contender()
+    contender.refuse(*owner)
+    assert (contender.state, contender.losses) == ("held", 0)
+    assert contender.closes == 0
+    contender.script.wait(2 * TICK, TICK)
+    assert contender.state == "fencing"
+
+
+def test_higher_epoch_without_a_hop_relinquishes() -> None:
+    contender = start_contender(owns_head=False)
+    contender.refuse(-1, 0)
+    assert (contender.state, contender.losses) == ("relinquished", 1)
+    contender.script.grant(HEAD)
+    assert contender.closes == 1, "the hop that is granted too late is freed"
+
+
+def test_contention_ends_exactly_at_its_limit() -> None:
+    contender = start_contender()
+    contender.refuse(-1, 0)
+    contender.contend_until(CONTEST - TICK)
+    assert (contender.state, contender.losses, contender.closes) == ("held", 0, 0)
+    contender.contend_until(CONTEST)
+    assert (contender.state, contender.losses, contender.closes) == ("relinquished", 1, 1)
+
+
+def test_higher_epoch_runs_once_the_other_one_is_gone() -> None:
+    contender = start_contender()
+    contender.refuse(-1, 0)
+    contender.contend_until(CONTEST - TICK)
+    contender.script.silent.clear()
+    contender.script.wait(2 * TICK, TICK)
+    assert (contender.state, contender.losses) == ("running", 0)
+
+
+def test_token_ends_the_contention() -> None:
+    contender = start_contender()
+    contender.refuse(-1, 0)
+    contender.contend_until(CONTEST - TICK)
+    contender.script.silent.clear()
+    contender.script.wait(2 * TICK, TICK)
+    contender.script.token(SESSION)
+    contender.script.silent |= {HEAD, TAIL}
+    contender.script.reports(SESSION, HEAD, FaultKind.GAP)
+    contender.script.grant(HEAD)
+    contender.refuse(-1, 0)
+    assert contender.script.now >= CONTEST
+    assert (contender.state, contender.losses) == ("held", 0)
+
+
+@dataclass
+class Split:
+    """A named session between two turns: `low` owns the hop at the head, `high` took over the one at the tail."""
+
+    swarm: Gateways
+    low: Gateway
+    high: Gateway
+    log: list[int]
+
+    def continue_at(self, gateway: Gateway) -> None:
+        rest = len(WHOLE) - len(self.log)
+        self.swarm.turn(gateway, SESSION, self.log, rest, ahead=1 << 40)
+
+    def answer(self, gateway: Gateway) -> list[int]:
+        """The log after the turns that ran at `gateway`, with the answer that `low` gave before."""
+        tokens = gateway.tokens(SESSION)
+        return [*(PROMPT if gateway is self.low else self.log), *tokens]
+
+    @property
+    def losers(self) -> list[str]:
+        gateways = (self.low, self.high)
+        return [g.name for g in gateways if any(isinstance(e, OwnershipLost) for e in g.effects)]
+
+    @property
+    def owners(self) -> list[str]:
+        servers = self.swarm.servers.values()
+        return [hop.gateway for server in servers for hop in server.core._fencing.hops]
+
+
+def split_session(seed: int | None = None) -> Split:
+    """Make the tail miss a lease of heartbeats, and let `high` search while it has no link to the head."""
+    swarm = Gateways(seed)
+    tail = swarm.serve(2, 4)
+    high = swarm.gateway(2)
+    head = swarm.serve(0, 2)
+    low = swarm.gateway(1)
+    swarm.open(low, SESSION, PROMPT, NEW, ahead=8)
+    swarm.run()
+    low.core.cancel_turn(SESSION, swarm.now)
+    swarm.run()
+    swarm.frozen.add(tail.peer)
+    swarm.wait(LEASE + 0.2)
+    swarm.lanes[low.name, tail.peer].clear()
+    swarm.frozen.clear()
+    where = swarm.find(high, SESSION)
+    log = swarm.fetch(high, where)
+    head.core.on_peer_connected(high.name, Role.GATEWAY, swarm.now, f"{high.name}:8000", LEASE)
+    high.core.on_peer_connected(head.hello, swarm.now)
+    high.core.take_over(where, MODEL, log, swarm.now)
+    swarm.run()
+    split = Split(swarm, low, high, list(log.tokens))
+    assert split.owners == [high.name, low.name]
+    assert split.losers == []
+    return split
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("delay", [0.0, 0.2])
+def test_of_two_that_continue_only_the_higher_stays(seed: int, delay: float) -> None:
+    split = split_session(seed)
+    split.continue_at(split.high)
+    split.swarm.wait(delay)
+    split.continue_at(split.low)
+    split.swarm.wait(3.0)
+    assert split.losers == [split.low.name]
+    assert split.answer(split.high) == WHOLE
+    assert split.owners == [split.high.name] * 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_an_idle_owner_only_the_higher_goes(seed: int) -> None:
+    split = split_session(seed)
+    split.continue_at(split.high)
+    split.swarm.wait(0.3)
+    assert split.losers == []
+    split.swarm.wait(3.0)
+    assert split.losers == [split.high.name]
+    split.continue_at(split.low)
+    split.swarm.run()
+    assert split.answer(split.low) == WHOLE
+    assert split.owners == [split.low.name] * 2
