@@ -17,7 +17,8 @@ from support.core.kv_transfer import (
     running,
     warm,
 )
-from support.core.network import GATEWAY, Pump, Server
+from support.core.scripted_gateway import GATEWAY, ServerNetwork
+from support.core.server import Server
 
 from modelswarm.protocol.messages import (
     CopyKv,
@@ -40,8 +41,8 @@ from modelswarm_serving.model.base import KvRead, KvWrite, Result
 def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a_row_twice(
     hop: int, seed: int
 ) -> None:
-    pump = Pump(seed=seed)
-    client = running(pump, row_window=8, token_budget=8)
+    network = ServerNetwork(seed=seed)
+    client = running(network, row_window=8, token_budget=8)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare = opened_beside(client, hop, row_window=8, token_budget=8)
     warm(spare)
@@ -50,7 +51,7 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
     client.raise_credit(CONTEXT + READ + 10)  # it goes on meanwhile
     done = len(client.log)
     for _ in range(300):
-        pump.run(3)
+        network.run(3)
         client.listen()
         spare.feed()
     client.finish()
@@ -59,9 +60,7 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
     assert spare.kv >= len(client.log) - 1 and not spare.server.core.stats.rows
     after = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare.switch()
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     assert client.fenced[hop].kv == len(client.log) - 1 and client.fenced[hop].counters is None
     before = [server.core.stats.rows for server, _, _ in client.hops]
     client.go()
@@ -73,41 +72,41 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
 
 
 def test_a_warm_hop_says_nothing_but_windows() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     for hop in (1, 2):
         spare = opened_beside(client, hop)
         warm(spare)
         order(spare)
         spare.feed()
-        pump.run()
-        sent = {type(s.item) for name, s in pump.seen if name == spare.server.address.peer}
+        network.run()
+        sent = {type(s.item) for name, s in network.record if name == spare.server.peer}
         assert sent == {FenceAck, Window}
         assert spare.kv == len(client.log) - 1
-    assert not [i for _, i in pump.answers if isinstance(i, Token) and i.handle == WARM_REPLY]
+    assert not [i for _, i in network.answers if isinstance(i, Token) and i.handle == WARM_REPLY]
 
 
 def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     spare = opened_beside(client, 2)
     warm(spare)
     order(spare)
-    del pump.seen[:]
-    pump.run()
-    rows = [send for send in pump.sent(Rows) if send.to.peer == spare.server.address.peer]
+    del network.record[:]
+    network.run()
+    rows = [send for send in network.sent(Rows) if send.to.peer == spare.server.peer]
     assert rows and all(send.lane is Lane.BULK for send in rows)
     assert all(isinstance(send.item, Rows) and send.item.kv_copy for send in rows)
 
 
 def test_rows_that_are_to_be_stored_only_are_no_rows_of_a_route() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     middle = client.hops[1][0]
     at = len(client.log) - 1
     stray = Rows(client.own[1], client.epoch, at, 1, bytes(8), kv_copy=True)
-    pump.put(client.hops[0][0].address.peer, middle.address.peer, stray)
+    network.put(client.hops[0][0].peer, middle.peer, stray)
     client.raise_credit(1000)
     client.finish()
     assert [token.token for token in client.tokens][READ + 1 :] == rest and not client.reports
@@ -119,32 +118,32 @@ def kept(server: Server) -> int:
 
 def test_a_copy_answers_for_the_rows_that_the_hop_had_kept_and_needs_none() -> None:
     for replay_bytes in (0, 1 << 20):
-        pump = Pump()
-        client = running(pump, replay_bytes=replay_bytes)
+        network = ServerNetwork()
+        client = running(network, replay_bytes=replay_bytes)
         spare = opened_beside(client, 1)
         warm(spare)
         order(spare)
-        pump.run()
+        network.run()
         assert spare.kv == len(client.log) - 1 and not spare.reports and not client.reports
         assert (kept(spare.server) > 0) == (replay_bytes > 0)
         assert bool(kept(client.hops[1][0])) == bool(kept(spare.server))
 
 
 def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare = opened_beside(client, 1)
     warm(spare)
     order(spare)
     old = client.hops[1][0]
     while not any(isinstance(task, KvRead) for task in old.out):
-        pump.run(1)
-    old.retire(pump.now, [Result(error="the device is lost")] * len(old.out))
-    pump.run()
+        network.run(1)
+    old.end_step(network.now, [Result(error="the device is lost")] * len(old.out))
+    network.run()
     client.listen()
     assert [(report.kind, report.peer) for report in client.reports] == [
-        (FaultKind.FAILED, spare.server.address.peer)
+        (FaultKind.FAILED, spare.server.peer)
     ]
     client.raise_credit(1000)
     client.finish()
@@ -152,32 +151,32 @@ def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
 
 
 def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare = opened_beside(client, 1)
     warm(spare)
     order(spare)
-    pump.run()
-    pump.cut_link(client.hops[1][0].address.peer, spare.server.address.peer)
+    network.run()
+    network.cut_link(client.hops[1][0].peer, spare.server.peer)
     client.raise_credit(1000)
     client.finish()
     assert [(report.kind, report.peer) for report in client.reports] == [
-        (FaultKind.LINK_DOWN, spare.server.address.peer)
+        (FaultKind.LINK_DOWN, spare.server.peer)
     ]
     assert [report.kind for report in spare.reports] == [FaultKind.LINK_DOWN]
     assert [token.token for token in client.tokens][READ + 1 :] == rest
 
 
 def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     spare = opened_beside(client, 2)
     warm(spare)
     order(spare)
-    pump.run()
+    network.run()
     client.put(2, CopyKv(client.own[2], client.epoch, None))
-    pump.run()
+    network.run()
     had = spare.kv
     client.raise_credit(1000)
     client.finish()
@@ -188,26 +187,26 @@ def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
 def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_first(
     seed: int,
 ) -> None:
-    pump = Pump(seed=seed)
-    client = running(pump, row_window=4)
+    network = ServerNetwork(seed=seed)
+    client = running(network, row_window=4)
     spare = opened_beside(client, 1, row_window=4)
     warm(spare)
     order(spare)
-    pump.run(pump.random.randrange(200))
+    network.run(network.random.randrange(200))
     other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next is a new name
-    del pump.servers[other.server.address.peer]
+    network.remove(other.server.peer)
     create = Create(client.session, 2, 4, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
-    peer = spare.server.address.peer
+    peer = spare.server.peer
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
-    pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
-    pump.run()
-    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][
-        -1
-    ]
+    network.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
+    network.run()
+    spare.own = [
+        i.server_handle for n, i in network.answers if isinstance(i, FenceAck) and n == peer
+    ][-1]
     warm(spare)
     order(spare)
-    pump.run()
+    network.run()
     assert not spare.reports and not client.reports
     assert spare.kv == len(client.log) - 1
 
@@ -215,73 +214,73 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
 @pytest.mark.parametrize("late", [False, True])
 def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) -> None:
     """Those of the first end with it, and one that was on its way then says that more has come than was sent."""
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     spare = opened_beside(client, 1)
     warm(spare)
     order(spare)
-    pump.run()
-    peer, source = spare.server.address.peer, client.hops[1][0].address.peer
-    windows = [s.item for s in pump.sent(Window, peer) if isinstance(s.item, Window)]
+    network.run()
+    peer, source = spare.server.peer, client.hops[1][0].peer
+    windows = [s.item for s in network.sent(Window, peer) if isinstance(s.item, Window)]
     last = [window for window in windows if window.kv_copy][-1]
     assert last.limit >= len(client.log) - 1
     client.put(1, CopyKv(client.own[1], client.epoch, None))
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
     create = Create(client.session, 2, 4, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
-    pump.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
-    pump.run()
+    network.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
+    network.run()
     if late:
-        pump.put(peer, source, replace(last, received=30))
-        pump.run()
-    spare.own = [i.server_handle for n, i in pump.answers if isinstance(i, FenceAck) and n == peer][
-        -1
-    ]
-    del pump.seen[:]
+        network.put(peer, source, replace(last, received=30))
+        network.run()
+    spare.own = [
+        i.server_handle for n, i in network.answers if isinstance(i, FenceAck) and n == peer
+    ][-1]
+    del network.record[:]
     order(spare)
-    pump.run()
-    assert not pump.sent(Rows, source), "nobody has granted it anything"
+    network.run()
+    assert not network.sent(Rows, source), "nobody has granted it anything"
     warm(spare)
-    pump.run()
+    network.run()
     assert not spare.reports and not client.reports
     assert spare.kv == len(client.log) - 1
 
 
 def test_entries_that_outrun_the_go_of_a_warm_tail_are_kept() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     spare = opened_beside(client, 2)
     length = len(client.log)
     client.raise_credit(CONTEXT + READ + 5)
     client.finish()
     spare.feed()
-    pump.run()
+    network.run()
     warm(spare, length=length)
     order(spare)
-    pump.run()
+    network.run()
     assert spare.kv == len(client.log) - 1
     client.raise_credit(1000)
     client.finish()
     spare.feed()
-    pump.run()
+    network.run()
     assert not spare.reports and spare.kv == len(client.log) - 1
 
 
 def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
-    pump = Pump(n_blocks=6)
-    client = running(pump, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6
-    servers = [pump.serve(3, 5), pump.serve(5, 6)]
+    network = ServerNetwork()
+    client = running(network, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6
+    servers = [network.serve(3, 5), network.serve(5, 6)]
     owns: list[int] = []
     turn = Turn(client.end - 1, client.end, client.sampling)
     for server, (first, last) in zip(servers, [(3, 5), (5, 6)], strict=True):
         create = Create(client.session, first, last, for_recovery=True)
         fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
-        pump.put(GATEWAY, server.address.peer, fence)
-        pump.run()
+        network.put(GATEWAY, server.peer, fence)
+        network.run()
         owns += [
             i.server_handle
-            for n, i in pump.answers
-            if n == server.address.peer and isinstance(i, FenceAck)
+            for n, i in network.answers
+            if n == server.peer and isinstance(i, FenceAck)
         ]
     chain = [Neighbour(s.address, own) for s, own in zip(servers, owns, strict=True)]
     for hop, server, blocks in zip(chain, servers, [(3, 5), (5, 6)], strict=True):
@@ -289,38 +288,36 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
         warm(spare)
         spare.feed()
         client.put(1, CopyKv(client.own[1], client.epoch, hop, 0, *blocks))
-    pump.run()
+    network.run()
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     client.hops[1:] = [(servers[0], 3, 5), (servers[1], 5, 6)]
     client.own[1:] = owns
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     assert [fenced.kv for fenced in client.fenced.values()] == [len(client.log) - 1] * 3
     client.go()
     assert [token.token for token in client.finish()] == rest
 
 
 def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
-    pump = Pump()
-    client = running(pump)
+    network = ServerNetwork()
+    client = running(network)
     spare = opened_beside(client, 1)
     warm(spare)
     order(spare)
-    pump.run()
+    network.run()
     had = spare.kv
     client.raise_credit(CONTEXT + READ + 3)
-    run_without(pump, spare.server)
-    spare.server.plan(pump.now)
+    run_without(network, spare.server)
+    spare.server.begin_step(network.now)
     assert [type(task) for task in spare.server.out] == [KvWrite] * 3
     results = [Result(), Result(error="the device is lost"), Result()]
-    spare.server.retire(pump.now, results)
-    pump.run()
+    spare.server.end_step(network.now, results)
+    network.run()
     assert [report.kind for report in spare.reports] == [FaultKind.FAILED]
     client.fence()
     create = Create(client.session, 2, 4, for_recovery=True)
     fence = Fence(spare.own, WARM_REPLY, client.epoch, 1000, 1000, create)
-    pump.put(GATEWAY, spare.server.address.peer, fence)
-    pump.run()
-    answers = [i for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == WARM_REPLY]
+    network.put(GATEWAY, spare.server.peer, fence)
+    network.run()
+    answers = [i for _, i in network.answers if isinstance(i, FenceAck) and i.handle == WARM_REPLY]
     assert answers[-1].kv == had + 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.core.network import GATEWAY, Client, Pump, Server, opened, prompt, route
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, opened, prompt, route
+from support.core.server import Server
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
@@ -26,7 +27,7 @@ from modelswarm_serving.core.settings import row_window
 
 
 def create(
-    pump: Pump,
+    network: ServerNetwork,
     server: Server,
     session: str,
     reserve: int,
@@ -38,177 +39,183 @@ def create(
 ) -> FenceAck:
     turn = Turn(reserve, reserve + 1 if end is None else end)
     item = Fence(0, 1, Epoch(1, 1), 0, 0, Create(session, *blocks, for_recovery=repair), turn)
-    server.core.receive(gateway, item, pump.now)
-    pump.collect()
-    answer = pump.answers[-1][1]
+    server.core.receive(gateway, item, network.now)
+    network.deliver_all(to=gateway)
+    answer = network.answers[-1][1]
     assert isinstance(answer, FenceAck)
     return answer
 
 
 def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    assert create(pump, server, "a", 33).free_pages == 20 - 9
-    assert create(pump, server, "b", 36).refusal is None
-    refused = create(pump, server, "c", 1)
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    assert create(network, server, "a", 33).free_pages == 20 - 9
+    assert create(network, server, "b", 36).refusal is None
+    refused = create(network, server, "c", 1)
     assert (refused.refusal, refused.server_handle, refused.free_pages) == (Refusal.NO_PAGES, 0, 2)
     assert server.core.stats.sessions == 2
-    assert create(pump, server, "c", 8, repair=True).refusal is None
-    assert create(pump, server, "d", 1, repair=True).refusal is Refusal.NO_PAGES
+    assert create(network, server, "c", 8, repair=True).refusal is None
+    assert create(network, server, "d", 1, repair=True).refusal is Refusal.NO_PAGES
     assert server.core.stats.free_pages == 0
 
 
 def test_new_sessions_do_not_take_what_a_repair_waits_for() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    held = create(pump, server, "a", 40)
-    create(pump, server, "b", 28)
-    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
-    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
-    refused = create(pump, server, "c", 12)
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    held = create(network, server, "a", 40)
+    create(network, server, "b", 28)
+    assert create(network, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.server_handle), network.now)
+    refused = create(network, server, "c", 12)
     assert refused.refusal is Refusal.NO_PAGES, "13 are free, 11 are awaited"
-    assert create(pump, server, "d", 8).refusal is None, "it takes none of them"
-    assert create(pump, server, "r", 44, repair=True).refusal is None
+    assert create(network, server, "d", 8).refusal is None, "it takes none of them"
+    assert create(network, server, "r", 44, repair=True).refusal is None
     assert server.core.stats.free_pages == 0
 
 
 def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    create(pump, server, "a", 40)
-    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
-    assert create(pump, server, "c", 8).refusal is Refusal.NO_PAGES
-    pump.tick(RESERVATION_SECONDS + 0.1)
-    assert create(pump, server, "c", 8).refusal is None
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    create(network, server, "a", 40)
+    assert create(network, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(network, server, "c", 8).refusal is Refusal.NO_PAGES
+    network.tick(RESERVATION_SECONDS + 0.1)
+    assert create(network, server, "c", 8).refusal is None
 
 
 def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    held = create(pump, server, "a", 40)
-    create(pump, server, "b", 28)
-    assert create(pump, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
-    assert create(pump, server, "small", 4, repair=True).refusal is None, "it takes what is there"
-    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
-    assert create(pump, server, "c", 8).refusal is Refusal.NO_PAGES, "12 are free, 11 are awaited"
-    assert create(pump, server, "large", 44, repair=True).refusal is None
-    server.core.receive(GATEWAY, Close(pump.answers[-1][1].server_handle), pump.now)  # type: ignore[union-attr]
-    assert create(pump, server, "c", 8).refusal is None, "it had room: nothing is awaited"
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    held = create(network, server, "a", 40)
+    create(network, server, "b", 28)
+    assert create(network, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(network, server, "small", 4, repair=True).refusal is None, (
+        "it takes what is there"
+    )
+    server.core.receive(GATEWAY, Close(held.server_handle), network.now)
+    assert create(network, server, "c", 8).refusal is Refusal.NO_PAGES, (
+        "12 are free, 11 are awaited"
+    )
+    assert create(network, server, "large", 44, repair=True).refusal is None
+    server.core.receive(GATEWAY, Close(network.answers[-1][1].server_handle), network.now)  # type: ignore[union-attr]
+    assert create(network, server, "c", 8).refusal is None, "it had room: nothing is awaited"
 
 
 def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    held = create(pump, server, "a", 40)
-    create(pump, server, "b", 28)
-    assert create(pump, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
-    assert create(pump, server, "small", 16, repair=True).refusal is Refusal.NO_PAGES
-    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
-    large = create(pump, server, "large", 44, repair=True)
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    held = create(network, server, "a", 40)
+    create(network, server, "b", 28)
+    assert create(network, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert create(network, server, "small", 16, repair=True).refusal is Refusal.NO_PAGES
+    server.core.receive(GATEWAY, Close(held.server_handle), network.now)
+    large = create(network, server, "large", 44, repair=True)
     assert large.refusal is None
-    server.core.receive(GATEWAY, Close(large.server_handle), pump.now)
-    assert create(pump, server, "c", 40).refusal is Refusal.NO_PAGES, "13 are free, 4 are awaited"
-    pump.tick(RESERVATION_SECONDS + 0.1)
-    assert create(pump, server, "c", 40).refusal is None
+    server.core.receive(GATEWAY, Close(large.server_handle), network.now)
+    assert create(network, server, "c", 40).refusal is Refusal.NO_PAGES, (
+        "13 are free, 4 are awaited"
+    )
+    network.tick(RESERVATION_SECONDS + 0.1)
+    assert create(network, server, "c", 40).refusal is None
 
 
-def next_turn(pump: Pump, server: Server, own: int, reserve: int, epoch: int) -> FenceAck:
+def next_turn(
+    network: ServerNetwork, server: Server, own: int, reserve: int, epoch: int
+) -> FenceAck:
     turn = Turn(reserve, reserve + 1)
-    server.core.receive(GATEWAY, Fence(own, 1, Epoch(epoch, 1), 0, 0, None, turn), pump.now)
-    pump.collect()
-    answer = pump.answers[-1][1]
+    server.core.receive(GATEWAY, Fence(own, 1, Epoch(epoch, 1), 0, 0, None, turn), network.now)
+    network.deliver_all(to=GATEWAY)
+    answer = network.answers[-1][1]
     assert isinstance(answer, FenceAck)
     return answer
 
 
 def test_a_turn_that_needs_more_pages_waits_behind_a_repair_and_any_other_does_not() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    held = create(pump, server, "a", 28)
-    own = create(pump, server, "b", 28).server_handle
-    assert create(pump, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
-    assert next_turn(pump, server, own, 28, 2).refusal is None, "it has what it needs"
-    server.core.receive(GATEWAY, Close(held.server_handle), pump.now)
-    assert next_turn(pump, server, own, 40, 3).refusal is Refusal.NO_PAGES, "13 free, 11 awaited"
-    assert next_turn(pump, server, own, 20, 4).refusal is None
-    assert create(pump, server, "r", 44, repair=True).refusal is None
-    assert next_turn(pump, server, own, 24, 5).refusal is None
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    held = create(network, server, "a", 28)
+    own = create(network, server, "b", 28).server_handle
+    assert create(network, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
+    assert next_turn(network, server, own, 28, 2).refusal is None, "it has what it needs"
+    server.core.receive(GATEWAY, Close(held.server_handle), network.now)
+    assert next_turn(network, server, own, 40, 3).refusal is Refusal.NO_PAGES, "13 free, 11 awaited"
+    assert next_turn(network, server, own, 20, 4).refusal is None
+    assert create(network, server, "r", 44, repair=True).refusal is None
+    assert next_turn(network, server, own, 24, 5).refusal is None
 
 
 def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
     """One of its hops grows here, another one is to be opened beside it."""
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20, page_size=4)
-    own = create(pump, server, "a", 28, blocks=(0, 3)).server_handle
-    create(pump, server, "b", 16, blocks=(0, 3))
-    assert create(pump, server, "a", 40, blocks=(3, 6), repair=True).refusal is Refusal.NO_PAGES
-    assert create(pump, server, "c", 4).refusal is Refusal.NO_PAGES, "9 are free, 10 are awaited"
-    assert next_turn(pump, server, own, 32, 2).refusal is None
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    own = create(network, server, "a", 28, blocks=(0, 3)).server_handle
+    create(network, server, "b", 16, blocks=(0, 3))
+    assert create(network, server, "a", 40, blocks=(3, 6), repair=True).refusal is Refusal.NO_PAGES
+    assert create(network, server, "c", 4).refusal is Refusal.NO_PAGES, "9 are free, 10 are awaited"
+    assert next_turn(network, server, own, 32, 2).refusal is None
 
 
 def test_a_refused_create_leaves_nothing_behind() -> None:
-    pump = Pump()
-    server = pump.serve(2, 4, pages=20, max_length=60)
-    assert create(pump, server, "a", 61, blocks=(2, 4)).refusal is Refusal.TOO_LONG
-    assert create(pump, server, "a", 10, blocks=(2, 4), end=12).refusal is Refusal.TOO_LONG
+    network = ServerNetwork()
+    server = network.serve(2, 4, total_pages=20, max_length=60)
+    assert create(network, server, "a", 61, blocks=(2, 4)).refusal is Refusal.TOO_LONG
+    assert create(network, server, "a", 10, blocks=(2, 4), end=12).refusal is Refusal.TOO_LONG
     for blocks in ((0, 4), (2, 5), (3, 3), (4, 2), (-1, 3)):
-        assert create(pump, server, "a", 4, blocks=blocks).refusal is Refusal.WRONG_BLOCKS
-    assert server.core.stats.sessions == 0 and pump.free_pages == [20]
-    assert create(pump, server, "a", 60, blocks=(2, 4)).refusal is None
+        assert create(network, server, "a", 4, blocks=blocks).refusal is Refusal.WRONG_BLOCKS
+    assert server.core.stats.sessions == 0 and network.free_pages == [20]
+    assert create(network, server, "a", 60, blocks=(2, 4)).refusal is None
 
 
 def test_what_could_never_fit_is_too_long_not_busy() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20)
-    assert create(pump, server, "a", 77).refusal is Refusal.TOO_LONG
-    assert create(pump, server, "a", 77, repair=True).refusal is None
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20)
+    assert create(network, server, "a", 77).refusal is Refusal.TOO_LONG
+    assert create(network, server, "a", 77, repair=True).refusal is None
 
 
 def test_a_server_that_stops_takes_no_new_session() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6)
-    create(pump, server, "a", 9)
+    network = ServerNetwork()
+    server = network.serve(0, 6)
+    create(network, server, "a", 9)
     server.core.start_draining(0.0)
-    assert create(pump, server, "b", 9).refusal is Refusal.DRAINING
+    assert create(network, server, "b", 9).refusal is Refusal.DRAINING
     assert server.core.heartbeat().draining and server.core.heartbeat().sessions == 1
 
 
 def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use() -> None:
-    pump = Pump()
-    client = opened(pump, hops=1, length=9, new=5)
+    network = ServerNetwork()
+    client = opened(network, hops=1, length=9, new=5)
     core = client.hops[0][0].core
     client.go(credit=11)
     client.finish()
-    core.start_draining(pump.now)
+    core.start_draining(network.now)
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.DRAINING]
-    assert core.is_in_use(pump.now)
+    assert core.is_in_use(network.now)
     client.raise_credit(100)
     assert len(client.finish()) == 5
-    assert not core.is_in_use(pump.now)  # the turn is over
+    assert not core.is_in_use(network.now)  # the turn is over
 
 
 def test_a_session_that_nobody_touches_is_not_in_use() -> None:
-    pump = Pump()
-    client = opened(pump, hops=2, length=9, new=5)
+    network = ServerNetwork()
+    client = opened(network, hops=2, length=9, new=5)
     client.go(credit=11)
     client.finish()
     core = client.hops[0][0].core
-    assert core.is_in_use(pump.now + 4.9) and not core.is_in_use(pump.now + 5.1)
-    pump.cut_link(GATEWAY, client.hops[0][0].address.peer)
-    assert not core.is_in_use(pump.now)
+    assert core.is_in_use(network.now + 4.9) and not core.is_in_use(network.now + 5.1)
+    network.cut_link(GATEWAY, client.hops[0][0].peer)
+    assert not core.is_in_use(network.now)
 
 
 def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(9))
-    client.fence(5)
-    pump.run()
-    client.listen()
-    pump.tick(4.9)
-    assert all(pages < 64 for pages in pump.free_pages)
-    pump.tick(0.2)
-    assert pump.free_pages == [64, 64]
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(9))
+    client.refence(5)
+    network.tick(4.9)
+    assert all(pages < 64 for pages in network.free_pages)
+    network.tick(0.2)
+    assert network.free_pages == [64, 64]
     client.go()
     client.finish()
     assert {report.kind for report in client.reports} == {FaultKind.UNKNOWN_HANDLE}
@@ -217,109 +224,108 @@ def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> 
 
 
 def test_a_parked_hop_that_ran_is_not_freed_by_the_grant() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(9))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(9))
     client.start(5)
     client.finish()
-    client.fence()
-    pump.run()
-    client.listen()
-    pump.tick(1000.0)
-    assert all(pages < 64 for pages in pump.free_pages)
+    client.refence()
+    network.tick(1000.0)
+    assert all(pages < 64 for pages in network.free_pages)
     client.close()
-    pump.run()
-    assert pump.free_pages == [64, 64]
+    network.run()
+    assert network.free_pages == [64, 64]
 
 
 def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(9))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(9))
     client.start(20)
-    for server in pump.servers.values():
-        server.core.on_peer_lost(GATEWAY, pump.now)
-    pump.run()
+    for server in network.servers.values():
+        server.core.on_peer_lost(GATEWAY, network.now)
+    network.run()
     assert client.hops[1][0].core.stats.rows == 9 + 19
     assert not client.finish()  # nothing is sent to a gateway that is gone
-    pump.tick(59.0)
-    assert all(pages < 64 for pages in pump.free_pages)
-    for server in pump.servers.values():
-        server.core.on_peer_lost(GATEWAY, pump.now)  # heard again: the clock goes on
-    pump.tick(1.5)
-    assert pump.free_pages == [64, 64]
+    network.tick(59.0)
+    assert all(pages < 64 for pages in network.free_pages)
+    for server in network.servers.values():
+        server.core.on_peer_lost(GATEWAY, network.now)  # heard again: the clock goes on
+    network.tick(1.5)
+    assert network.free_pages == [64, 64]
 
 
 def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6)
-    kept = create(pump, server, "kept", 9).server_handle
-    renamed = create(pump, server, "renamed", 9).server_handle
-    create(pump, server, "lost", 9)
-    other = create(pump, server, "other", 9, gateway="gateway/2/b").server_handle
+    network = ServerNetwork()
+    server = network.serve(0, 6)
+    kept = create(network, server, "kept", 9).server_handle
+    renamed = create(network, server, "renamed", 9).server_handle
+    create(network, server, "lost", 9)
+    network.add_gateway("gateway/2/b", linked=False)
+    other = create(network, server, "other", 9, gateway="gateway/2/b").server_handle
     for handle in (kept, renamed, other):
         gateway = "gateway/2/b" if handle == other else GATEWAY
         server.core.receive(
             gateway, StartEpoch(handle, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0
         )
     server.core.on_peer_lost(GATEWAY, 0.0)
-    pump.tick(50.0)
-    server.core.on_peer_connected(GATEWAY, Role.GATEWAY, pump.now)
+    network.tick(50.0)
+    server.core.on_peer_connected(GATEWAY, Role.GATEWAY, network.now)
     listed = [OwnedSession("kept", kept, Epoch(1, 1)), OwnedSession("not so", renamed, Epoch(1, 1))]
-    server.core.receive(GATEWAY, OwnedSessions(tuple(listed)), pump.now)
+    server.core.receive(GATEWAY, OwnedSessions(tuple(listed)), network.now)
     assert set(server.core.handles()) == {kept, other}
-    pump.tick(5.0)
+    network.tick(5.0)
     assert set(server.core.handles()) == {kept, other}
-    pump.tick(10_000.0)  # its link is up; the other one never had one
+    network.tick(10_000.0)  # its link is up; the other one never had one
     assert set(server.core.handles()) == {kept}
 
 
 def test_a_list_that_is_late_is_answered_with_what_it_freed() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6)
-    create(pump, server, "new", 9)
-    server.core.receive(GATEWAY, OwnedSessions(()), pump.now)
-    pump.collect()
-    report = pump.answers[-1][1]
+    network = ServerNetwork()
+    server = network.serve(0, 6)
+    create(network, server, "new", 9)
+    server.core.receive(GATEWAY, OwnedSessions(()), network.now)
+    network.deliver_all(to=GATEWAY)
+    report = network.answers[-1][1]
     assert isinstance(report, FaultReport)
     assert (report.handle, report.kind) == (1, FaultKind.UNKNOWN_HANDLE)
 
 
 def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> None:
-    pump = Pump()
-    server = pump.serve(0, 6, pages=20)
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20)
     for name, gateway in (("one", "gateway/1/x"), ("two", "gateway/2/x")):
-        server.core.on_peer_connected(gateway, Role.GATEWAY, 0.0)
-        own = create(pump, server, name, 36, gateway=gateway).server_handle
+        network.add_gateway(gateway)
+        own = create(network, server, name, 36, gateway=gateway).server_handle
         server.core.receive(
             gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0
         )
     server.core.on_peer_lost("gateway/1/x", 0.0)
-    pump.tick(20.0)
-    server.core.on_peer_lost("gateway/2/x", pump.now)
-    assert create(pump, server, "three", 36).refusal is Refusal.NO_PAGES
-    pump.tick(11.0)
-    assert create(pump, server, "three", 36).refusal is None
-    assert create(pump, server, "four", 36).refusal is Refusal.NO_PAGES
-    server.core.receive("gateway/2/x", Heartbeat(), pump.now)  # it lives: its lease begins anew
-    pump.tick(29.0)
-    assert create(pump, server, "four", 36).refusal is None  # the grant of "three" is over
+    network.tick(20.0)
+    server.core.on_peer_lost("gateway/2/x", network.now)
+    assert create(network, server, "three", 36).refusal is Refusal.NO_PAGES
+    network.tick(11.0)
+    assert create(network, server, "three", 36).refusal is None
+    assert create(network, server, "four", 36).refusal is Refusal.NO_PAGES
+    server.core.receive("gateway/2/x", Heartbeat(), network.now)  # it lives: its lease begins anew
+    network.tick(29.0)
+    assert create(network, server, "four", 36).refusal is None  # the grant of "three" is over
 
 
 @pytest.mark.parametrize("drop", ["close", "lease", "live"])
 def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None:
-    pump = Pump(seed=3)
-    servers = route(pump, 2, pages=3000)
+    network = ServerNetwork(seed=3)
+    servers = route(network, 2, total_pages=3000)
     clients = [
-        Client(pump, servers, prompt(1 + at % 13, at), session=f"s{at}", base=10 * (at + 1))
+        Client(network, servers, prompt(1 + at % 13, at), session=f"s{at}", base=10 * (at + 1))
         for at in range(200)
     ]
     for client in clients:
         client.fence(20)
-    pump.run(1500)
+    network.run(1500)
     for client in clients:
         client.listen()
         if len(client.fenced) == 2:
             client.go()
-    pump.run(3000)
+    network.run(3000)
     if drop == "close":
         for client in clients:
             client.listen()
@@ -327,14 +333,14 @@ def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None
                 client.put(index, Close(answer.server_handle))
     elif drop == "live":
         for server, _, _ in servers:
-            pump.put(GATEWAY, server.address.peer, OwnedSessions(()))
+            network.put(GATEWAY, server.peer, OwnedSessions(()))
     else:
         for server, _, _ in servers:
-            server.core.on_peer_lost(GATEWAY, pump.now)
-    pump.run()
-    pump.tick(61.0)
-    assert pump.free_pages == [3000, 3000]
-    assert not any(server.core.handles() for server in pump.servers.values())
+            server.core.on_peer_lost(GATEWAY, network.now)
+    network.run()
+    network.tick(61.0)
+    assert network.free_pages == [3000, 3000]
+    assert not any(server.core.handles() for server in network.servers.values())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core.network import GATEWAY, Client, Pump, opened, prompt, route, start_all
+from support.core.scripted_gateway import (
+    GATEWAY,
+    Client,
+    ServerNetwork,
+    opened,
+    prompt,
+    route,
+    start_all,
+)
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
@@ -23,37 +31,35 @@ from modelswarm_serving.model.base import Result
 
 
 def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     expected = client.expected(client.log, 8)
     client.go()
     tail = client.hops[1][0]
     while not tail.out:
-        pump.run(1)
+        network.run(1)
     tail.out = ()
     tail.core.fail_step("the device fell off the bus", 0.0)
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     client.go()
     assert [token.token for token in client.finish()] == expected
 
 
 @pytest.mark.parametrize("culprit", [None, 0, 1, 2])
 def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: int | None) -> None:
-    pump = Pump()
-    servers = route(pump, 2)
+    network = ServerNetwork()
+    servers = route(network, 2)
     clients = [
-        Client(pump, servers, prompt(9 + at, at), session=f"s{at}", base=100 * (at + 1))
+        Client(network, servers, prompt(9 + at, at), session=f"s{at}", base=100 * (at + 1))
         for at in range(3)
     ]
     expected = [client.expected(client.log, 8) for client in clients]
     start_all(clients, 8)
     tail = servers[1][0]
     while len(tail.out) < 3:
-        pump.run(1)
+        network.run(1)
     poison = None if culprit is None else len(clients[culprit].log)
     raised = 0
     while tail.out:
@@ -63,7 +69,7 @@ def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: 
             raised += 1
         else:
             tail.core.finish_step(tail.model.step(work), 0.0)
-        tail.plan(0.0)
+        tail.begin_step(0.0)
         assert len(tail.out) <= 1
     for client, wanted in zip(clients, expected, strict=True):
         tokens = [token.token for token in client.finish()]
@@ -74,19 +80,19 @@ def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: 
 
 
 def test_one_failed_result_stops_one_session_only() -> None:
-    pump = Pump()
-    servers = route(pump, 2)
+    network = ServerNetwork()
+    servers = route(network, 2)
     clients = [
-        Client(pump, servers, prompt(9, at), session=f"s{at}", base=100 * (at + 1))
+        Client(network, servers, prompt(9, at), session=f"s{at}", base=100 * (at + 1))
         for at in range(3)
     ]
     expected = [client.expected(client.log, 8) for client in clients]
     start_all(clients, 8)
     head = servers[0][0]
     while len(head.out) < 3:
-        pump.run(1)
+        network.run(1)
     results = head.model.step(head.out)
-    head.retire(0.0, [results[0], Result(error="not a number"), results[2]])
+    head.end_step(0.0, [results[0], Result(error="not a number"), results[2]])
     for client, wanted in zip(clients, expected, strict=True):
         client.finish()
         if client is clients[1]:
@@ -107,8 +113,8 @@ BAD_GOS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("changes", BAD_GOS)
 def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str, object]) -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     expected = client.expected(client.log, 8)
     client.put(1, replace(client._go_of(1, [0, 0], 100, True), **changes))  # type: ignore[arg-type]
     client.finish()
@@ -118,13 +124,11 @@ def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str,
 
 
 def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
-    pump = Pump()
-    client = opened(pump, replay_bytes=0)
+    network = ServerNetwork()
+    client = opened(network, replay_bytes=0)
     client.go(credit=14)
     client.finish()
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     go = client._go_of(0, [10, 4], 100, True)
     client.put(0, go)
     client.finish()
@@ -143,24 +147,24 @@ def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
     ],
 )
 def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling: Sampling) -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(5), sampling=sampling)
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(5), sampling=sampling)
     client.start(5)
     assert not client.finish()
     assert FaultKind.FAILED in {report.kind for report in client.reports}
 
 
 def test_a_go_before_the_cut_was_made_is_ignored() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.go()
     tail = client.hops[1][0]
     while not tail.out:
-        pump.run(1)
+        network.run(1)
     client.fence()
-    tail.core.receive(GATEWAY, pump.lanes[GATEWAY, tail.address.peer, Lane.LIVE].pop(), 0.0)
+    tail.core.receive(GATEWAY, network.lanes[GATEWAY, tail.peer, Lane.LIVE].pop(), 0.0)
     tail.core.receive(GATEWAY, replace(client._go_of(1, [0, 0], 99, True), start=0), 0.0)
-    tail.retire(0.0)
+    tail.end_step(0.0)
     assert tail.core.stats.running == 0
     client.finish()
     expected = client.expected(client.log, client.end - len(client.log))
@@ -170,82 +174,76 @@ def test_a_go_before_the_cut_was_made_is_ignored() -> None:
 
 
 def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
-    pump = Pump()
-    client = opened(pump, length=10)
+    network = ServerNetwork()
+    client = opened(network, length=10)
     client.go()
     head, tail = (hop[0] for hop in client.hops)
-    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
-    while not pump.lanes.get(bulk):
-        pump.run(1)
-    pump.lanes.pop(bulk)
-    pump.run()  # row 9 is computed and held: rows 0 to 8 were never acknowledged
+    bulk = (head.peer, tail.peer, Lane.BULK)
+    while not network.lanes.get(bulk):
+        network.run(1)
+    network.lanes.pop(bulk)
+    network.run()  # row 9 is computed and held: rows 0 to 8 were never acknowledged
     client.log = [*client.log[:6], *prompt(4, seed=5)]
     expected = client.expected(client.log, 8)
-    client.fence(8, kv_cut=6, log_cut=6)
-    pump.run()
-    client.listen()
+    client.refence(8, kv_cut=6, log_cut=6)
     client.go()
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
-    live = [send for send in pump.sent(Rows) if send.lane is Lane.LIVE]
+    live = [send for send in network.sent(Rows) if send.lane is Lane.LIVE]
     assert len(live) == 8
 
 
 def test_windows_of_the_epoch_before_do_not_hold() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2, row_window=10), prompt(40))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2, row_window=10), prompt(40))
     client.start(8)
     client.finish()
     client.log = prompt(40, seed=2)
     expected = client.expected(client.log, 8)
-    client.fence(8, kv_cut=0, log_cut=0)
-    pump.run()
-    client.listen()
+    client.refence(8, kv_cut=0, log_cut=0)
     client.go()
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
 
 
 def test_credit_that_came_before_go_holds() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.raise_credit(15)
-    pump.run()
+    network.run()
     client.go(credit=13)
     assert [token.position for token in client.finish()] == [12, 13, 14, 15]
     forged = Window(client.own[1], client.epoch, 0, 99)
-    pump.put("gateway/3/x", client.hops[1][0].address.peer, forged)
+    network.put("gateway/3/x", client.hops[1][0].peer, forged)
     assert len(client.finish()) == 4
 
 
 def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
-    pump = Pump()
-    client = opened(pump, hops=3)
+    network = ServerNetwork()
+    client = opened(network, hops=3)
     client.go()
     middle, tail = client.hops[1][0], client.hops[2][0]
     while not middle.out:
-        pump.run(1)
-    pump.cut_link(middle.address.peer, tail.address.peer)
-    seen = len(pump.seen)
-    middle.retire(0.0)
-    pump.collect()
-    assert not [send for name, send in pump.seen[seen:] if name == middle.address.peer]
-    client.fence()
-    pump.run()
-    client.listen()
+        network.run(1)
+    network.cut_link(middle.peer, tail.peer)
+    seen = len(network.record)
+    middle.end_step(0.0)
+    network.collect()
+    assert not [send for name, send in network.record[seen:] if name == middle.peer]
+    client.refence()
     assert client.fenced[1].kv == 11  # what the step computed is good all the same
 
 
 def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
-    pump = Pump()
-    client = opened(pump, length=20)
+    network = ServerNetwork()
+    client = opened(network, length=20)
     client.go(credit=22)
     client.finish()
     for index in (0, 1):
         fence = Fence(client.own[index], 100 + index, Epoch(9, 1), 19, 20, turn=Turn(2, 3))
         client.put(index, fence)
-    pump.run()
-    assert pump.free_pages == [64 - 5] * 2
+    network.run()
+    assert network.free_pages == [64 - 5] * 2
     client.epoch = Epoch(9, 1)
     client.log = client.log[:20]
     expected = client.expected(client.log, 8)
@@ -254,12 +252,12 @@ def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
 
 
 def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.go()
     tail = client.hops[1][0]
     while not (tail.works and tail.works[0].sample):
-        pump.run(1)
+        network.run(1)
     pick = tail.works[0].sample
     assert pick is not None
     more = Input(client.own[1], client.epoch, 12, (1, 2))
@@ -268,16 +266,14 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
 
 
 def test_the_head_takes_nothing_after_the_last_token() -> None:
-    pump = Pump()
-    client = opened(pump, new=3)
+    network = ServerNetwork()
+    client = opened(network, new=3)
     client.go()
     client.finish()
     head, tail = client.hops[0][0], client.hops[1][0]
     after = Token(client.own[0], client.epoch, 15, 1)
-    pump.put(tail.address.peer, head.address.peer, after)
+    network.put(tail.peer, head.peer, after)
     client.finish()
     assert not client.reports
-    client.fence(log_cut=99)
-    pump.run()
-    client.listen()
+    client.refence(log_cut=99)
     assert client.fenced[0].log == 15

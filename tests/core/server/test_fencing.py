@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core.network import GATEWAY, Client, Pump, again, opened, prompt, route, start_all
+from support.core.scripted_gateway import (
+    GATEWAY,
+    Client,
+    ServerNetwork,
+    again,
+    opened,
+    prompt,
+    route,
+    start_all,
+)
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
@@ -16,7 +25,6 @@ from modelswarm.protocol.messages import (
     FenceAck,
     Lane,
     Refusal,
-    Role,
     Sampling,
     StartEpoch,
     Turn,
@@ -24,50 +32,50 @@ from modelswarm.protocol.messages import (
 
 
 def test_a_fence_asked_again_before_go_gives_the_same_answer() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(12))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(12))
     client.fence(8)
-    again(pump, client, Fence)
-    pump.run()
-    answers = [item for _, item in pump.answers]
+    again(network, client, Fence)
+    network.run()
+    answers = [item for _, item in network.answers]
     assert len(answers) == 4 and answers[0] in answers[1:] and len(set(map(repr, answers))) == 2
-    assert [server.core.stats.sessions for server in pump.servers.values()] == [1, 1]
+    assert [server.core.stats.sessions for server in network.servers.values()] == [1, 1]
 
 
 def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(12))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(12))
     expected = client.expected(client.log, 8)
     client.fence(8)
-    fences = {key: list(items) for key, items in pump.lanes.items()}
-    pump.run()
+    fences = {key: list(items) for key, items in network.lanes.items()}
+    network.run()
     client.listen()
     gos = client.go()
-    again(pump, client, StartEpoch)
+    again(network, client, StartEpoch)
     for _ in range(30):
-        pump.run(12)
+        network.run(12)
         for (sender, to, lane), items in fences.items():
             for item in items:
-                pump.put(sender, to, item, lane)
+                network.put(sender, to, item, lane)
         for index, go in enumerate(gos):
             client.put(index, go)
     assert [token.token for token in client.finish()] == expected
-    assert len([item for _, item in pump.answers if isinstance(item, FenceAck)]) == 2
+    assert len([item for _, item in network.answers if isinstance(item, FenceAck)]) == 2
     assert not client.reports
-    assert [server.core.stats.rows for server in pump.servers.values()] == [12 + 7] * 2
+    assert [server.core.stats.rows for server in network.servers.values()] == [12 + 7] * 2
 
 
 def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     server = client.hops[0][0]
-    before = len(pump.answers)
+    before = len(network.answers)
     client.put(0, Fence(client.own[0], 7, Epoch(0, 9), 0, 0))
-    pump.run()
-    assert len(pump.answers) == before
+    network.run()
+    assert len(network.answers) == before
     client.put(0, Fence(12345, 7, Epoch(0, 9), 0, 0))
-    pump.run()
-    answer = pump.answers[-1][1]
+    network.run()
+    answer = network.answers[-1][1]
     assert isinstance(answer, FenceAck)
     assert (answer.handle, answer.server_handle, answer.epoch, answer.unknown) == (
         7,
@@ -79,15 +87,15 @@ def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
 
 
 def test_a_create_is_one_hop_per_session_and_block_range() -> None:
-    pump = Pump()
-    whole = pump.serve(0, 6)
-    name = whole.address.peer
+    network = ServerNetwork()
+    whole = network.serve(0, 6)
+    name = whole.peer
     turn = Turn(10, 11)
     for reply, (first, last) in enumerate([(0, 3), (3, 6), (0, 3)], start=1):
         create = Create("a", first, last)
-        pump.put(GATEWAY, name, Fence(0, reply, Epoch(1, 1), 0, 0, create, turn))
-    pump.run()
-    first_, second, third = (item for _, item in pump.answers)
+        network.put(GATEWAY, name, Fence(0, reply, Epoch(1, 1), 0, 0, create, turn))
+    network.run()
+    first_, second, third = (item for _, item in network.answers)
     assert (
         isinstance(first_, FenceAck)
         and isinstance(second, FenceAck)
@@ -99,16 +107,14 @@ def test_a_create_is_one_hop_per_session_and_block_range() -> None:
 
 
 def test_counters_freeze_at_the_first_fence_after_a_go() -> None:
-    pump = Pump()
-    client = opened(pump, hops=3)
+    network = ServerNetwork()
+    client = opened(network, hops=3)
     assert [answer.counters for answer in client.fenced.values()] == [None] * 3
     client.go(credit=15)
     ran = client.epoch
     client.finish()
     for _ in range(3):  # also by fences that follow without a Go
-        client.fence()
-        pump.run()
-        client.listen()
+        client.refence()
         head, middle, tail = (client.fenced[at].counters for at in range(3))
         assert head and middle and tail
         assert head.epoch == middle.epoch == tail.epoch == ran
@@ -119,105 +125,99 @@ def test_counters_freeze_at_the_first_fence_after_a_go() -> None:
 
 
 def test_counters_show_the_link_that_lost_rows() -> None:
-    pump = Pump()
-    client = opened(pump, hops=3)
+    network = ServerNetwork()
+    client = opened(network, hops=3)
     client.go()
-    one, two = client.hops[1][0].address.peer, client.hops[2][0].address.peer
-    while not pump.lanes.get((one, two, Lane.BULK)):
-        pump.run(1)
-    pump.lanes.pop((one, two, Lane.BULK))
-    pump.run()
-    client.fence()
-    pump.run()
-    client.listen()
+    one, two = client.hops[1][0].peer, client.hops[2][0].peer
+    while not network.lanes.get((one, two, Lane.BULK)):
+        network.run(1)
+    network.lanes.pop((one, two, Lane.BULK))
+    network.run()
+    client.refence()
     head, middle, tail = (client.fenced[at].counters for at in range(3))
     assert head and middle and tail
     assert head.sent <= middle.received and middle.sent > tail.received
 
 
 def test_an_input_that_is_late_does_not_blame_the_ring() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.go()
-    pump.lanes.pop((GATEWAY, client.hops[0][0].address.peer, Lane.BULK))
-    pump.run()
-    client.fence()
-    pump.run()
-    client.listen()
+    network.lanes.pop((GATEWAY, client.hops[0][0].peer, Lane.BULK))
+    network.run()
+    client.refence()
     head, tail = client.fenced[0].counters, client.fenced[1].counters
     assert head and tail and head.tokens_received >= tail.tokens_sent
 
 
 def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.go()
     tail = client.hops[1][0]
     while not tail.out:
-        pump.run(1)
-    before = len(pump.answers)
+        network.run(1)
+    before = len(network.answers)
     client.fence(kv_cut=5, log_cut=6)
-    tail.core.receive(GATEWAY, pump.lanes[GATEWAY, tail.address.peer, Lane.LIVE].pop(), 0.0)
-    pump.collect()
-    assert len(pump.answers) == before  # not while the step is out
-    tail.retire(0.0)
-    pump.collect()
-    (answer,) = (item for _, item in pump.answers[before:])
+    tail.core.receive(GATEWAY, network.lanes[GATEWAY, tail.peer, Lane.LIVE].pop(), 0.0)
+    network.deliver_all(to=GATEWAY)
+    assert len(network.answers) == before  # not while the step is out
+    tail.end_step(0.0)
+    network.deliver_all(to=GATEWAY)
+    (answer,) = (item for _, item in network.answers[before:])
     assert isinstance(answer, FenceAck)
     assert (answer.kv, answer.log, answer.epoch) == (5, 6, client.epoch)
 
 
 def test_fences_that_follow_each_other_during_a_step_make_one_lowest_cut() -> None:
-    pump = Pump()
-    client = opened(pump, length=20)
+    network = ServerNetwork()
+    client = opened(network, length=20)
     client.go()
     tail = client.hops[1][0]
     while not tail.out:
-        pump.run(1)
+        network.run(1)
     fence = Fence(client.own[1], 101, Epoch(2, 1), 4, 5, turn=Turn(90, 91, Sampling(seed=5)))
     tail.core.receive(GATEWAY, fence, 0.0)
     tail.core.receive(
         GATEWAY, replace(fence, epoch=Epoch(3, 1), kv_cut=9, log_cut=9, turn=None), 0.0
     )
     tail.core.receive(GATEWAY, fence, 0.0)
-    pump.collect()
-    before = len(pump.answers)
-    tail.retire(0.0)
-    pump.collect()
-    (answer,) = (item for _, item in pump.answers[before:])
+    network.deliver_all(to=GATEWAY)
+    before = len(network.answers)
+    tail.end_step(0.0)
+    network.deliver_all(to=GATEWAY)
+    (answer,) = (item for _, item in network.answers[before:])
     assert isinstance(answer, FenceAck)
     assert (answer.kv, answer.log, answer.epoch) == (4, 5, Epoch(3, 1))
     assert answer.free_pages == 64 - 23
 
 
 def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
-    pump = Pump()
-    client = opened(pump)
+    network = ServerNetwork()
+    client = opened(network)
     client.go()
     tail = client.hops[1][0]
     while not tail.out:
-        pump.run(1)
+        network.run(1)
     tail.core.receive(GATEWAY, Close(client.own[1]), 0.0)
     assert tail.core.stats.sessions == 0 and tail.core.stats.free_pages < 64
     create = Create("a", 3, 6)  # the same range again, while the old one's step is out
     tail.core.receive(GATEWAY, Fence(0, 300, Epoch(1, 1), 0, 0, create, Turn(10, 11)), 0.0)
-    tail.retire(0.0)
+    tail.end_step(0.0)
     assert tail.core.stats.free_pages == 64 - 3
-    pump.collect()
-    answer = pump.answers[-1][1]
+    network.deliver_all(to=GATEWAY)
+    answer = network.answers[-1][1]
     assert isinstance(answer, FenceAck) and answer.server_handle not in (0, client.own[1])
 
 
 def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
-    pump = Pump()
-    client = opened(pump, hops=3, length=30, replay_bytes=0)
+    network = ServerNetwork()
+    client = opened(network, hops=3, length=30, replay_bytes=0)
     client.go(credit=35)
     client.finish()
-    spare = pump.serve(2, 4)
+    spare = network.serve(2, 4)
     client.replace_hop(1, spare)
-    client.fence(repair=True)
-    pump.run()
-    client.listen()
+    client.refence(repair=True)
     length = len(client.log)
     assert [client.fenced[at].kv for at in range(3)] == [length - 1, 0, length - 1]
     expected = client.expected(client.log, client.end - length)
@@ -232,23 +232,20 @@ def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_lost_server_at_any_moment_costs_no_token(hops: int, seed: int) -> None:
-    pump = Pump(seed=seed)
-    client = opened(pump, hops=hops, length=25, new=30)
+    network = ServerNetwork(seed=seed)
+    client = opened(network, hops=hops, length=25, new=30)
     whole = client.expected(client.log, 30)
     client.go()
     for _ in range(3):
-        pump.run(pump.random.randrange(5, 60))
+        network.run(network.random.randrange(5, 60))
         client.listen()
-        lost = pump.random.randrange(hops)
+        lost = network.random.randrange(hops)
         server, first, last = client.hops[lost]
-        pump.dead.add(server.address.peer)
-        for name in list(pump.servers):
-            if name != server.address.peer:
-                pump.cut_link(server.address.peer, name)
-        client.replace_hop(lost, pump.serve(first, last))
+        network.kill(server.peer)
+        client.replace_hop(lost, network.serve(first, last))
         client.fence(repair=True)
         while len(client.fenced) < hops:
-            pump.run(1)
+            network.run(1)
             client.listen()
         client.go()
     client.finish()
@@ -257,20 +254,20 @@ def test_a_lost_server_at_any_moment_costs_no_token(hops: int, seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_broken_link_between_two_servers_costs_no_token(seed: int) -> None:
-    pump = Pump(seed=seed)
-    client = opened(pump, hops=3, length=40, new=30)
+    network = ServerNetwork(seed=seed)
+    client = opened(network, hops=3, length=40, new=30)
     whole = client.expected(client.log, 30)
     client.go()
     for _ in range(4):
-        pump.run(pump.random.randrange(5, 60))
-        one, two = pump.random.sample([hop[0].address.peer for hop in client.hops], 2)
-        pump.cut_link(one, two)
+        network.run(network.random.randrange(5, 60))
+        one, two = network.random.sample([hop[0].peer for hop in client.hops], 2)
+        network.cut_link(one, two)
         client.listen()
         for report in client.reports:
             assert report.kind is FaultKind.LINK_DOWN and report.generation > 0
         client.fence()
         while len(client.fenced) < 3:
-            pump.run(1)
+            network.run(1)
             client.listen()
         client.go()
     client.finish()
@@ -278,42 +275,38 @@ def test_a_broken_link_between_two_servers_costs_no_token(seed: int) -> None:
 
 
 def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> None:
-    pump = Pump()
-    client = opened(pump, hops=3)
+    network = ServerNetwork()
+    client = opened(network, hops=3)
     for generation in (1, 2):
         client.go(credit=15)
         client.finish()
-        one, two = (client.hops[at][0].address.peer for at in (0, 1))
+        one, two = (client.hops[at][0].peer for at in (0, 1))
         client.reports.clear()
-        pump.cut_link(one, two)
+        network.cut_link(one, two)
         client.finish()
         assert {(report.peer, report.generation) for report in client.reports} == {
             (one, generation),
             (two, generation),
         }
-        pump.servers[one].core.on_peer_lost(two, 0.0)  # nothing runs any more: nothing to say
-        pump.servers[two].core.on_peer_lost(one, 0.0)
-        pump.servers[one].core._peers._break_counts[two] = generation
-        pump.servers[two].core._peers._break_counts[one] = generation
-        client.fence()
-        pump.run()
-        client.listen()
+        network.servers[one].core.on_peer_lost(two, 0.0)  # nothing runs any more: nothing to say
+        network.servers[two].core.on_peer_lost(one, 0.0)
+        network.servers[one].core._peers._break_counts[two] = generation
+        network.servers[two].core._peers._break_counts[one] = generation
+        client.refence()
         assert len(client.reports) == 2
 
 
 def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
-    pump = Pump()
-    client = opened(pump, length=12, new=8)
+    network = ServerNetwork()
+    client = opened(network, length=12, new=8)
     client.go()
     client.finish()
-    free = pump.free_pages
-    client.fence(1000, kv_cut=6, log_cut=6)
-    pump.run()
-    client.listen()
+    free = network.free_pages
+    client.refence(1000, kv_cut=6, log_cut=6)
     for answer in client.fenced.values():
         assert (answer.refusal, answer.kv, answer.epoch) == (Refusal.TOO_LONG, 6, client.epoch)
         assert answer.server_handle != 0
-    assert pump.free_pages == free
+    assert network.free_pages == free
     client.log = [*client.log[:6], *prompt(4, seed=8)]
     expected = client.expected(client.log, 5)
     client.start(5)
@@ -321,14 +314,14 @@ def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
 
 
 def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None:
-    pump = Pump()
-    servers = route(pump, 2, pages=20)
-    one = Client(pump, servers, prompt(8), session="one")
-    two = Client(pump, servers, prompt(8), session="two", base=200)
+    network = ServerNetwork()
+    servers = route(network, 2, total_pages=20)
+    one = Client(network, servers, prompt(8), session="one")
+    two = Client(network, servers, prompt(8), session="two", base=200)
     start_all([one, two], 8)  # 4 pages each of 18
     assert len(one.finish()) == len(two.finish()) == 8
     one.fence(48)  # 16 pages in all
-    pump.run()
+    network.run()
     one.listen()
     assert {answer.refusal for answer in one.fenced.values()} == {Refusal.NO_PAGES}
     two.close()
@@ -338,33 +331,30 @@ def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None
 
 
 def test_a_smaller_turn_gives_pages_back() -> None:
-    pump = Pump()
-    client = opened(pump, length=12, new=100)
+    network = ServerNetwork()
+    client = opened(network, length=12, new=100)
     client.go(credit=14)
     client.finish()
     client.fence(3)
-    pump.run()
-    assert pump.free_pages == [64 - -(-(client.end - 1) // 4)] * 2
+    network.run()
+    assert network.free_pages == [64 - -(-(client.end - 1) // 4)] * 2
 
 
 def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
-    pump = Pump()
-    client = opened(pump, length=12, new=20)
+    network = ServerNetwork()
+    client = opened(network, length=12, new=20)
     whole = client.expected(client.log, 20)
     client.go(credit=16)
     client.finish()
     other = "gateway/2/z"
-    for server in pump.servers.values():
-        server.core.on_peer_connected(other, Role.GATEWAY, 0.0)
+    network.add_gateway(other)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
-    pump.tick(31.0)  # its owner has not been heard for a lease
-    adopter.fence()
-    pump.run()
-    adopter.listen()
+    network.tick(31.0)  # its owner has not been heard for a lease
+    adopter.refence()
     handle = client.own[0]
     client.fence()  # the first one asks too, with a lower epoch, and is told to let go
-    pump.run()
+    network.run()
     client.listen()
     assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}
     client.put(0, Close(handle))

@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.core.network import GATEWAY, VOCABULARY, Client, Pump, prompt, repeated, route
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt, repeated, route
+from support.core.server import VOCABULARY
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import (
@@ -18,7 +19,6 @@ from modelswarm.protocol.messages import (
     Lane,
     OwnedSession,
     OwnedSessions,
-    Role,
     Rows,
     StartEpoch,
     Token,
@@ -26,88 +26,82 @@ from modelswarm.protocol.messages import (
 )
 
 
-def two_hops(pump: Pump, length: int = 12) -> Client:
-    return Client(pump, route(pump, 2), prompt(length))
+def two_hops(network: ServerNetwork, length: int = 12) -> Client:
+    return Client(network, route(network, 2), prompt(length))
 
 
 def test_repeated_rows_and_tokens_change_nothing() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     expected = client.expected(client.log, 10)
     client.start(10)
     for _ in range(400):
-        pump.run(1)
-        for sender, send in pump.seen[-3:]:
-            if isinstance(send.item, Rows | Token | Window) and send.to.peer in pump.servers:
-                pump.put(sender, send.to.peer, send.item, send.lane)
-                pump.seen.remove((sender, send))
+        network.run(1)
+        for sender, send in network.record[-3:]:
+            if isinstance(send.item, Rows | Token | Window) and send.to.peer in network.servers:
+                network.put(sender, send.to.peer, send.item, send.lane)
+                network.record.remove((sender, send))
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
 
 
 def test_rows_below_received_are_dropped_and_the_rest_is_taken() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     expected = client.expected(client.log, 5)
     client.start(5)
     head, tail = (hop[0] for hop in client.hops)
-    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
-    while not pump.lanes.get(bulk):
-        pump.run(1)
-    whole = pump.lanes.pop(bulk).popleft()
+    bulk = (head.peer, tail.peer, Lane.BULK)
+    while not network.lanes.get(bulk):
+        network.run(1)
+    whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows) and (whole.first, whole.count) == (0, 11)
-    pump.put(
-        head.address.peer, tail.address.peer, repeated(whole, count=4, payload=whole.payload[:32])
-    )
-    pump.put(head.address.peer, tail.address.peer, whole)
+    network.put(head.peer, tail.peer, repeated(whole, count=4, payload=whole.payload[:32]))
+    network.put(head.peer, tail.peer, whole)
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
 
 
 def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     client.start(5)
     head, tail = (hop[0] for hop in client.hops)
-    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
-    while not pump.lanes.get(bulk):
-        pump.run(1)
-    whole = pump.lanes.pop(bulk).popleft()
+    bulk = (head.peer, tail.peer, Lane.BULK)
+    while not network.lanes.get(bulk):
+        network.run(1)
+    whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows)
     late = repeated(whole, first=3, count=8, payload=whole.payload[24:])
-    pump.put(head.address.peer, tail.address.peer, late, Lane.BULK)
+    network.put(head.peer, tail.peer, late, Lane.BULK)
     client.finish()
     (report,) = client.reports
-    assert (report.kind, report.peer) == (FaultKind.GAP, head.address.peer)
+    assert (report.kind, report.peer) == (FaultKind.GAP, head.peer)
     assert (report.handle, report.epoch) == (client.base + 1, client.epoch)
 
 
 def test_frames_of_other_epochs_are_dropped() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     client.start(8, credit=15)
     client.finish()
-    old = list(pump.seen)
-    client.fence()
-    pump.run()
-    client.listen()
+    old = list(network.record)
+    client.refence()
     expected = client.expected(client.log, client.end - len(client.log))
     client.go()
     for sender, send in old:  # the whole past once more, after the new Go
-        if send.to.peer in pump.servers:
-            pump.put(sender, send.to.peer, send.item, send.lane)
+        if send.to.peer in network.servers:
+            network.put(sender, send.to.peer, send.item, send.lane)
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bodies_may_come_before_or_after_go(seed: int) -> None:
-    pump = Pump(seed=seed)
-    client = two_hops(pump, 25)
+    network = ServerNetwork(seed=seed)
+    client = two_hops(network, 25)
     expected = client.expected(client.log, 6)
-    client.fence(6)
-    pump.run()
-    client.listen()
+    client.refence(6)
     lanes = [Lane.LIVE, Lane.BULK]
     order = random.Random(seed)
     for hop in (0, 1):
@@ -119,25 +113,23 @@ def test_bodies_may_come_before_or_after_go(seed: int) -> None:
 
 
 def test_the_tail_samples_nothing_before_its_log_copy_is_whole() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     tail = client.hops[1][0]
     expected = client.expected(client.log, 4)
     client.start(4)
-    body = pump.lanes.pop((GATEWAY, tail.address.peer, Lane.BULK))  # the log copy is on its way
+    body = network.lanes.pop((GATEWAY, tail.peer, Lane.BULK))  # the log copy is on its way
     client.finish()
     assert not client.tokens
     assert tail.core.stats.rows == 11  # rows below n do not need it
-    pump.lanes[GATEWAY, tail.address.peer, Lane.BULK] = body
+    network.lanes[GATEWAY, tail.peer, Lane.BULK] = body
     assert [token.token for token in client.finish()] == expected
 
 
 def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
-    pump = Pump()
-    client = two_hops(pump)
-    client.fence(4)
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    client = two_hops(network)
+    client.refence(4)
     client.put(0, Input(client.own[0], client.epoch, 5, tuple(client.log[5:])))
     client.go()
     client.finish()
@@ -146,45 +138,41 @@ def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
 
 
 def test_windows_and_rows_that_outrun_go_are_kept() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     expected = client.expected(client.log, 4)
-    client.fence(4)
-    pump.run()
-    client.listen()
-    head = client.hops[0][0].address.peer
+    client.refence(4)
+    head = client.hops[0][0].peer
     client.go()
-    late = pump.lanes.pop((GATEWAY, head, Lane.LIVE))
-    pump.run()  # the tail has its Go and grants rows to a head that has none
-    assert [send.to.peer for send in pump.sent(Window)] == [head]
-    pump.lanes[GATEWAY, head, Lane.LIVE] = late
+    late = network.lanes.pop((GATEWAY, head, Lane.LIVE))
+    network.run()  # the tail has its Go and grants rows to a head that has none
+    assert [send.to.peer for send in network.sent(Window)] == [head]
+    network.lanes[GATEWAY, head, Lane.LIVE] = late
     assert [token.token for token in client.finish()] == expected
 
 
 def test_rows_before_go_are_taken_at_go() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     expected = client.expected(client.log, 4)
-    client.fence(4)
-    pump.run()
-    client.listen()
-    head, tail = (hop[0].address.peer for hop in client.hops)
+    client.refence(4)
+    head, tail = (hop[0].peer for hop in client.hops)
     # a window that the tail has not granted lets the head run ahead of the tail's Go
-    pump.put(tail, head, Window(client.own[0], client.epoch, 0, 10))
+    network.put(tail, head, Window(client.own[0], client.epoch, 0, 10))
     client.go()
-    late = pump.lanes.pop((GATEWAY, tail, Lane.LIVE))
-    pump.run()
-    assert len(pump.sent(Rows)) == 1 and not client.reports
-    pump.lanes[GATEWAY, tail, Lane.LIVE] = late
+    late = network.lanes.pop((GATEWAY, tail, Lane.LIVE))
+    network.run()
+    assert len(network.sent(Rows)) == 1 and not client.reports
+    network.lanes[GATEWAY, tail, Lane.LIVE] = late
     assert [token.token for token in client.finish()] == expected
 
 
 def test_a_row_beyond_the_granted_window_is_refused() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2, row_window=4), prompt(12))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2, row_window=4), prompt(12))
     client.start(4)
-    head, tail = (hop[0].address.peer for hop in client.hops)
-    pump.put(tail, head, Window(client.own[0], client.epoch, 0, 10))  # forged
+    head, tail = (hop[0].peer for hop in client.hops)
+    network.put(tail, head, Window(client.own[0], client.epoch, 0, 10))  # forged
     client.finish()
     assert {report.kind for report in client.reports} == {FaultKind.FAILED}
 
@@ -204,19 +192,19 @@ NONSENSE = [
 
 @pytest.mark.parametrize("changes", NONSENSE)
 def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object]) -> None:
-    pump = Pump()
-    client = two_hops(pump)
-    other = Client(pump, client.hops, prompt(15, 1), session="other", base=500)
+    network = ServerNetwork()
+    client = two_hops(network)
+    other = Client(network, client.hops, prompt(15, 1), session="other", base=500)
     expected = other.expected(other.log, 9)
     client.start(5)
     other.fence(9)
     head, tail = (hop[0] for hop in client.hops)
-    bulk = (head.address.peer, tail.address.peer, Lane.BULK)
-    while not pump.lanes.get(bulk):
-        pump.run(1)
-    whole = pump.lanes.pop(bulk).popleft()
+    bulk = (head.peer, tail.peer, Lane.BULK)
+    while not network.lanes.get(bulk):
+        network.run(1)
+    whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows)
-    pump.put(head.address.peer, tail.address.peer, repeated(whole, **changes))
+    network.put(head.peer, tail.peer, repeated(whole, **changes))
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     other.listen()
@@ -224,31 +212,29 @@ def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object
     assert [token.token for token in other.finish()] == expected
     # and the session itself goes on after a fence
     expected = client.expected(client.log, 5)
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     client.go()
     assert [token.token for token in client.finish()] == expected
 
 
 def test_rows_from_a_stranger_are_dropped() -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     expected = client.expected(client.log, 5)
     client.start(5)
     forged = Rows(client.own[1], client.epoch, 0, 1, bytes(8))
     for _ in range(3):
-        pump.run(2)
-        pump.put("thief/1/x", client.hops[1][0].address.peer, forged)
+        network.run(2)
+        network.put("thief/1/x", client.hops[1][0].peer, forged)
     assert [token.token for token in client.finish()] == expected
 
 
 @pytest.mark.parametrize("tokens", [(VOCABULARY,), (-1,), (0,) * 1000])
 def test_an_input_that_no_log_can_hold_is_reported(tokens: tuple[int, ...]) -> None:
-    pump = Pump()
-    client = two_hops(pump)
+    network = ServerNetwork()
+    client = two_hops(network)
     client.start(5)
-    pump.lanes.clear()
+    network.lanes.clear()
     client.put(0, Input(client.own[0], client.epoch, 0, tokens))
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
@@ -284,43 +270,40 @@ def _nonsense(choose: random.Random, handles: list[int]) -> object:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) -> None:
-    pump = Pump(seed=seed)
-    client = two_hops(pump)
-    victim = Client(pump, client.hops, prompt(20, 1), session="v", base=500)
+    network = ServerNetwork(seed=seed)
+    client = two_hops(network)
+    victim = Client(network, client.hops, prompt(20, 1), session="v", base=500)
     evil = "evil/1/x"
-    for server in pump.servers.values():
-        server.core.on_peer_connected(evil, Role.GATEWAY, 0.0)
+    network.add_gateway(evil)
     expected = client.expected(client.log, 15)
     victim.gateway = evil
     victim.start(15)
     client.start(15)
     for _ in range(60):
-        pump.run(3)
-        name = pump.random.choice(list(pump.servers))
-        item = _nonsense(pump.random, victim.own)
-        sender = pump.random.choice([evil, *(peer for peer in pump.servers if peer != name)])
-        pump.put(sender, name, item)  # type: ignore[arg-type]
+        network.run(3)
+        name = network.random.choice(list(network.servers))
+        item = _nonsense(network.random, victim.own)
+        sender = network.random.choice([evil, *(peer for peer in network.servers if peer != name)])
+        network.put(sender, name, item)  # type: ignore[arg-type]
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
-    for name in pump.servers:
-        pump.put(evil, name, OwnedSessions(()))
-        pump.put(GATEWAY, name, OwnedSessions((OwnedSession("a", 1, client.epoch),)))
-    pump.run()
-    assert pump.free_pages == [64, 64]
+    for name in network.servers:
+        network.put(evil, name, OwnedSessions(()))
+        network.put(GATEWAY, name, OwnedSessions((OwnedSession("a", 1, client.epoch),)))
+    network.run()
+    assert network.free_pages == [64, 64]
 
 
 def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
     """They are counted as rows: a thousand of 4 MiB each would fill the memory."""
-    pump = Pump()
-    client = two_hops(pump)
-    client.fence(5)
-    pump.run()
-    client.listen()
-    head, tail = (hop[0].address.peer for hop in client.hops)
+    network = ServerNetwork()
+    client = two_hops(network)
+    client.refence(5)
+    head, tail = (hop[0].peer for hop in client.hops)
     for first in range(64):
-        pump.put(head, tail, Rows(client.own[1], client.epoch, first, 1, bytes(1 << 16)))
-    pump.run()
-    [hop] = pump.servers[tail].core._fencing.hops
+        network.put(head, tail, Rows(client.own[1], client.epoch, first, 1, bytes(1 << 16)))
+    network.run()
+    [hop] = network.servers[tail].core._fencing.hops
     assert not hop.early.rows
     expected = client.expected(client.log, 5)
     client.go()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.core.network import VOCABULARY, Client, Pump, prompt, route, start_all
+from support.core.scripted_gateway import Client, ServerNetwork, prompt, route, start_all
+from support.core.server import VOCABULARY
 
 from modelswarm.protocol.messages import Finish, Lane, Rows, Sampling, Token, Window
 from modelswarm_serving.model.hash_model import reference_tokens
@@ -12,8 +13,8 @@ from modelswarm_serving.model.hash_model import reference_tokens
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 7, 40])
 def test_tokens_through_any_number_of_hops_equal_the_oracle(hops: int, length: int) -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, hops), prompt(length))
+    network = ServerNetwork()
+    client = Client(network, route(network, hops), prompt(length))
     expected = client.expected(client.log, 12)
     client.start(12)
     tokens = client.finish()
@@ -24,10 +25,10 @@ def test_tokens_through_any_number_of_hops_equal_the_oracle(hops: int, length: i
 
 @pytest.mark.parametrize("seed", range(30))
 def test_many_sessions_in_any_interleaving_equal_the_oracle(seed: int) -> None:
-    pump = Pump(seed=seed)
-    servers = route(pump, 3, pages=200, token_budget=9, row_window=5)
+    network = ServerNetwork(seed=seed)
+    servers = route(network, 3, total_pages=200, token_budget=9, row_window=5)
     clients = [
-        Client(pump, servers, prompt(1 + 5 * at, at), session=f"s{at}", base=100 * (at + 1))
+        Client(network, servers, prompt(1 + 5 * at, at), session=f"s{at}", base=100 * (at + 1))
         for at in range(6)
     ]
     expected = [client.expected(client.log, 8) for client in clients]
@@ -39,41 +40,39 @@ def test_many_sessions_in_any_interleaving_equal_the_oracle(seed: int) -> None:
 
 @pytest.mark.parametrize("row_bytes", [8, 24])
 def test_a_long_prompt_is_run_in_chunks_and_stays_within_the_window(row_bytes: int) -> None:
-    pump = Pump()
-    servers = route(pump, 2, pages=200, token_budget=16, row_window=24, row_bytes=row_bytes)
-    client = Client(pump, servers, prompt(300))
+    network = ServerNetwork()
+    servers = route(
+        network, 2, total_pages=200, token_budget=16, row_window=24, row_bytes=row_bytes
+    )
+    client = Client(network, servers, prompt(300))
     expected = client.expected(client.log, 4)
     client.start(4)
     assert [token.token for token in client.finish()] == expected
-    windows = [send.item for send in pump.sent(Window)]
+    windows = [send.item for send in network.sent(Window)]
     limits = [window.limit for window in windows if isinstance(window, Window)]
     assert limits == sorted(limits) and max(limits) <= client.end - 1
     assert len(windows) < 60
-    assert pump.servers["s0/1/b"].core.stats.steps >= 300 // 16
+    assert network.servers["s0/1/b"].core.stats.steps >= 300 // 16
 
 
 def test_a_row_waits_for_the_window_of_the_successor() -> None:
-    pump = Pump()
-    servers = route(pump, 2, pages=200, row_window=10)
-    client = Client(pump, servers, prompt(100))
-    pump.dead.add(servers[1][0].address.peer)
-    client.fence(4)
-    pump.dead.clear()
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    servers = route(network, 2, total_pages=200, row_window=10)
+    client = Client(network, servers, prompt(100))
+    client.refence(4)
     client.go()
-    pump.dead.add(servers[1][0].address.peer)  # answers, then says nothing: no window at all
-    pump.run()
-    assert not pump.sent(Rows)
+    network.remove(servers[1][0].peer)  # answers, then says nothing: no window at all
+    network.run()
+    assert not network.sent(Rows)
     assert servers[0][0].core.stats.rows == 0
 
 
 def test_rows_of_the_prompt_go_on_bulk_and_later_ones_on_live() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(20))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(20))
     client.start(5)
     client.finish()
-    for send in pump.sent(Rows):
+    for send in network.sent(Rows):
         rows = send.item
         assert isinstance(rows, Rows)
         if send.lane is Lane.BULK:
@@ -83,35 +82,37 @@ def test_rows_of_the_prompt_go_on_bulk_and_later_ones_on_live() -> None:
 
 
 def test_bulk_groups_stay_small() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2, row_bytes=64 * 1024, pages=200), prompt(30))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2, row_bytes=64 * 1024, total_pages=200), prompt(30))
     client.start(2)
     client.finish()
-    sizes = [len(send.item.payload) for send in pump.sent(Rows) if isinstance(send.item, Rows)]
+    sizes = [len(send.item.payload) for send in network.sent(Rows) if isinstance(send.item, Rows)]
     assert max(sizes) == 256 * 1024
     assert [token.position for token in client.tokens] == [30, 31]
 
 
 def test_row_n_stays_back_until_all_bulk_rows_are_acknowledged() -> None:
-    pump = Pump()
-    servers = route(pump, 2)
-    client = Client(pump, servers, prompt(10))
+    network = ServerNetwork()
+    servers = route(network, 2)
+    client = Client(network, servers, prompt(10))
     client.start(3)
-    bulk = (servers[0][0].address.peer, servers[1][0].address.peer, Lane.BULK)
-    while not pump.lanes.get(bulk):  # up to the moment when the prompt's rows are on their way
-        pump.run(1)
-    held = pump.lanes.pop(bulk)
-    pump.run()
-    assert all(send.lane is Lane.BULK for send in pump.sent(Rows))
-    pump.lanes[bulk] = held
+    bulk = (servers[0][0].peer, servers[1][0].peer, Lane.BULK)
+    while not network.lanes.get(bulk):  # up to the moment when the prompt's rows are on their way
+        network.run(1)
+    held = network.lanes.pop(bulk)
+    network.run()
+    assert all(send.lane is Lane.BULK for send in network.sent(Rows))
+    network.lanes[bulk] = held
     assert len(client.finish()) == 3
     assert not client.reports
 
 
 def test_the_ring_stops_at_the_credit_and_goes_on_when_it_is_raised() -> None:
-    pump = Pump()
+    network = ServerNetwork()
     for hops in (1, 2, 3):
-        client = Client(pump, route(pump, hops), prompt(5), session=f"c{hops}", base=1000 * hops)
+        client = Client(
+            network, route(network, hops), prompt(5), session=f"c{hops}", base=1000 * hops
+        )
         expected = client.expected(client.log, 20)
         client.start(20, credit=8)
         # tokens 5, 6 and 7 entered the ring; 8 was sampled and is held
@@ -125,28 +126,26 @@ def test_the_ring_stops_at_the_credit_and_goes_on_when_it_is_raised() -> None:
 
 
 def test_credit_zero_still_gives_the_first_token() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(5))
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(5))
     client.start(20, credit=0)
     assert [token.position for token in client.finish()] == [5]
 
 
 @pytest.mark.parametrize("hops", [1, 2])
 def test_a_token_of_eos_ends_the_turn_and_is_stored_but_not_run(hops: int) -> None:
-    pump = Pump()
-    free = Client(pump, route(pump, hops), prompt(9, seed=1))
+    network = ServerNetwork()
+    free = Client(network, route(network, hops), prompt(9, seed=1))
     generated = free.expected(free.log, 30)
     eos = generated[4]
     assert eos not in generated[:4]
-    client = Client(pump, free.hops, prompt(9, seed=1), sampling=Sampling(eos=(eos,)))
+    client = Client(network, free.hops, prompt(9, seed=1), sampling=Sampling(eos=(eos,)))
     client.start(30, credit=0 if hops == 1 else 9)
     client.raise_credit(13)  # entry 13 is the last: it is stored although no credit reaches it
     tokens = client.finish()
     assert [token.finish for token in tokens][-1] is Finish.STOP
     assert tokens[-1].token == eos
-    client.fence()
-    pump.run()
-    client.listen()
+    client.refence()
     length = len(client.log)
     assert [answer.kv for answer in client.fenced.values()] == [length - 1] * hops
     assert client.fenced[0].log == client.fenced[hops - 1].log == length
@@ -155,12 +154,12 @@ def test_a_token_of_eos_ends_the_turn_and_is_stored_but_not_run(hops: int) -> No
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 30])
 def test_nothing_to_sample_only_reads_the_prompt(hops: int, length: int) -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, hops), prompt(length))
+    network = ServerNetwork()
+    client = Client(network, route(network, hops), prompt(length))
     client.start(0, sample=False)
     (token,) = client.finish()
     assert (token.position, token.token, token.finish) == (length, -1, Finish.LENGTH)
-    assert all(isinstance(item, Token) for _, item in pump.answers[hops:])
+    assert all(isinstance(item, Token) for _, item in network.answers[hops:])
     client.start(6)  # the next turn goes on from what was read
     assert [answer.kv for answer in client.fenced.values()] == [length - 1] * hops
     expected = client.expected(client.log, 6)
@@ -175,36 +174,34 @@ def test_sampling_params_change_the_tokens_and_the_seed_repeats_them() -> None:
     assert tokens(warm) == tokens(Sampling(temperature=1.0, seed=3))
     assert tokens(warm) != tokens(Sampling(temperature=1.0, seed=4))
     assert tokens(warm) != tokens(Sampling())
-    pump = Pump()
-    client = Client(pump, route(pump, 2), prompt(5), sampling=warm)
+    network = ServerNetwork()
+    client = Client(network, route(network, 2), prompt(5), sampling=warm)
     client.start(9)
     assert [token.token for token in client.finish()] == tokens(warm)
 
 
 def test_turns_continue_from_the_kv_of_the_turn_before() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 3, pages=100), prompt(11))
+    network = ServerNetwork()
+    client = Client(network, route(network, 3, total_pages=100), prompt(11))
     client.start(5)
     client.finish()
-    rows = pump.servers["s1/1/b"].core.stats.rows
+    rows = network.servers["s1/1/b"].core.stats.rows
     client.log += prompt(6, seed=9)
     expected = client.expected(client.log, 7)
     client.start(7)
     assert [token.token for token in client.finish()] == expected
     # the first turn's last token, six new entries, six generated ones that are run
-    assert pump.servers["s1/1/b"].core.stats.rows - rows == 1 + 6 + 6
+    assert network.servers["s1/1/b"].core.stats.rows - rows == 1 + 6 + 6
 
 
 def test_a_rewind_cuts_kv_and_log_copies() -> None:
-    pump = Pump()
-    client = Client(pump, route(pump, 3, pages=100), prompt(20))
+    network = ServerNetwork()
+    client = Client(network, route(network, 3, total_pages=100), prompt(20))
     client.start(10)
     client.finish()
     client.log = [*client.log[:8], *prompt(5, seed=4)]
     expected = client.expected(client.log, 10)
-    client.fence(10, kv_cut=8, log_cut=8)
-    pump.run()
-    client.listen()
+    client.refence(10, kv_cut=8, log_cut=8)
     assert [answer.kv for answer in client.fenced.values()] == [8, 8, 8]
     assert [client.fenced[at].log for at in range(3)] == [8, 0, 8]
     client.go()
@@ -212,36 +209,36 @@ def test_a_rewind_cuts_kv_and_log_copies() -> None:
 
 
 def test_a_server_may_be_head_and_tail_of_a_longer_route() -> None:
-    pump = Pump()
-    whole, middle = pump.serve(0, 6), pump.serve(2, 4)
-    client = Client(pump, [(whole, 0, 2), (middle, 2, 4), (whole, 4, 6)], prompt(9))
+    network = ServerNetwork()
+    whole, middle = network.serve(0, 6), network.serve(2, 4)
+    client = Client(network, [(whole, 0, 2), (middle, 2, 4), (whole, 4, 6)], prompt(9))
     expected = client.expected(client.log, 10)
     client.start(10)
     assert [token.token for token in client.finish()] == expected
-    assert not [send for send in pump.sent(Token) if send.to.peer == whole.address.peer]
+    assert not [send for send in network.sent(Token) if send.to.peer == whole.peer]
 
 
 def test_neighbouring_hops_on_one_server_need_no_link() -> None:
-    pump = Pump(seed=1)
-    whole = pump.serve(0, 6, row_window=3)
-    client = Client(pump, [(whole, 0, 2), (whole, 2, 3), (whole, 3, 6)], prompt(9))
+    network = ServerNetwork(seed=1)
+    whole = network.serve(0, 6, row_window=3)
+    client = Client(network, [(whole, 0, 2), (whole, 2, 3), (whole, 3, 6)], prompt(9))
     expected = client.expected(client.log, 10)
     client.start(10)
     assert [token.token for token in client.finish()] == expected
 
 
 def test_decode_rows_run_in_as_many_groups_as_the_route_has_hops() -> None:
-    pump = Pump()
-    servers = route(pump, 2, pages=400)
+    network = ServerNetwork()
+    servers = route(network, 2, total_pages=400)
     clients = [
-        Client(pump, servers, prompt(3, at), session=f"s{at}", base=100 * (at + 1))
+        Client(network, servers, prompt(3, at), session=f"s{at}", base=100 * (at + 1))
         for at in range(8)
     ]
     start_all(clients, 60)
     tail = servers[1][0]
     sizes: list[int] = []
     for _ in range(4000):
-        pump.run(1)
+        network.run(1)
         if tail.works and all(work.sample and work.first >= 3 for work in tail.works):
             sizes.append(len(tail.out))
     assert sizes and max(sizes) == 4  # 8 sessions in two groups

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
+from typing import Unpack
 
 import pytest
-from support.core.network import Client, Pump, prompt, route, start_all
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt, route, start_all
+from support.core.server import Options
 
 from modelswarm.protocol.messages import Lane
 from modelswarm_serving.core.stall_estimator import MIN_STALL, SAMPLE_SECONDS, StallEstimator
 from modelswarm_serving.model.base import BatchItem
 
 
-def sessions(pump: Pump, lengths: list[int], hops: int = 1, **settings: int) -> list[Client]:
-    servers = route(pump, hops, pages=2000, **settings)
+def sessions(
+    network: ServerNetwork, lengths: list[int], hops: int = 1, **options: Unpack[Options]
+) -> list[Client]:
+    servers = route(network, hops, total_pages=2000, **options)
     return [
-        Client(pump, servers, prompt(length, at), session=f"s{at}", base=100 * (at + 1))
+        Client(network, servers, prompt(length, at), session=f"s{at}", base=100 * (at + 1))
         for at, length in enumerate(lengths)
     ]
 
 
-def to_servers(pump: Pump) -> None:
-    """Deliver everything that is under way, run no step."""
-    while any(pump.lanes.values()):
-        for key in [key for key, items in pump.lanes.items() if items]:
-            pump.deliver(key)
-
-
-def steps(pump: Pump, count: int) -> list[tuple[BatchItem, ...]]:
-    (server,) = pump.servers.values()
+def steps(network: ServerNetwork, count: int) -> list[tuple[BatchItem, ...]]:
+    (server,) = network.servers.values()
     out = []
     for _ in range(count):
-        to_servers(pump)
-        server.plan(pump.now)
+        network.deliver_all()
+        server.begin_step(network.now)
         out.append(server.works)
-        server.retire(pump.now)
-        pump.collect()
+        server.end_step(network.now)
+        network.deliver_all(to=GATEWAY)
     return out
 
 
@@ -45,121 +42,121 @@ def shape(work: tuple[BatchItem, ...]) -> list[tuple[int, int]]:
 
 
 def test_prompts_are_taken_oldest_first_within_the_budget() -> None:
-    pump = Pump()
-    start_all(sessions(pump, [70, 50, 5], token_budget=64), 3)
-    first, second, third = steps(pump, 3)
+    network = ServerNetwork()
+    start_all(sessions(network, [70, 50, 5], token_budget=64), 3)
+    first, second, third = steps(network, 3)
     assert shape(first) == [(0, 64)]
     assert shape(second) == [(64, 6), (0, 50), (0, 5)]
     assert shape(third) == [(70, 1), (50, 1), (5, 1)]
 
 
 def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
-    pump = Pump()
-    *clients, fresh = sessions(pump, [70, 50, 60, 5, 9], token_budget=64)
+    network = ServerNetwork()
+    *clients, fresh = sessions(network, [70, 50, 60, 5, 9], token_budget=64)
     for client in clients:
         client.fence(3, repair=client is clients[2])
-    to_servers(pump)
+    network.deliver_all()
     for client in clients:
         client.listen()
         client.go()
-    assert [shape(work) for work in steps(pump, 2)] == [[(0, 60), (0, 4)], [(60, 1), (4, 63)]]
+    assert [shape(work) for work in steps(network, 2)] == [[(0, 60), (0, 4)], [(60, 1), (4, 63)]]
     clients[1].fence()  # its turn had begun: a loop, for whatever reason
-    to_servers(pump)
+    network.deliver_all()
     clients[1].listen()
     clients[1].go()
-    assert shape(steps(pump, 1)[0]) == [(61, 1), (0, 50), (67, 3), (0, 5)]
+    assert shape(steps(network, 1)[0]) == [(61, 1), (0, 50), (67, 3), (0, 5)]
     for client in clients:
         client.finish()
     clients[2].log += prompt(20)
     for client in (fresh, clients[2]):  # a next turn is one like any other
         client.fence(3)
-    to_servers(pump)
+    network.deliver_all()
     for client in (fresh, clients[2]):
         client.listen()
         client.go()
-    assert [item.first for item in steps(pump, 1)[0]] == [0, 62]
+    assert [item.first for item in steps(network, 1)[0]] == [0, 62]
 
 
 def test_decode_rows_come_first_and_a_prompt_still_gets_on() -> None:
-    pump = Pump()
-    clients = sessions(pump, [1] * 40 + [500], token_budget=48)
+    network = ServerNetwork()
+    clients = sessions(network, [1] * 40 + [500], token_budget=48)
     start_all(clients[:40], 100)
-    steps(pump, 2)
+    steps(network, 2)
     clients[40].fence(5)
-    to_servers(pump)
+    network.deliver_all()
     clients[40].listen()
     clients[40].go()
-    (work,) = steps(pump, 1)
+    (work,) = steps(network, 1)
     assert [item.count for item in work] == [1] * 40 + [32]
-    done = steps(pump, 16)
+    done = steps(network, 16)
     assert all(len(item) == 41 for item in done)
 
 
 def test_no_row_waits_for_more_than_a_round_of_the_others() -> None:
-    pump = Pump()
-    clients = sessions(pump, [1] * 10, token_budget=3)
+    network = ServerNetwork()
+    clients = sessions(network, [1] * 10, token_budget=3)
     start_all(clients, 30)
-    steps(pump, 100)
+    steps(network, 100)
     for client in clients:
         client.listen()
         assert len(client.tokens) == 30
 
 
 def test_one_session_is_never_held_back() -> None:
-    pump = Pump()
-    (client,) = sessions(pump, [3], hops=3)
+    network = ServerNetwork()
+    (client,) = sessions(network, [3], hops=3)
     client.start(10)
     client.finish()
-    for server in pump.servers.values():
+    for server in network.servers.values():
         assert server.core.stats.steps == 10
 
 
 def test_nothing_is_planned_while_a_step_is_out_or_nothing_is_ready() -> None:
-    pump = Pump()
-    (client,) = sessions(pump, [3])
-    (server,) = pump.servers.values()
+    network = ServerNetwork()
+    (client,) = sessions(network, [3])
+    (server,) = network.servers.values()
     assert server.core.plan_step(0.0) == ()
     client.start(10)
-    to_servers(pump)
+    network.deliver_all()
     assert len(server.core.plan_step(0.0)) == 1
     assert server.core.plan_step(0.0) == ()
 
 
 def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
-    pump = Pump()
-    (client,) = sessions(pump, [3])
-    (server,) = pump.servers.values()
+    network = ServerNetwork()
+    (client,) = sessions(network, [3])
+    (server,) = network.servers.values()
     client.start(2)
-    to_servers(pump)
-    pump.tick(2.0)
+    network.deliver_all()
+    network.tick(2.0)
     beat = server.core.heartbeat()
     assert (beat.steps, beat.rows, beat.sessions, beat.oldest_ready_ms) == (0, 0, 1, 2000.0)
     assert (beat.free_pages, beat.total_pages) == (1999, 2000)
-    server.plan(pump.now)
-    server.retire(pump.now + 0.25)
+    server.begin_step(network.now)
+    server.end_step(network.now + 0.25)
     beat = server.core.heartbeat()
     assert (beat.steps, beat.rows, beat.step_ms, beat.oldest_ready_ms) == (1, 3, 250.0, 0.0)
     assert (beat.stepping_ms, beat.step_p99_ms) == (0.0, 250.0)
 
 
 def test_a_server_that_is_stuck_in_one_step_shows_it_in_its_beats() -> None:
-    pump = Pump()
-    (client,) = sessions(pump, [3])
-    (server,) = pump.servers.values()
+    network = ServerNetwork()
+    (client,) = sessions(network, [3])
+    (server,) = network.servers.values()
     client.start(2)
-    to_servers(pump)
-    server.plan(pump.now)
-    pump.tick(7.0)
+    network.deliver_all()
+    server.begin_step(network.now)
+    network.tick(7.0)
     beat = server.core.heartbeat()
     assert (beat.steps, beat.stepping_ms, beat.oldest_ready_ms) == (0, 7000.0, 7000.0)
 
 
 def test_the_successor_need_not_be_told_of_every_token() -> None:
-    pump = Pump()
-    (client,) = sessions(pump, [3], hops=2, row_window=64)
+    network = ServerNetwork()
+    (client,) = sessions(network, [3], hops=2, row_window=64)
     client.start(300)
     assert len(client.finish()) == 300
-    back = [send for name, send in pump.seen if name == "s1/1/b" and send.to.peer == "s0/1/b"]
+    back = [send for name, send in network.record if name == "s1/1/b" and send.to.peer == "s0/1/b"]
     windows = [send for send in back if type(send.item).__name__ == "Window"]
     assert 300 // 64 <= len(windows) <= 2 + 300 // 32
     assert all(send.lane is Lane.LIVE for send in windows)
@@ -167,15 +164,15 @@ def test_the_successor_need_not_be_told_of_every_token() -> None:
 
 def test_steps_count_for_longer_where_the_process_stands_still_between_them() -> None:
     """It gets 5 of every 100 ms, and its steps fit into them."""
-    pump = Pump()
-    (client,) = sessions(pump, [3])
-    (server,) = pump.servers.values()
+    network = ServerNetwork()
+    (client,) = sessions(network, [3])
+    (server,) = network.servers.values()
     client.start(50)
     now = 0.0
     for _ in range(20):
-        to_servers(pump)
-        server.plan(now)
-        server.retire(now + 0.001)
+        network.deliver_all()
+        server.begin_step(now)
+        server.end_step(now + 0.001)
         server.core.sample_stalls(now + 0.002, SAMPLE_SECONDS)
         now += 0.1
     beat = server.core.heartbeat()
@@ -184,11 +181,11 @@ def test_steps_count_for_longer_where_the_process_stands_still_between_them() ->
 
 
 def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
-    pump = Pump()
-    clients = sessions(pump, [3, 3])
-    (server,) = pump.servers.values()
+    network = ServerNetwork()
+    clients = sessions(network, [3, 3])
+    (server,) = network.servers.values()
     start_all(clients, 50)
-    to_servers(pump)
+    network.deliver_all()
     core = server.core
     core.sample_stalls(0.0, SAMPLE_SECONDS)
     assert len(core.plan_step(0.0)) == 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import pytest
-from support.core.network import Client, Pump, opened, prompt
+from support.core.scripted_gateway import Client, ServerNetwork, opened, prompt
+from support.core.server import Options
 
 from modelswarm.placement.replay_memory import GROUP_OVERHEAD
 from modelswarm.protocol.messages import FaultKind, Lane, RetainedRows, Rows
@@ -11,9 +14,11 @@ from modelswarm.protocol.messages import FaultKind, Lane, RetainedRows, Rows
 CONTEXT, NEW, READ = 60, 30, 20
 
 
-def busy(pump: Pump, hops: int = 3, **settings: int) -> tuple[Client, list[int]]:
+def busy(
+    network: ServerNetwork, hops: int = 3, **options: Unpack[Options]
+) -> tuple[Client, list[int]]:
     """A session that has read its prompt and has some tokens; and what must follow."""
-    client = opened(pump, hops=hops, length=CONTEXT, new=NEW, **settings)
+    client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
     client.go(credit=CONTEXT + READ)
     client.finish()
     assert not client.reports
@@ -21,19 +26,17 @@ def busy(pump: Pump, hops: int = 3, **settings: int) -> tuple[Client, list[int]]
     return client, rest
 
 
-def lose(pump: Pump, client: Client, *lost: int, **settings: int) -> None:
+def lose(network: ServerNetwork, client: Client, *lost: int, **options: Unpack[Options]) -> None:
     for hop in lost:
         server, first, last = client.hops[hop]
-        pump.dead.add(server.address.peer)
-        client.replace_hop(hop, pump.serve(first, last, **settings))
+        network.remove(server.peer)
+        client.replace_hop(hop, network.serve(first, last, **options))
 
 
-def repair(pump: Pump, client: Client) -> list[int]:
+def repair(network: ServerNetwork, client: Client) -> list[int]:
     """The loop; rows that each hop of the new route ran for it, until nothing moves."""
     before = [server.core.stats.rows for server, _, _ in client.hops]
-    client.fence(repair=True)
-    pump.run()
-    client.listen()
+    client.refence(repair=True)
     client.go()
     client.finish()
     after = [server.core.stats.rows for server, _, _ in client.hops]
@@ -45,44 +48,44 @@ def repair(pump: Pump, client: Client) -> list[int]:
 def test_survivors_run_no_row_twice_whichever_hops_are_lost(
     lost: tuple[int, ...], row_window: int
 ) -> None:
-    pump = Pump()
-    client, rest = busy(pump, row_window=row_window)
+    network = ServerNetwork()
+    client, rest = busy(network, row_window=row_window)
     context = len(client.log) - 1
-    lose(pump, client, *lost, row_window=row_window)
-    ran = repair(pump, client)
+    lose(network, client, *lost, row_window=row_window)
+    ran = repair(network, client)
     assert [token.token for token in client.tokens] == rest
     assert ran == [len(rest) + (context if hop in lost else 0) for hop in range(3)]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_kept_rows_come_on_bulk_within_the_window_and_before_live_rows(seed: int) -> None:
-    pump = Pump(seed=seed)
-    client, rest = busy(pump, row_window=8)
+    network = ServerNetwork(seed=seed)
+    client, rest = busy(network, row_window=8)
     context = len(client.log) - 1
-    lose(pump, client, 2, row_window=8)
-    head, middle = client.hops[0][0].address.peer, client.hops[1][0].address.peer
-    del pump.seen[:]
-    repair(pump, client)
+    lose(network, client, 2, row_window=8)
+    head, middle = client.hops[0][0].peer, client.hops[1][0].peer
+    del network.record[:]
+    repair(network, client)
     assert [token.token for token in client.tokens] == rest
     groups = [
         (send.item.first, send.lane)
-        for send in pump.sent(Rows, middle)
+        for send in network.sent(Rows, middle)
         if isinstance(send.item, Rows)
     ]
     assert [first for first, _ in groups] == sorted(first for first, _ in groups)
     assert all((lane is Lane.BULK) == (first < context) for first, lane in groups)
     assert min(first for first, _ in groups) == 0
     assert all(
-        send.item.first >= context for send in pump.sent(Rows, head) if isinstance(send.item, Rows)
+        send.item.first >= context
+        for send in network.sent(Rows, head)
+        if isinstance(send.item, Rows)
     )
 
 
 def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None:
-    pump = Pump()
-    client, _ = busy(pump)
-    client.fence()
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    client, _ = busy(network)
+    client.refence()
     kv = len(client.log) - 1
     assert [client.fenced[hop].retained for hop in range(3)] == [
         (RetainedRows(2, 0, kv),),
@@ -92,20 +95,18 @@ def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None
 
 
 def test_a_cut_takes_kept_rows_with_it() -> None:
-    pump = Pump()
-    client, _ = busy(pump)
-    client.fence(kv_cut=33, log_cut=34)
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    client, _ = busy(network)
+    client.refence(kv_cut=33, log_cut=34)
     assert client.fenced[0].retained == (RetainedRows(2, 0, 33),)
 
 
 def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
-    pump = Pump()
-    client, rest = busy(pump, replay_bytes=GROUP_OVERHEAD + 8 * CONTEXT + 10)
+    network = ServerNetwork()
+    client, rest = busy(network, replay_bytes=GROUP_OVERHEAD + 8 * CONTEXT + 10)
     beyond = len(client.log) - 1 - CONTEXT
-    lose(pump, client, 2)
-    ran = repair(pump, client)
+    lose(network, client, 2)
+    ran = repair(network, client)
     assert [token.token for token in client.tokens] == rest
     assert ran == [beyond + len(rest), beyond + len(rest), CONTEXT + beyond + len(rest)]
 
@@ -113,66 +114,60 @@ def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
 def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_does_without() -> (
     None
 ):
-    pump = Pump()
-    client, rest = busy(pump)
-    lose(pump, client, 2)
-    client.fence(repair=True)
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    client, rest = busy(network)
+    lose(network, client, 2)
+    client.refence(repair=True)
     client.hops[1][0].core._replay_log.drop(client.own[1])
     client.go()
     client.finish()
     assert {report.kind for report in client.reports} == {FaultKind.GAP}
     assert all(report.peer == "" for report in client.reports)
-    repair(pump, client)
+    repair(network, client)
     assert [token.token for token in client.tokens] == rest
 
 
 def test_closing_a_session_gives_its_kept_rows_back() -> None:
-    pump = Pump()
-    client, _ = busy(pump)
+    network = ServerNetwork()
+    client, _ = busy(network)
     assert [server.core.stats.replay_bytes > 0 for server, _, _ in client.hops] == [
         True,
         True,
         False,
     ]
     client.close()
-    pump.run()
+    network.run()
     assert all(server.core.stats.replay_bytes == 0 for server, _, _ in client.hops)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_second_loss_during_the_repair_is_repaired_too(seed: int) -> None:
-    pump = Pump(seed=seed)
-    client, rest = busy(pump, row_window=8, token_budget=8)
+    network = ServerNetwork(seed=seed)
+    client, rest = busy(network, row_window=8, token_budget=8)
     for _ in range(4):
-        lose(pump, client, pump.random.randrange(3), row_window=8, token_budget=8)
-        client.fence(repair=True)
-        pump.run()
-        client.listen()
+        lose(network, client, network.random.randrange(3), row_window=8, token_budget=8)
+        client.refence(repair=True)
         client.go(credit=0)
-        pump.run(pump.random.randrange(5, 80))
+        network.run(network.random.randrange(5, 80))
         client.listen()
-    pump.run()
+    network.run()
     client.listen()
     got = len(client.log) - CONTEXT - READ - 1
-    repair(pump, client)
+    repair(network, client)
     whole = [token.token for token in client.tokens]
     assert whole == rest[len(rest) - len(whole) :] and len(whole) + got >= len(rest)
 
 
 def test_a_hop_that_goes_on_after_a_loss_keeps_its_rows_for_the_next_one() -> None:
-    pump = Pump()
-    client, rest = busy(pump)
-    lose(pump, client, 1)
-    client.fence(repair=True)
-    pump.run()
-    client.listen()
+    network = ServerNetwork()
+    client, rest = busy(network)
+    lose(network, client, 1)
+    client.refence(repair=True)
     client.go(credit=len(client.log) + 3)
     client.finish()
     context = len(client.log) - 1
-    lose(pump, client, 2)
-    ran = repair(pump, client)
+    lose(network, client, 2)
+    ran = repair(network, client)
     done = len(client.tokens)
     assert [token.token for token in client.tokens] == rest[len(rest) - done :]
     assert ran == [done, done, done + context]
@@ -194,9 +189,9 @@ def test_survivors_keep_their_rows_however_the_blocks_between_them_are_cut_anew(
     after: list[tuple[int, int]],
     seed: int | None,
 ) -> None:
-    pump = Pump(seed=seed)
-    route = [(pump.serve(*span), *span) for span in before]
-    client = Client(pump, route, prompt(CONTEXT))
+    network = ServerNetwork(seed=seed)
+    route = [(network.serve(*span), *span) for span in before]
+    client = Client(network, route, prompt(CONTEXT))
     client.start(NEW, credit=CONTEXT + READ)
     client.finish()
     rest = client.expected(client.log, client.end - len(client.log))
@@ -204,11 +199,11 @@ def test_survivors_keep_their_rows_however_the_blocks_between_them_are_cut_anew(
     stay = {span: index for index, span in enumerate(before) if index not in lost}
     owns = list(client.own)
     for index in lost:
-        pump.dead.add(route[index][0].address.peer)
+        network.remove(route[index][0].peer)
     client.hops = [
-        route[stay[span]] if span in stay else (pump.serve(*span), *span) for span in after
+        route[stay[span]] if span in stay else (network.serve(*span), *span) for span in after
     ]
     client.own = [owns[stay[span]] if span in stay else 0 for span in after]
-    ran = repair(pump, client)
+    ran = repair(network, client)
     assert [token.token for token in client.tokens] == rest
     assert ran == [len(rest) + (0 if span in stay else context) for span in after]

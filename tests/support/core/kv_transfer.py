@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Unpack
 
-from support.core.network import GATEWAY, Client, Pump, Server, opened
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, opened
+from support.core.server import Options, Server
 
 from modelswarm.protocol.identity import Handle
 from modelswarm.protocol.messages import (
@@ -40,7 +42,7 @@ class Spare:
         """KV that it said it has."""
         return [
             item.received
-            for _, item in self.client.pump.answers
+            for _, item in self.client.network.answers
             if isinstance(item, Window) and item.handle == self.reply
         ]
 
@@ -48,7 +50,7 @@ class Spare:
     def reports(self) -> list[FaultReport]:
         return [
             item
-            for _, item in self.client.pump.answers
+            for _, item in self.client.network.answers
             if isinstance(item, FaultReport) and item.handle == self.reply
         ]
 
@@ -60,7 +62,7 @@ class Spare:
         """A new head and a new tail store the log."""
         if self.hop in (0, len(self.client.hops) - 1):
             body = Input(self.own, self.client.epoch, self.fed, tuple(self.client.log[self.fed :]))
-            self.client.pump.put(GATEWAY, self.server.address.peer, body)
+            self.client.network.put(GATEWAY, self.server.peer, body)
             self.fed = len(self.client.log)
 
     def switch(self) -> None:
@@ -69,24 +71,26 @@ class Spare:
         self.client.own[self.hop] = self.own
 
 
-def running(pump: Pump, hops: int = 3, **settings: int) -> Client:
-    client = opened(pump, hops=hops, length=CONTEXT, new=NEW, **settings)
+def running(network: ServerNetwork, hops: int = 3, **options: Unpack[Options]) -> Client:
+    client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
     client.go(credit=CONTEXT + READ)
     client.finish()
     return client
 
 
-def opened_beside(client: Client, hop: int, reply: int = WARM_REPLY, **settings: int) -> Spare:
+def opened_beside(
+    client: Client, hop: int, reply: int = WARM_REPLY, **options: Unpack[Options]
+) -> Spare:
     _, first, last = client.hops[hop]
-    pump = client.pump
-    server = pump.serve(first, last, **settings)
+    network = client.network
+    server = network.serve(first, last, **options)
     create = Create(client.session, first, last, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
     fence = Fence(0, reply, client.epoch, 0, 0, create, turn)
-    pump.put(GATEWAY, server.address.peer, fence)
-    pump.run()
+    network.put(GATEWAY, server.peer, fence)
+    network.run()
     own = [
-        i.server_handle for _, i in pump.answers if isinstance(i, FenceAck) and i.handle == reply
+        i.server_handle for _, i in network.answers if isinstance(i, FenceAck) and i.handle == reply
     ]
     return Spare(client, hop, server, own[-1], reply)
 
@@ -106,7 +110,7 @@ def warm(spare: Spare, **changes: object) -> None:
         hops=len(client.hops),
         standby=True,
     )
-    client.pump.put(GATEWAY, spare.server.address.peer, replace(go, **changes))  # type: ignore[arg-type]
+    client.network.put(GATEWAY, spare.server.peer, replace(go, **changes))  # type: ignore[arg-type]
 
 
 def order(spare: Spare, start: int = 0) -> None:
@@ -116,19 +120,8 @@ def order(spare: Spare, start: int = 0) -> None:
     client.put(hop, CopyKv(client.own[hop], client.epoch, to, start, first, last))
 
 
-def deliver_all(pump: Pump) -> None:
-    pump.collect()
-    for key in [key for key, items in pump.lanes.items() if items]:
-        while pump.lanes[key]:
-            pump.deliver(key)
-
-
-def run_without(pump: Pump, idle: Server) -> None:
+def run_without(network: ServerNetwork, idle: Server) -> None:
     """Until nothing moves but the steps of one server."""
-    for _ in range(50):
-        pump.collect()
-        for key in [key for key, items in pump.lanes.items() if items]:
-            pump.deliver(key)
-        for server in pump.servers.values():
-            if server is not idle and server.plan(pump.now):
-                server.retire(pump.now)
+    idle.lazy = True
+    network.run()
+    idle.lazy = False

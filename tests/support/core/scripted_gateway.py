@@ -1,0 +1,285 @@
+"""A gateway that does only what a test tells it, over real server cores on the in-memory network.
+
+`ServerNetwork` holds servers and what they said to scripted gateways. `Client` is one session of such a gateway: it
+fences, says Go by the pass R6 and reads what the servers say.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Unpack
+
+from support.core.actor import Actor
+from support.core.network import Network
+from support.core.server import VOCABULARY, Options, Server, expected
+
+from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Create,
+    FaultReport,
+    Fence,
+    FenceAck,
+    Hello,
+    Input,
+    Item,
+    Lane,
+    Neighbour,
+    Role,
+    Rows,
+    Sampling,
+    StartEpoch,
+    Token,
+    Turn,
+    Window,
+)
+from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
+
+GATEWAY = "gateway/1/a"
+FOREVER = 1 << 40
+
+
+@dataclass(eq=False)
+class ScriptedGateway(Actor):
+    answers: list[tuple[PeerId, Item]]  # (server, what it said)
+
+    def receive(self, sender: PeerId, item: Item, now: float) -> None:
+        self.answers.append((sender, item))
+
+
+@dataclass
+class ServerNetwork(Network):
+    """Servers of six blocks and 64 pages, linked to `GATEWAY`."""
+
+    options: Options = field(default_factory=lambda: Options(n_blocks=6, total_pages=64))
+    answers: list[tuple[PeerId, Item]] = field(default_factory=list)  # to all scripted gateways
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.add_gateway(GATEWAY)
+
+    def add_gateway(self, peer: PeerId, *, linked: bool = True) -> None:
+        hello = Hello(PROTOCOL_VERSION, peer, Role.GATEWAY, "", Lane.LIVE)
+        gateway = self.actors[peer] = ScriptedGateway(hello, self.answers)
+        if linked:
+            self.join(gateway)
+
+    @property
+    def free_pages(self) -> list[int]:
+        return [server.core.stats.free_pages for server in self.servers.values()]
+
+
+@dataclass
+class Client:
+    """One session of the scripted gateway. `hops` are (server, first, last) in route order."""
+
+    network: ServerNetwork
+    hops: list[tuple[Server, int, int]]
+    log: list[int]
+    session: str = "a"
+    sampling: Sampling = field(default_factory=Sampling)
+    gateway: PeerId = GATEWAY
+    epoch: Epoch = field(default_factory=lambda: Epoch(0, 1))
+    base: int = 100  # its names for the hops: base, base + 1, ...
+    own: list[int] = field(default_factory=list)
+    read: int = 0  # answers looked at
+    fenced: dict[int, FenceAck] = field(default_factory=dict)
+    reports: list[FaultReport] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)  # of the present epoch
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.own = [NO_HANDLE] * len(self.hops)
+
+    def put(self, hop: int, item: Item, lane: Lane = Lane.LIVE) -> None:
+        self.network.put(self.gateway, self.hops[hop][0].peer, item, lane)
+
+    def turn(self, new: int) -> Turn:
+        self.end = len(self.log) + new
+        return Turn(reserved_positions=max(self.end - 1, 0), end=self.end, sampling=self.sampling)
+
+    def fence(
+        self,
+        new: int | None = None,
+        kv_cut: int | None = None,
+        log_cut: int | None = None,
+        *,
+        repair: bool = False,
+    ) -> None:
+        """A fence of every hop with the next epoch, as cut (a) or new turn (`new` tokens) or both."""
+        self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
+        self.fenced.clear()
+        self.tokens.clear()
+        turn = None if new is None else self.turn(new)
+        length = len(self.log)
+        for index, (_, first, last) in enumerate(self.hops):
+            create = None
+            if self.own[index] == NO_HANDLE:
+                create = Create(self.session, first, last, repair)
+                again = Turn(self.end - 1, self.end, self.sampling)
+            fence = Fence(
+                handle=self.own[index],
+                gateway_handle=self.base + index,
+                epoch=self.epoch,
+                kv_cut=length - 1 if kv_cut is None else kv_cut,
+                log_cut=length if log_cut is None else log_cut,
+                create=create,
+                turn=again if create is not None else turn,
+            )
+            self.put(index, fence)
+
+    def refence(
+        self,
+        new: int | None = None,
+        kv_cut: int | None = None,
+        log_cut: int | None = None,
+        *,
+        repair: bool = False,
+    ) -> None:
+        """Fence, run until nothing moves, and read the answers."""
+        self.fence(new, kv_cut, log_cut, repair=repair)
+        self.network.run()
+        self.listen()
+
+    def listen(self) -> None:
+        """Sort what has come for this session."""
+        names = range(self.base, self.base + len(self.hops))
+        for _, item in self.network.answers[self.read :]:
+            if isinstance(item, FenceAck | Token | FaultReport) and item.handle in names:
+                self._hear(item)
+        self.read = len(self.network.answers)
+
+    def _hear(self, item: FenceAck | Token | FaultReport) -> None:
+        index = item.handle - self.base
+        if isinstance(item, FaultReport):
+            self.reports.append(item)
+        elif item.epoch != self.epoch:
+            return
+        elif isinstance(item, FenceAck):
+            self.fenced[index] = item
+            self.own[index] = item.server_handle
+        else:
+            self.tokens.append(item)
+            if item.token >= 0:
+                assert item.position == len(self.log), "a token out of order"
+                self.log.append(item.token)
+
+    def starts(self) -> list[int]:
+        """By the pass R6."""
+        answers = [self.fenced[index] for index in range(len(self.hops))]
+        states = [
+            HopState(answer.kv, last, answer.retained)
+            for answer, (_, _, last) in zip(answers, self.hops, strict=True)
+        ]
+        return [point.start for point in restart_points(states)]
+
+    def go(
+        self, *, credit: int = FOREVER, sample: bool = True, body_lane: Lane = Lane.BULK
+    ) -> list[StartEpoch]:
+        starts = self.starts()
+        gos = [self._go_of(index, starts, credit, sample) for index in range(len(self.hops))]
+        for index, go in enumerate(gos):
+            self.put(index, go)
+        for index in {0, len(self.hops) - 1}:
+            have = starts[0] if index == 0 else self.fenced[index].log
+            have = min(have, self.fenced[index].log)
+            body = Input(self.own[index], self.epoch, have, tuple(self.log[have:]))
+            self.put(index, body, body_lane)
+        return gos
+
+    def _go_of(self, index: int, starts: list[int], credit: int, sample: bool) -> StartEpoch:
+        last = len(self.hops) - 1
+        return StartEpoch(
+            handle=self.own[index],
+            epoch=self.epoch,
+            length=len(self.log),
+            start=starts[index],
+            send_from=starts[index + 1] if index < last else len(self.log),
+            predecessor=self.neighbour(index - 1) if index else None,
+            successor=self.neighbour(index + 1) if index < last else None,
+            ring=self.neighbour(0) if index == last and last else None,
+            credit=credit,
+            hops=len(self.hops),
+            sample=sample,
+        )
+
+    def neighbour(self, index: int) -> Neighbour:
+        return Neighbour(self.hops[index][0].address, self.own[index])
+
+    def start(self, new: int, *, credit: int = FOREVER, sample: bool = True) -> None:
+        """Fence (opening what is not open), wait for the answers, say Go."""
+        self.refence(new)
+        assert all(answer.refusal is None for answer in self.fenced.values())
+        self.go(credit=credit, sample=sample)
+
+    def finish(self) -> list[Token]:
+        """Run until nothing moves; all tokens of this epoch."""
+        self.network.run()
+        self.listen()
+        return self.tokens
+
+    def raise_credit(self, limit: int) -> None:
+        tail = len(self.hops) - 1
+        self.put(tail, Window(self.own[tail], self.epoch, 0, limit))
+
+    def replace_hop(self, index: int, server: Server) -> None:
+        _, first, last = self.hops[index]
+        self.hops[index] = (server, first, last)
+        self.own[index] = NO_HANDLE
+
+    def close(self) -> None:
+        for index, handle in enumerate(self.own):
+            self.put(index, Close(handle))
+
+    def expected(self, prompt: Sequence[int], new: int) -> list[int]:
+        return expected(prompt, new, self.network.options["n_blocks"], self.sampling)
+
+
+def start_all(clients: Sequence[Client], new: int) -> None:
+    """Like `Client.start`, so that all of them run at the same time."""
+    for client in clients:
+        client.fence(new)
+    clients[0].network.run()
+    for client in clients:
+        client.listen()
+        client.go()
+
+
+def route(
+    network: ServerNetwork, hops: int, **options: Unpack[Options]
+) -> list[tuple[Server, int, int]]:
+    """`hops` new servers that share the blocks evenly."""
+    size = network.options["n_blocks"] // hops
+    spans = [(size * at, size * (at + 1)) for at in range(hops)]
+    return [(network.serve(first, last, **options), first, last) for first, last in spans]
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [random.Random(f"{seed}.{at}").randrange(VOCABULARY) for at in range(length)]
+
+
+def repeated(item: Rows, **changes: object) -> Rows:
+    return replace(item, **changes)  # type: ignore[arg-type]
+
+
+def opened(
+    network: ServerNetwork,
+    hops: int = 2,
+    length: int = 12,
+    new: int = 8,
+    **options: Unpack[Options],
+) -> Client:
+    client = Client(network, route(network, hops, **options), prompt(length))
+    client.refence(new)
+    return client
+
+
+def again(network: ServerNetwork, client: Client, kind: type[Item]) -> None:
+    """Every message of a kind that the gateway has put on a lane, once more behind all others."""
+    for (sender, to, _), items in list(network.lanes.items()):
+        for item in list(items):
+            if isinstance(item, kind) and sender == client.gateway:
+                network.put(sender, to, item)

@@ -1,0 +1,175 @@
+"""A real server core on the hash model, as an actor of the in-memory network; and the tokens that it must give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+from support.core.actor import Actor
+
+from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Hello,
+    Item,
+    Lane,
+    Role,
+    Sampling,
+    Send,
+)
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
+from modelswarm_serving.model.hash_model import HashModel, reference_tokens
+
+MODEL = "m"
+VOCABULARY = 97
+
+
+class Options(TypedDict, total=False):
+    """What a test may choose of a server. The names are those of its settings, its shape and its Hello."""
+
+    n_blocks: int
+    row_bytes: int
+    page_size: int
+    total_pages: int
+    max_length: int
+    revision: str
+    dtype: str
+    lease_seconds: float
+    token_budget: int
+    row_window: int
+    in_flight_bytes: int
+    replay_bytes: int
+    transfer_rate: int
+
+
+@dataclass(eq=False)
+class Server(Actor):
+    core: ServerCore
+    model: HashModel
+    out: tuple[Task, ...] = ()  # the step that is out
+    step_seconds: float = 0.0  # time that each step takes
+    step_ends: float = 0.0
+    broken: bool = False  # every step fails
+    lazy: bool = False  # makes no steps
+    stuck: bool = False  # no step ends
+
+    @property
+    def address(self) -> Address:
+        return Address(self.peer, self.hello.target)
+
+    @property
+    def works(self) -> tuple[BatchItem, ...]:
+        """Rows of the step that is out; transfers are left out."""
+        return tuple(task for task in self.out if isinstance(task, BatchItem))
+
+    def connect(self, hello: Hello, now: float) -> None:
+        lease = hello.lease_ms / 1000
+        self.core.on_peer_connected(hello.peer, hello.role, now, hello.target, lease)
+
+    def disconnect(self, peer: PeerId, now: float) -> None:
+        self.core.on_peer_lost(peer, now)
+
+    def receive(self, sender: PeerId, item: Item, now: float) -> None:
+        self.core.receive(sender, item, now)
+
+    def take_sends(self) -> list[Send]:
+        return self.core.take_sends()
+
+    def tick(self, now: float) -> None:
+        self.core.tick(now)
+
+    def heartbeat(self) -> Heartbeat:
+        return self.core.heartbeat()
+
+    def step(self, now: float) -> bool:
+        if self.lazy:
+            return False
+        if not self.out:
+            return self.begin_step(now)
+        if self.stuck or now < self.step_ends - 1e-9:
+            return False
+        failed = [Result(error="CUDA error: device-side assert triggered")] * len(self.out)
+        self.end_step(now, failed if self.broken else None)
+        return True
+
+    def begin_step(self, now: float) -> bool:
+        """Plan a step if none is out. Return False if there is none to make."""
+        if not self.out:
+            self.out = self.core.plan_step(now)
+            self.step_ends = now + self.step_seconds
+        return bool(self.out)
+
+    def end_step(self, now: float, results: list[Result] | None = None) -> None:
+        work, self.out = self.out, ()
+        self.core.finish_step(self.model.step(work) if results is None else results, now)
+
+
+def make_server(
+    name: str,
+    first: int,
+    last: int,
+    hello: Mapping[str, object] | None = None,
+    **options: Unpack[Options],
+) -> Server:
+    """A server of the blocks [first, last). `hello` replaces fields of its Hello, whatever is true."""
+    shape = ModelShape(
+        first,
+        last,
+        n_blocks=options.get("n_blocks", 4),
+        row_bytes=options.get("row_bytes", 8),
+        page_size=options.get("page_size", 4),
+        total_pages=options.get("total_pages", 256),
+        max_length=options.get("max_length", 4096),
+        vocab_size=VOCABULARY,
+    )
+    peer = f"{name}/1/b"
+    address = Address(peer, f"{name}:1")
+    settings = ServerSettings(
+        address,
+        lease_seconds=options.get("lease_seconds", 30.0),
+        token_budget=options.get("token_budget", 512),
+        row_window=options.get("row_window", 1024),
+        in_flight_bytes=options.get("in_flight_bytes", 32 << 20),
+        replay_bytes=options.get("replay_bytes", 1 << 20),
+        transfer_rate=options.get("transfer_rate", 0),
+    )
+    draws = random.Random(peer)
+    core = ServerCore(settings, shape, lambda: draws.getrandbits(64))
+    said = Hello(
+        PROTOCOL_VERSION,
+        peer,
+        Role.SERVER,
+        "",
+        Lane.LIVE,
+        target=address.target,
+        model=MODEL,
+        revision=options.get("revision", "r1"),
+        first=first,
+        last=last,
+        n_blocks=shape.n_blocks,
+        dtype=options.get("dtype", "float32"),
+        row_bytes=shape.row_bytes,
+        max_length=core.max_session_length,
+        total_pages=shape.total_pages,
+        page_size=shape.page_size,
+    )
+    return Server(replace(said, **(hello or {})), core, HashModel(shape))  # type: ignore[arg-type]
+
+
+def expected(
+    prompt: Sequence[int], new: int, n_blocks: int = 4, sampling: Sampling | None = None
+) -> list[int]:
+    """The tokens that any route must give."""
+    return reference_tokens(
+        prompt,
+        sampling or Sampling(),
+        new,
+        len(prompt) + new,
+        n_blocks=n_blocks,
+        vocabulary=VOCABULARY,
+    )
