@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.core.review_swarm import MODEL, Server, Swarm, expected
+from support.core.gateway import TWICE, Swarm, swarm_of
+from support.core.server import Server, expected
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.detection.failure_detector import (
     FIRST_ESTIMATE,
     MAX_TIMEOUT,
@@ -22,7 +22,6 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     SessionLost,
 )
-from modelswarm_gateway.core.interface.turn import TurnRequest
 
 FIRST = 4 * FIRST_ESTIMATE  # the patience with a server that has not beaten yet
 
@@ -68,7 +67,7 @@ def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
 def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
     swarm = Swarm()
     for _ in range(2):
-        swarm.link(swarm.serve(0, 4, link=False), heartbeat_ms=1000)
+        swarm.serve(0, 4, {"heartbeat_ms": 1000})
     suspicion = swarm.core._health_monitor._failure_detector
     assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
 
@@ -128,60 +127,42 @@ def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
 
 def running(swarm: Swarm, ahead: int = 4) -> None:
     """A session that has come as far as its reader lets it."""
-    swarm.core.open_session("a", MODEL, swarm.now)
-    request = TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=ahead)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], 40, ahead=ahead)
     swarm.run()
     swarm.wait(0.5)
 
 
-def on_route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.find_view("a")
-    assert view is not None
-    return [swarm.servers[hop.peer] for hop in view.route]
-
-
 def read_all(swarm: Swarm) -> list[int]:
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
-    return swarm.answer("a")
+    swarm.gateway.read("a", 1000)
+    return swarm.gateway.tokens("a")
 
 
 def causes(swarm: Swarm) -> list[str]:
-    return [effect.cause for effect in swarm.effects if isinstance(effect, Rerouted)]
-
-
-def swarm_of(*spans: tuple[int, int]) -> Swarm:
-    swarm = Swarm()
-    for first, last in spans:
-        swarm.serve(first, last)
-    return swarm
-
-
-TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))
+    return [effect.cause for effect in swarm.gateway.all(Rerouted)]
 
 
 @pytest.mark.parametrize("hop", [0, 1])
 def test_a_frozen_server_is_left_and_the_answer_stays_the_same(hop: int) -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    before = on_route(swarm)
+    before = swarm.route("a")
     frozen = before[hop]
-    swarm.freeze(frozen)
+    frozen.frozen = True
     swarm.wait(1.2)
     assert causes(swarm) == ["silent"]
-    assert {e.peer for e in swarm.effects if isinstance(e, Ejected)} == {frozen.peer}
-    assert frozen not in on_route(swarm) and on_route(swarm)[1 - hop] is before[1 - hop]
+    assert {e.peer for e in swarm.gateway.all(Ejected)} == {frozen.peer}
+    assert frozen not in swarm.route("a") and swarm.route("a")[1 - hop] is before[1 - hop]
     assert read_all(swarm) == expected([5, 6, 7], 40)
 
 
 def test_what_a_frozen_server_has_to_say_later_changes_nothing() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    frozen = on_route(swarm)[0]
-    swarm.freeze(frozen)
+    frozen = swarm.route("a")[0]
+    frozen.frozen = True
     swarm.wait(1.2)
-    swarm.thaw(frozen)
+    frozen.frozen = False
+    swarm.run()
     swarm.wait(0.5)
     assert frozen.core.stats.sessions == 0
     assert read_all(swarm) == expected([5, 6, 7], 40)
@@ -191,13 +172,14 @@ def test_what_a_frozen_server_has_to_say_later_changes_nothing() -> None:
 def test_a_frozen_server_without_a_twin_is_waited_for() -> None:
     swarm = swarm_of((0, 2), (2, 4))
     running(swarm)
-    frozen = on_route(swarm)[1]
-    swarm.freeze(frozen)
+    frozen = swarm.route("a")[1]
+    frozen.frozen = True
     swarm.wait(3.0)
-    swarm.thaw(frozen)
+    frozen.frozen = False
+    swarm.run()
     swarm.wait(0.3)
     assert read_all(swarm) == expected([5, 6, 7], 40)
-    assert not swarm.troubles("a")
+    assert not swarm.gateway.troubles("a")
 
 
 def test_servers_that_beat_are_never_suspected_however_long_the_reader_sleeps() -> None:
@@ -223,7 +205,7 @@ def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> Non
     running(swarm)
     before = swarm.core.find_view("a")
     swarm.now += 16.0
-    swarm.core.receive(on_route(swarm)[0].peer, on_route(swarm)[0].core.heartbeat(), swarm.now)
+    swarm.core.receive(swarm.route("a")[0].peer, swarm.route("a")[0].core.heartbeat(), swarm.now)
     after = swarm.core.find_view("a")
     assert before is not None and after is not None
     assert after.epoch > before.epoch
@@ -236,12 +218,13 @@ def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> Non
 def test_a_new_session_avoids_a_suspected_server_and_one_canary_brings_it_back() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    frozen = on_route(swarm)[0]
-    swarm.freeze(frozen)
+    frozen = swarm.route("a")[0]
+    frozen.frozen = True
     swarm.wait(1.2)
     for number in range(8):
         assert frozen.peer not in started(swarm, f"b{number}")
-    swarm.thaw(frozen)
+    frozen.frozen = False
+    swarm.run()
     swarm.wait(3.0)
     tried = [number for number in range(8) if frozen.peer in started(swarm, f"c{number}", new=1)]
     assert tried, "it is capacity again"
@@ -251,10 +234,11 @@ def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_to
     """However busy the other one is. Then it is a server like any other."""
     swarm = swarm_of((0, 4), (0, 4))
     running(swarm)
-    frozen = on_route(swarm)[0]
-    swarm.freeze(frozen)
+    frozen = swarm.route("a")[0]
+    frozen.frozen = True
     swarm.wait(1.2)
-    swarm.thaw(frozen)
+    frozen.frozen = False
+    swarm.run()
     swarm.wait(3.0)
     frozen.lazy = True
     assert at_once(swarm, frozen, "b").count(frozen.peer) == 1
@@ -273,9 +257,7 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
         swarm.core.receive(server.peer, beat, swarm.now)
     names = [f"{name}{number}" for number in range(4)]
     for each in names:
-        swarm.core.open_session(each, MODEL, swarm.now)
-        request = TurnRequest((1, 2, 3), 8, Sampling(), credit_ahead=64)
-        swarm.core.start_turn(each, request, swarm.now)
+        swarm.gateway.start(each, [1, 2, 3], 8, ahead=64)
     swarm.run()
     views = [view for each in names if (view := swarm.core.find_view(each))]
     return [hop.peer for view in views for hop in view.route]
@@ -283,9 +265,7 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
 
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     """The route of a session that is closed again."""
-    swarm.core.open_session(session, MODEL, swarm.now)
-    request = TurnRequest((1, 2, 3), new, Sampling(), credit_ahead=64)
-    swarm.core.start_turn(session, request, swarm.now)
+    swarm.gateway.start(session, [1, 2, 3], new, ahead=64)
     swarm.run()
     assert any(isinstance(e, Emitted) and e.session == session for e in swarm.effects)
     assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
@@ -302,7 +282,7 @@ def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
     swarm.wait(30.0)
     assert not closed(swarm)
     dead = next(iter(swarm.servers.values()))
-    swarm.freeze(dead)
+    dead.frozen = True
     swarm.wait(14.0)
     assert not closed(swarm)
     swarm.wait(3.0)
@@ -310,33 +290,32 @@ def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
 
 
 def closed(swarm: Swarm) -> set[str]:
-    return {effect.peer for effect in swarm.effects if isinstance(effect, CloseLink)}
+    return {effect.peer for effect in swarm.gateway.all(CloseLink)}
 
 
 def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     """Frozen before anything of ours runs there: no beat is due, only the answer is."""
     swarm = swarm_of((0, 4), (0, 4))
     first, second = swarm.servers.values()
-    swarm.freeze(first)
+    first.frozen = True
     busy = replace(second.core.heartbeat(), running=40)  # so that the frozen one is chosen
     swarm.core.receive(second.peer, busy, swarm.now)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], 40, ahead=64)
     swarm.run()
-    assert on_route(swarm) == [first]
+    assert swarm.route("a") == [first]
     swarm.wait(0.5)
-    assert on_route(swarm) == [second]
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert swarm.route("a") == [second]
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
 def test_a_turn_is_not_refused_while_its_only_server_may_still_answer() -> None:
     swarm = swarm_of((0, 4))
     [only] = swarm.servers.values()
-    swarm.freeze(only)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 40, Sampling(), credit_ahead=64), swarm.now)
+    only.frozen = True
+    swarm.gateway.start("a", [5, 6, 7], 40, ahead=64)
     swarm.run()
     swarm.wait(2.0)
-    assert not swarm.troubles("a")
-    swarm.thaw(only)
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert not swarm.gateway.troubles("a")
+    only.frozen = False
+    swarm.run()
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)

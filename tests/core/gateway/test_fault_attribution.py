@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from support.core.review_swarm import MODEL, Server, Swarm, expected
+from support.core.gateway import TWICE, Swarm, swarm_of
+from support.core.server import expected
 
 from modelswarm.protocol.identity import Epoch
-from modelswarm.protocol.messages import Counters, Sampling
+from modelswarm.protocol.messages import Counters
 from modelswarm_gateway.core.interface.effects import Ejected, Rerouted
-from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
 
 EPOCH = Epoch(3, 1)
 OWED = 21  # log entries so far: rows 0 ... 20 are due at the tail
 
 
-def hop(
-    name: str,
-    *,
-    received: int = 21,
-    sent: int = 21,
-    granted: int = 100,
-    window: int = 100,
-    tokens_sent: int = 0,
-    tokens_received: int = 0,
-    epoch: Epoch = EPOCH,
-    still: bool = False,
-) -> HopEvidence:
-    counted = Counters(epoch, received, sent, granted, window, tokens_sent, tokens_received)
-    return HopEvidence(name, counted, still)
+def hop(name: str, *, still: bool = False, **changes: Any) -> HopEvidence:
+    """Counters of a hop that got and sent all rows; `changes` replaces some."""
+    counted = Counters(
+        EPOCH, received=21, sent=21, granted=100, window=100, tokens_sent=0, tokens_received=0
+    )
+    return HopEvidence(name, replace(counted, **changes), still)
 
 
 HEAD = hop("a", granted=0, tokens_received=21)
@@ -95,36 +88,21 @@ def test_blame_by_table(case: str) -> None:
 
 
 def started(swarm: Swarm, *, new: int = 40) -> None:
-    swarm.core.open_session("a", MODEL, swarm.now)
-    request = TurnRequest((5, 6, 7), new, Sampling(), credit_ahead=4)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], new, ahead=4)
     swarm.run()
     swarm.wait(0.5)
 
 
-def route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.find_view("a")
-    assert view is not None
-    return [swarm.servers[hop.peer] for hop in view.route]
-
-
 def causes(swarm: Swarm) -> set[str]:
-    return {effect.cause for effect in swarm.effects if isinstance(effect, Rerouted)}
+    return {effect.cause for effect in swarm.gateway.all(Rerouted)}
 
 
 def ejected(swarm: Swarm) -> set[str]:
-    return {effect.peer for effect in swarm.effects if isinstance(effect, Ejected)}
-
-
-def swarm_of_two() -> Swarm:
-    swarm = Swarm()
-    for first, last in ((0, 2), (0, 2), (2, 4), (2, 4)):
-        swarm.serve(first, last)
-    return swarm
+    return {effect.peer for effect in swarm.gateway.all(Ejected)}
 
 
 def test_a_slow_reader_makes_nothing_overdue() -> None:
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
     swarm.wait(100.0)
     assert causes(swarm) == set() and ejected(swarm) == set()
@@ -133,59 +111,57 @@ def test_a_slow_reader_makes_nothing_overdue() -> None:
 @pytest.mark.parametrize("back", [False, True])
 def test_a_link_that_swallows_one_direction_is_blamed_and_avoided(back: bool) -> None:
     """All four servers beat, and nobody reports anything. Neither of the two is at fault: one of them goes on."""
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
-    head, tail = route(swarm)
-    swarm.swallow(tail if back else head, head if back else tail)
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
+    head, tail = swarm.route("a")
+    sender, receiver = (tail, head) if back else (head, tail)
+    swarm.drop(sender.peer, receiver.peer)
+    swarm.gateway.read("a", 1000)
     for _ in range(30):
         swarm.wait(0.5)
         swarm.core.on_read("a", 1000, swarm.now)
     assert causes(swarm) == {"overdue"}
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
     assert ejected(swarm) == set(), "a link is at fault, no server"
-    assert len({head.peer, tail.peer} & {server.peer for server in route(swarm)}) == 1
+    assert len({head.peer, tail.peer} & {server.peer for server in swarm.route("a")}) == 1
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_server_that_beats_and_does_no_work_is_blamed(place: int) -> None:
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
-    before = route(swarm)
+    before = swarm.route("a")
     lazy = before[place]
     lazy.lazy = True
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
+    swarm.gateway.read("a", 1000)
     swarm.wait(8.0)
     assert causes(swarm) == {"overdue"}
     assert ejected(swarm) == {lazy.peer}
-    assert lazy not in route(swarm) and route(swarm)[1 - place] is before[1 - place]
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert lazy not in swarm.route("a") and swarm.route("a")[1 - place] is before[1 - place]
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_server_whose_step_never_ends_is_blamed(place: int) -> None:
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
-    before = route(swarm)
+    before = swarm.route("a")
     stuck = before[place]
     stuck.stuck = True
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
+    swarm.gateway.read("a", 1000)
     swarm.wait(8.0)
     assert causes(swarm) == {"overdue"}
     assert ejected(swarm) == {stuck.peer}
-    assert stuck not in route(swarm) and route(swarm)[1 - place] is before[1 - place]
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert stuck not in swarm.route("a") and swarm.route("a")[1 - place] is before[1 - place]
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> None:
     """Its beats tell of steps: the session's rows wait for their turn, and go on where they are."""
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
-    before = route(swarm)
+    before = swarm.route("a")
     busy = before[place]
     busy.lazy = True  # for us
     swarm.core.on_read("a", 1000, swarm.now)
@@ -198,23 +174,22 @@ def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> N
         swarm.core.tick(swarm.now)
         swarm.run()
     assert causes(swarm) == {"overdue"} and ejected(swarm) == set()
-    assert route(swarm) == before
+    assert swarm.route("a") == before
     busy.lazy = False
     swarm.run()
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
 def test_loops_for_other_causes_make_nobody_wait_longer_for_a_token() -> None:
-    swarm = swarm_of_two()
+    swarm = swarm_of(*TWICE)
     started(swarm)
-    lazy = route(swarm)[1]
+    lazy = swarm.route("a")[1]
     lazy.lazy = True
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
+    swarm.gateway.read("a", 1000)
     for _ in range(3):
         swarm.core._recovery.on_fault(swarm.core._sessions["a"], "link_down", "x/1/y", swarm.now)
         swarm.run()
     swarm.wait(4.0)
     assert causes(swarm) == {"link_down", "overdue"}
     assert ejected(swarm) == {lazy.peer}
-    assert swarm.answer("a") == expected([5, 6, 7], 40)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)

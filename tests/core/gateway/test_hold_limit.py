@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.core.review_swarm import MODEL, Swarm, expected
+from support.core.gateway import Swarm
 from support.core.scripted_servers import Script
+from support.core.server import MODEL, expected
 
 from modelswarm.protocol.messages import FaultKind, Sampling
 from modelswarm_gateway.core.interface.effects import Refused, SessionLost
@@ -14,15 +15,13 @@ from modelswarm_gateway.core.interface.turn import TurnRequest
 
 def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
     """Until a session is given up whose tail died in mid-answer, with nobody to take its place."""
-    swarm = Swarm(GatewaySettings(hold_limit_seconds=3.0))
+    swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
     for first, last in ((0, 2), (2, 4)):
         said = hold_ms if both or first == 0 else 0
-        server = swarm.serve(first, last, link=False)
-        swarm.link(server, hold_ms=said)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+        server = swarm.serve(first, last, {"hold_ms": said})
+    swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
     swarm.run()
-    swarm.kill(server)
+    swarm.kill(server.peer)
     died = swarm.now
     swarm.wait(0.5)
     swarm.now += asleep
@@ -50,36 +49,32 @@ def test_a_server_that_says_nothing_leaves_what_others_said() -> None:
 
 
 def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
-    swarm = Swarm(GatewaySettings(hold_limit_seconds=1.0))
-    server = swarm.serve(0, 4, link=False)
-    swarm.link(server, hold_ms=20_000)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=1.0))
+    server = swarm.serve(0, 4, {"hold_ms": 20_000})
+    swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
     swarm.run()
-    swarm.kill(server)
+    swarm.kill(server.peer)
     swarm.wait(15.0)
-    assert not [effect for effect in swarm.effects if isinstance(effect, SessionLost)]
+    assert not swarm.gateway.all(SessionLost)
     swarm.serve(0, 4)
     swarm.wait(10.0)
-    assert not [effect for effect in swarm.effects if isinstance(effect, SessionLost)]
+    assert not swarm.gateway.all(SessionLost)
 
 
 def test_a_server_cannot_have_sessions_held_for_ever() -> None:
     swarm = Swarm()
-    server = swarm.serve(0, 4, link=False)
-    swarm.link(server, hold_ms=1 << 63)
+    swarm.serve(0, 4, {"hold_ms": 1 << 63})
     assert swarm.core.hold_limit_seconds(MODEL) == 24 * 3600.0
 
 
 def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() -> None:
-    swarm = Swarm(GatewaySettings(hold_limit_seconds=3.0))
+    swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
     server = swarm.serve(0, 4)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 50, Sampling(), credit_ahead=2), swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
     swarm.run()
     server.lazy = True
     swarm.core.on_read("a", 1000, swarm.now)
-    while not (broken := [each for each in swarm.effects if isinstance(each, SessionLost)]):
+    while not (broken := swarm.gateway.all(SessionLost)):
         assert swarm.now < 10_000
         swarm.wait(0.5)
         for view in swarm.core.session_views():
@@ -96,34 +91,34 @@ def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.core.open_session("a", MODEL, swarm.now)
-    request = TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=64, is_resumed=begun)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.core.start_turn(
+        "a", TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=64, is_resumed=begun), swarm.now
+    )
     swarm.wait(1.0)
-    refused = [effect for effect in swarm.effects if isinstance(effect, Refused)]
+    refused = swarm.gateway.all(Refused)
     assert bool(refused) is not begun
     swarm.serve(2, 4)
     swarm.wait(10.0)
-    assert swarm.answer("a") == (expected([5, 6, 7], 20) if begun else [])
+    assert swarm.gateway.tokens("a") == (expected([5, 6, 7], 20) if begun else [])
 
 
 def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
     """Last-Event-ID at the gateway that kept its session."""
     swarm = Swarm()
     server = swarm.serve(0, 4)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.core.start_turn("a", TurnRequest((5, 6, 7), 20, Sampling(), credit_ahead=4), swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], 20, ahead=4)
     swarm.run()
     swarm.core.cancel_turn("a", swarm.now)
-    swarm.kill(server)
-    log = (5, 6, 7, *swarm.answer("a"))
+    swarm.kill(server.peer)
+    log = (5, 6, 7, *swarm.gateway.tokens("a"))
     rest = 23 - len(log)
     assert 0 < rest < 20
     swarm.core.start_turn("a", TurnRequest(log, rest, Sampling(), 64, is_resumed=True), swarm.now)
     swarm.wait(1.0)
-    assert not [effect for effect in swarm.effects if isinstance(effect, Refused)]
+    assert not swarm.gateway.all(Refused)
     swarm.serve(0, 4)
     swarm.wait(10.0)
-    assert swarm.answer("a") == expected([5, 6, 7], 20)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 20)
 
 
 @pytest.mark.parametrize(("hold_ms", "fence", "hold"), [(0, 5.0, 8.0), (2_000, 2.0, 2.0)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.core.review_swarm import MODEL, Swarm, expected
+from support.core.gateway import Swarm
+from support.core.server import MODEL, expected
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -13,9 +14,8 @@ def test_a_session_never_mixes_revisions_of_a_model() -> None:
     new = swarm.serve(0, 2, revision="r2"), swarm.serve(2, 4, revision="r2")
     for number in range(16):
         name = f"a{number}"
-        swarm.core.open_session(name, MODEL, swarm.now)
-        swarm.ask(name, PROMPT, 3)
-        assert swarm.answer(name) == expected(PROMPT, 3)
+        swarm.gateway.ask(name, PROMPT, 3)
+        assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
         [view] = [v for v in swarm.core.session_views() if v.session == name]
         peers = {hop.peer for hop in view.route}
         assert peers in ({s.peer for s in old}, {s.peer for s in new})
@@ -28,19 +28,17 @@ def test_servers_of_another_row_size_are_never_neighbours() -> None:
     swarm.serve(2, 4, dtype="bfloat16", row_bytes=16)
     for number in range(16):
         name = f"a{number}"
-        swarm.core.open_session(name, MODEL, swarm.now)
-        swarm.ask(name, PROMPT, 3)
-        assert not swarm.troubles(name)
-        assert swarm.answer(name) == expected(PROMPT, 3)
+        swarm.gateway.ask(name, PROMPT, 3)
+        assert not swarm.gateway.troubles(name)
+        assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
 
 
 def test_one_server_of_another_depth_does_not_take_the_model_down() -> None:
     swarm = Swarm()
     swarm.serve(0, 2, n_blocks=2)  # first, so that the registry asks it for the depth
     swarm.serve(0, 2), swarm.serve(2, 4)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.ask("a", PROMPT, 3)
-    assert swarm.answer("a") == expected(PROMPT, 3)
+    swarm.gateway.ask("a", PROMPT, 3)
+    assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
 
 
 def test_a_hello_that_makes_no_sense_takes_nothing_down() -> None:
@@ -54,23 +52,21 @@ def test_a_hello_that_makes_no_sense_takes_nothing_down() -> None:
         {"row_bytes": 0},
     ):
         swarm = Swarm()
-        liar = swarm.serve(0, 4, link=False)
-        swarm.link(liar, **lie)
+        swarm.serve(0, 4, lie)
         swarm.serve(0, 2), swarm.serve(2, 4)
-        swarm.core.open_session("a", MODEL, swarm.now)
-        swarm.ask("a", PROMPT, 3)
-        assert swarm.answer("a") == expected(PROMPT, 3), lie
+        swarm.gateway.ask("a", PROMPT, 3)
+        assert swarm.gateway.tokens("a") == expected(PROMPT, 3), lie
 
 
 def test_a_small_server_does_not_shorten_the_sessions_of_the_others() -> None:
     swarm = Swarm()
     swarm.serve(0, 2), swarm.serve(2, 4)
-    swarm.serve(0, 2, pages=3)
+    swarm.serve(0, 2, total_pages=3)
     assert swarm.core.max_length(MODEL) > 20
     swarm.core.open_session("a", MODEL, swarm.now)
     long = [1 + i % 50 for i in range(40)]
-    swarm.ask("a", long, 3)
-    assert swarm.answer("a") == expected(long, 3)
+    swarm.gateway.ask("a", long, 3)
+    assert swarm.gateway.tokens("a") == expected(long, 3)
 
 
 def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_its_blocks() -> None:
@@ -81,11 +77,10 @@ def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_it
     swarm.serve(2, 4)
     for number in range(12):
         name = f"b{number}"
-        swarm.core.open_session(name, MODEL, swarm.now)
-        swarm.ask(name, PROMPT, 3)
+        swarm.gateway.ask(name, PROMPT, 3)
         swarm.wait(1.0)
-        assert not swarm.troubles(name)
-        assert swarm.answer(name) == expected(PROMPT, 3)
+        assert not swarm.gateway.troubles(name)
+        assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
         swarm.core.close_session(name, swarm.now)
         swarm.run()
 
@@ -94,17 +89,16 @@ def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half()
     swarm = Swarm()
     swarm.serve(0, 2)
     tail = swarm.serve(2, 4)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.ask("a", PROMPT, 3)
-    swarm.kill(tail)
+    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.kill(tail.peer)
     swarm.serve(2, 4, revision="r2")
-    swarm.ask("a", PROMPT, 3)
-    [refused] = swarm.troubles("a")
+    swarm.gateway.ask("a", PROMPT, 3)
+    [refused] = swarm.gateway.troubles("a")
     assert "no server holds block" in refused.detail
     swarm.serve(0, 2, revision="r2")
     assert swarm.core.active_revision(MODEL) == "r2"
-    swarm.ask("a", PROMPT, 3)
-    assert swarm.answer("a") == expected(PROMPT, 3)
+    swarm.gateway.ask("a", PROMPT, 3)
+    assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
     [view] = swarm.core.session_views()
     revisions = {swarm.servers[hop.peer].hello.revision for hop in view.route}
     assert revisions == {"r2"}
@@ -114,8 +108,7 @@ def test_a_model_that_fails_on_its_only_servers_ends_the_session_honestly() -> N
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.serve(2, 4).broken = True
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.ask("a", PROMPT, 3)
+    swarm.gateway.ask("a", PROMPT, 3)
     swarm.wait(3.0)
-    [broken] = swarm.troubles("a")
+    [broken] = swarm.gateway.troubles("a")
     assert "CUDA" in broken.detail

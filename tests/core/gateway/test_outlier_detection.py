@@ -6,15 +6,12 @@ Time is made up; what servers say of their steps is what their cores measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
-from support.core.review_swarm import GATEWAY, MODEL, Server, Swarm, expected
+from support.core.gateway import TWICE, Swarm, swarm_of
+from support.core.server import MODEL, expected
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.effects import Ejected, Emitted, MigrationEnded, Rerouted
-from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_serving.model.base import Task
 
 STEP = 0.01  # seconds; the world is looked at so often
 SESSIONS = 4
@@ -22,40 +19,17 @@ TOKENS = 200
 PROMPT = [5, 6, 7]
 
 
-@dataclass
-class Paced(Server):
-    """Its steps last so long."""
-
-    seconds: float = STEP
-    work: Sequence[Task] = ()
-    until: float = field(default=0.0)
-
-    def step(self, now: float) -> bool:
-        if not self.work:
-            self.work = self.core.plan_step(now)
-            self.until = now + self.seconds
-            return False
-        if now < self.until - 1e-9:
-            return False
-        work, self.work = self.work, ()
-        self.core.finish_step(self.model.step(work), now)
-        return True
-
-
 def paced_swarm() -> Swarm:
-    swarm = Swarm()
-    for first, last in ((0, 2), (0, 2), (2, 4), (2, 4)):
-        made = swarm.serve(first, last)
-        swarm.servers[made.peer] = Paced(made.hello, made.core, made.model)
+    swarm = swarm_of(*TWICE)
+    for server in swarm.servers.values():
+        server.step_seconds = STEP
     return swarm
 
 
 def start(swarm: Swarm) -> None:
     for number in range(SESSIONS):
         name = f"a{number}"
-        swarm.core.open_session(name, MODEL, swarm.now)
-        request = TurnRequest((*PROMPT, number), TOKENS, Sampling(), credit_ahead=1 << 40)
-        swarm.core.start_turn(name, request, swarm.now)
+        swarm.gateway.start(name, [*PROMPT, number], TOKENS)
     swarm.run()
 
 
@@ -65,13 +39,12 @@ def hops(swarm: Swarm, place: int) -> list[str]:
 
 def ask(swarm: Swarm, log: Sequence[int]) -> None:
     """A turn whose reader is never more than four tokens behind."""
-    request = TurnRequest(tuple(log), TOKENS, Sampling(), credit_ahead=4)
-    swarm.core.start_turn("a0", request, swarm.now)
+    swarm.gateway.start("a0", log, TOKENS, ahead=4)
 
 
 def read(swarm: Swarm, seconds: float) -> None:
     for _ in range(round(seconds / 0.1)):
-        if said := [each for each in swarm.effects if isinstance(each, Emitted)]:
+        if said := swarm.gateway.all(Emitted):
             swarm.core.on_read("a0", said[-1].position + 1, swarm.now)
         swarm.wait(0.1, STEP)
 
@@ -84,13 +57,13 @@ def route(swarm: Swarm) -> list[str]:
 
 def all_right(swarm: Swarm) -> bool:
     return all(
-        swarm.answer(f"a{number}") == expected([*PROMPT, number], TOKENS)
+        swarm.gateway.tokens(f"a{number}") == expected([*PROMPT, number], TOKENS)
         for number in range(SESSIONS)
     )
 
 
 def ejected(swarm: Swarm) -> set[tuple[str, str]]:
-    return {(each.peer, each.cause) for each in swarm.effects if isinstance(each, Ejected)}
+    return {(each.peer, each.cause) for each in swarm.gateway.all(Ejected)}
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -101,12 +74,11 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     start(swarm)
     swarm.wait(0.5, STEP)
     slow = swarm.servers[hops(swarm, place)[0]]
-    assert isinstance(slow, Paced)
-    slow.seconds = 20 * STEP
+    slow.step_seconds = 20 * STEP
     swarm.wait(20.0, STEP)
     assert ejected(swarm) == {(slow.peer, "slow")}
-    assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
-    moved = [each for each in swarm.effects if isinstance(each, MigrationEnded)]
+    assert not swarm.gateway.all(Rerouted)
+    moved = swarm.gateway.all(MigrationEnded)
     assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "migrated")}
     assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), "it lives"
     assert all_right(swarm)
@@ -119,46 +91,39 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
 ) -> None:
     """Nothing it does can be compared: the session goes to the equal first, and its reader notices only the speed."""
     swarm = paced_swarm()
-    swarm.core.open_session("a0", MODEL, swarm.now)
-    request = TurnRequest((*PROMPT, 0), 2 * TOKENS, Sampling(), credit_ahead=1 << 40)
-    swarm.core.start_turn("a0", request, swarm.now)
+    swarm.gateway.start("a0", [*PROMPT, 0], 2 * TOKENS)
     swarm.run()
     if not born:
         swarm.wait(1.0, STEP)
     slow = swarm.servers[route(swarm)[place]]
-    assert isinstance(slow, Paced)
-    slow.seconds = 20 * STEP
+    slow.step_seconds = 20 * STEP
     swarm.wait(30.0, STEP)
     assert ejected(swarm) == {(slow.peer, "slow")}
-    assert not [each for each in swarm.effects if isinstance(each, Rerouted)]
-    moved = [each for each in swarm.effects if isinstance(each, MigrationEnded)]
+    assert not swarm.gateway.all(Rerouted)
+    moved = swarm.gateway.all(MigrationEnded)
     assert [(each.peer, each.outcome) for each in moved] == [(slow.peer, "migrated")]
-    assert swarm.answer("a0") == expected([*PROMPT, 0], 2 * TOKENS)
+    assert swarm.gateway.tokens("a0") == expected([*PROMPT, 0], 2 * TOKENS)
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: float) -> None:
     """Of a type that is slower, and is no fault."""
     swarm = paced_swarm()
-    swarm.core.open_session("a0", MODEL, swarm.now)
-    request = TurnRequest((*PROMPT, 0), TOKENS, Sampling(), credit_ahead=1 << 40)
-    swarm.core.start_turn("a0", request, swarm.now)
+    swarm.gateway.start("a0", [*PROMPT, 0], TOKENS)
     swarm.run()
     server = swarm.servers[route(swarm)[0]]
-    assert isinstance(server, Paced)
-    server.seconds = factor * STEP
+    server.step_seconds = factor * STEP
     swarm.wait(30.0, STEP)
     assert not ejected(swarm)
     assert not [each for each in swarm.effects if isinstance(each, MigrationEnded | Rerouted)]
-    assert swarm.answer("a0") == expected([*PROMPT, 0], TOKENS)
+    assert swarm.gateway.tokens("a0") == expected([*PROMPT, 0], TOKENS)
 
 
 def test_a_machine_that_is_twice_as_slow_is_no_reason_to_move() -> None:
     swarm = paced_swarm()
     start(swarm)
     for number, server in enumerate(swarm.servers.values()):
-        assert isinstance(server, Paced)
-        server.seconds = STEP * (1 + number % 2)
+        server.step_seconds = STEP * (1 + number % 2)
     swarm.wait(10.0, STEP)
     assert not ejected(swarm)
     assert not [each for each in swarm.effects if isinstance(each, MigrationEnded | Rerouted)]
@@ -181,15 +146,16 @@ def test_a_server_with_a_link_to_the_gateway_that_works_one_way_is_blamed(
     swarm.wait(0.5, STEP)
     before = route(swarm)
     bad = before[place]
-    swarm._swallowed.add((GATEWAY, bad) if deaf else (bad, GATEWAY))
+    sender, receiver = (swarm.gateway.peer, bad) if deaf else (bad, swarm.gateway.peer)
+    swarm.drop(sender, receiver)
     read(swarm, 20.0)
-    log = [*PROMPT, 0, *swarm.answer("a0")]
+    log = [*PROMPT, 0, *swarm.gateway.tokens("a0")]
     assert log == [*PROMPT, 0, *expected([*PROMPT, 0], TOKENS)]
     if deaf and place == 0:
         assert route(swarm) == before and not ejected(swarm)
         swarm.effects.clear()
         ask(swarm, [*log, 3])
         read(swarm, 20.0)
-        assert swarm.answer("a0") == expected([*log, 3], TOKENS)
+        assert swarm.gateway.tokens("a0") == expected([*log, 3], TOKENS)
     assert {peer for peer, _ in ejected(swarm)} == {bad}
     assert route(swarm)[1 - place] == before[1 - place] and bad not in route(swarm)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.core.review_swarm import MODEL, Swarm, expected
+from support.core.gateway import Swarm
+from support.core.server import expected
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.migration.imbalance import (
     PAUSE_SECONDS,
     ImbalanceDetector,
@@ -76,9 +75,7 @@ def test_switched_off_it_never_moves_anything() -> None:
 def crowd(swarm: Swarm, count: int) -> list[str]:
     names = [f"c{number}" for number in range(count)]
     for name in names:
-        swarm.core.open_session(name, MODEL, swarm.now)
-        request = TurnRequest(tuple(PROMPT), NEW, Sampling(), credit_ahead=5)
-        swarm.core.start_turn(name, request, swarm.now)
+        swarm.gateway.start(name, PROMPT, NEW, ahead=5)
     swarm.run()
     return names
 
@@ -100,17 +97,17 @@ def tails(swarm: Swarm) -> list[int]:
 def test_sessions_that_crowd_one_server_spread_to_a_new_one_and_no_reader_notices(
     seconds: float,
 ) -> None:
-    swarm = Swarm(GatewaySettings(rebalance_after_seconds=seconds))
+    swarm = Swarm(settings=GatewaySettings(rebalance_after_seconds=seconds))
     swarm.serve(0, 2)
     swarm.serve(2, 4)
     names = crowd(swarm, 6)
     swarm.serve(2, 4)
     read(swarm, names, 6, NEW + 1)
-    moved = [effect for effect in swarm.effects if isinstance(effect, MigrationEnded)]
+    moved = swarm.gateway.all(MigrationEnded)
     assert [(move.cause, move.outcome) for move in moved] == [("rebalance", "migrated")] * len(
         moved
     )
-    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
+    assert not swarm.gateway.all(Rerouted)
     assert tails(swarm) == ([4, 2] if seconds else [6, 0])
     for name in names:
-        assert swarm.answer(name) == expected(PROMPT, NEW)
+        assert swarm.gateway.tokens(name) == expected(PROMPT, NEW)

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 from support.core.fleets import IDLE, cover, hello, place, registry_of
-from support.core.review_swarm import MODEL, Server, Swarm, expected
+from support.core.gateway import TWICE, Swarm, swarm_of
+from support.core.server import MODEL, Server, expected
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat, Sampling, Turn
-from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.servers.server import RECOVERY_RESERVE
 from modelswarm_gateway.core.servers.variant import variant_of
@@ -22,22 +22,9 @@ from modelswarm_serving.model.base import ModelShape
 PROMPT = [5, 6, 7, 8, 9]
 
 
-def route(swarm: Swarm, session: str) -> list[PeerId]:
-    [view] = [v for v in swarm.core.session_views() if v.session == session]
-    return [hop.peer for hop in view.route]
-
-
 def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
-    swarm.core.open_session(session, MODEL, swarm.now)
-    swarm.ask(session, PROMPT, new)
-    return route(swarm, session)
-
-
-def zoned(swarm: Swarm, zone: str, first: int, last: int) -> Server:
-    server = swarm.serve(first, last, link=False)
-    server.hello = replace(server.hello, zone=zone)
-    swarm.link(server)
-    return server
+    swarm.gateway.ask(session, PROMPT, new)
+    return swarm.gateway.route(session)
 
 
 def beat(swarm: Swarm, server: Server, **said: object) -> None:
@@ -47,9 +34,7 @@ def beat(swarm: Swarm, server: Server, **said: object) -> None:
 
 
 def test_two_servers_of_a_span_share_the_sessions_evenly() -> None:
-    swarm = Swarm()
-    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
-        swarm.serve(*span)
+    swarm = swarm_of(*TWICE)
     taken = Counter(peer for n in range(16) for peer in start(swarm, f"a{n}"))
     assert len(taken) == 4
     assert all(6 <= count <= 10 for count in taken.values())
@@ -76,25 +61,22 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
     for seed in range(4):
         swarm = Swarm()
         swarm.serve(0, 2)
-        servers = [zoned(swarm, zone, 2, 4) for zone in ("east", "east", "west", "west")]
+        servers = [swarm.serve(2, 4, {"zone": zone}) for zone in ("east", "east", "west", "west")]
         zones = {server.peer: server.hello.zone for server in servers}
         for n in range(seed):
             start(swarm, f"b{n}")
-        swarm.core.open_session("a", MODEL, swarm.now)
-        request = TurnRequest(tuple(PROMPT), 20, Sampling(), credit_ahead=4)
-        swarm.core.start_turn("a", request, swarm.now)
+        swarm.gateway.start("a", PROMPT, 20, ahead=4)
         swarm.run()
-        lost = route(swarm, "a")[1]
-        swarm.kill(swarm.servers[lost])
-        assert zones[route(swarm, "a")[1]] != zones[lost]
-        swarm.core.on_read("a", 1 << 40, swarm.now)
-        swarm.run()
-        assert swarm.answer("a") == expected(PROMPT, 20)
+        lost = swarm.gateway.route("a")[1]
+        swarm.kill(lost)
+        assert zones[swarm.gateway.route("a")[1]] != zones[lost]
+        swarm.gateway.read("a", 1 << 40)
+        assert swarm.gateway.tokens("a") == expected(PROMPT, 20)
 
 
 def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
     swarm = Swarm()
-    server = zoned(swarm, "east", 0, 4)
+    server = swarm.serve(0, 4, {"zone": "east"})
     legs = swarm.core._registry.costs.choose_hops(
         MODEL,
         variant_of(server.hello),
@@ -107,39 +89,37 @@ def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> N
 
 
 def test_a_session_keeps_its_route_between_turns_while_its_servers_do_well() -> None:
-    swarm = Swarm()
-    for span in ((0, 2), (0, 2), (2, 4), (2, 4)):
-        swarm.serve(*span)
+    swarm = swarm_of(*TWICE)
     kept = start(swarm, "a")
-    log = [*PROMPT, *swarm.answer("a")]
+    log = [*PROMPT, *swarm.gateway.tokens("a")]
     for n in range(4):
         start(swarm, f"b{n}")
-        swarm.ask("a", [*log, 3], 3)
-        log = [*log, 3, *swarm.answer("a")]
-        assert route(swarm, "a") == kept
+        swarm.gateway.ask("a", [*log, 3], 3)
+        log = [*log, 3, *swarm.gateway.tokens("a")]
+        assert swarm.gateway.route("a") == kept
 
 
 def test_a_new_turn_leaves_a_server_on_which_it_would_wait_for_room() -> None:
     swarm = Swarm()
     one, other = swarm.serve(0, 4), swarm.serve(0, 4)
     [kept] = start(swarm, "a")
-    log = [*PROMPT, *swarm.answer("a"), 3]
+    log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     full, free = (one, other) if kept == one.peer else (other, one)
     beat(swarm, full, free_pages=0)
-    swarm.ask("a", log, 60)
-    assert route(swarm, "a") == [free.peer]
-    assert swarm.answer("a") == expected(log, 60)
+    swarm.gateway.ask("a", log, 60)
+    assert swarm.gateway.route("a") == [free.peer]
+    assert swarm.gateway.tokens("a") == expected(log, 60)
 
 
 def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
     swarm = Swarm()
     one, other = swarm.serve(0, 4), swarm.serve(0, 4)
     [kept] = start(swarm, "a")
-    log = [*PROMPT, *swarm.answer("a"), 3]
+    log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     for server in (one, other):
         beat(swarm, server, free_pages=0)
-    swarm.ask("a", log, 60)
-    assert route(swarm, "a") == [kept]
+    swarm.gateway.ask("a", log, 60)
+    assert swarm.gateway.route("a") == [kept]
 
 
 # ---- the registry alone
@@ -267,14 +247,15 @@ def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_nea
     beat(swarm, second, running=40)
     first.core.start_draining(swarm.now)  # it refuses what is new, and has not said so yet
     for server in (first, tail):
-        swarm.freeze(server)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.ask("a", PROMPT, 3)
+        server.frozen = True
+    swarm.gateway.ask("a", PROMPT, 3)
     swarm.now += 0.1
-    swarm.thaw(first)
+    first.frozen = False
+    swarm.run()
     swarm.now += 0.1
-    swarm.thaw(tail)
-    assert route(swarm, "a") == [second.peer, tail.peer]
+    tail.frozen = False
+    swarm.run()
+    assert swarm.gateway.route("a") == [second.peer, tail.peer]
     known = swarm.core._registry.find_server(tail.peer)
     assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
-    assert swarm.answer("a") == expected(PROMPT, 3)
+    assert swarm.gateway.tokens("a") == expected(PROMPT, 3)

@@ -6,13 +6,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.peer_comparison import compare, slow
-from support.core.review_swarm import MODEL, Server, Swarm, expected
+from support.core.server import MODEL, Server, expected
 
-from modelswarm.protocol.messages import Heartbeat, Sampling
+from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
 from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
-from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
     MAX_DISCONNECTED,
@@ -286,25 +286,10 @@ def beat_all(swarm: Swarm, paces: dict[str, float], seconds: float) -> None:
         swarm.run()
 
 
-def swarm_of_four() -> Swarm:
-    swarm = Swarm()
-    for first, last in ((0, 2), (0, 2), (2, 4), (2, 4)):
-        swarm.serve(first, last)
-    return swarm
-
-
 def started(swarm: Swarm) -> list[Server]:
-    swarm.core.open_session("a", MODEL, swarm.now)
-    request = TurnRequest((5, 6, 7), 60, Sampling(), credit_ahead=4)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.gateway.start("a", [5, 6, 7], 60, ahead=4)
     swarm.run()
-    return route(swarm)
-
-
-def route(swarm: Swarm) -> list[Server]:
-    view = swarm.core.find_view("a")
-    assert view is not None
-    return [swarm.servers[hop.peer] for hop in view.route]
+    return swarm.route("a")
 
 
 def ejected(swarm: Swarm) -> list[str]:
@@ -316,33 +301,29 @@ def test_a_server_that_keeps_dying_is_on_trial_with_each_new_life() -> None:
     swarm = Swarm()
     first, _ = swarm.serve(0, 4), swarm.serve(0, 4)
     for boot in "cd":
-        swarm.kill(first)
+        swarm.kill(first.peer)
         hello = replace(first.hello, peer=first.peer[:-1] + boot)
-        first = swarm.servers[hello.peer] = replace(first, hello=hello)
         swarm.now += 5.0
-        swarm.link(first)
+        first = swarm.join(replace(first, hello=hello))
     standing = swarm.core._registry.health_status(first.peer, swarm.now)
     assert standing.canary and standing.score < 0.5
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_slow_server_is_moved_away_from_without_a_fault(place: int) -> None:
-    swarm = swarm_of_four()
+    swarm = swarm_of(*TWICE)
     slow = started(swarm)[place]
     beat_all(swarm, {slow.peer: 0.2}, 6.0)
-    assert slow not in route(swarm)
+    assert slow not in swarm.route("a")
     assert ejected(swarm) == [slow.peer]
-    assert [effect.cause for effect in swarm.effects if isinstance(effect, MigrationEnded)] == [
-        "slow"
-    ]
-    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
-    swarm.core.on_read("a", 1000, swarm.now)
-    swarm.run()
-    assert swarm.answer("a") == expected([5, 6, 7], 60)
+    assert [effect.cause for effect in swarm.gateway.all(MigrationEnded)] == ["slow"]
+    assert not swarm.gateway.all(Rerouted)
+    swarm.gateway.read("a", 1000)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 60)
 
 
 def test_a_server_that_got_well_comes_back() -> None:
-    swarm = swarm_of_four()
+    swarm = swarm_of(*TWICE)
     slow = started(swarm)[0]
     beat_all(swarm, {slow.peer: 0.2}, 6.0)
     assert ejected(swarm) == [slow.peer]
@@ -352,7 +333,7 @@ def test_a_server_that_got_well_comes_back() -> None:
 
 
 def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> None:
-    swarm = swarm_of_four()
+    swarm = swarm_of(*TWICE)
     slow = started(swarm)[0]
     for steps in (0, 2, 4, 6):
         last = Heartbeat(steps=steps, rows=steps, busy_ms=200 * steps)
@@ -375,7 +356,7 @@ def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> No
 
 
 def test_nobody_is_ejected_when_all_are_slow() -> None:
-    swarm = swarm_of_four()
+    swarm = swarm_of(*TWICE)
     started(swarm)
     beat_all(swarm, dict.fromkeys(swarm.servers, 0.01), 3.0)
     beat_all(swarm, dict.fromkeys(swarm.servers, 0.2), 20.0)
@@ -384,18 +365,14 @@ def test_nobody_is_ejected_when_all_are_slow() -> None:
 
 
 def test_an_ejection_never_uncovers_a_block() -> None:
-    swarm = Swarm()
-    for first, last in ((0, 2), (2, 4), (1, 3)):
-        swarm.serve(first, last)
+    swarm = swarm_of((0, 2), (2, 4), (1, 3))
     slow = started(swarm)
     beat_all(swarm, {slow[0].peer: 0.2}, 20.0)
     assert ejected(swarm) == []
 
 
 def test_two_servers_that_are_slow_at_once_are_not_both_ejected_from_their_blocks() -> None:
-    swarm = Swarm()
-    for first, last in ((0, 2), (0, 2), (2, 4), (2, 4), (2, 4), (4, 6)):
-        swarm.serve(first, last, n_blocks=6)
+    swarm = swarm_of((0, 2), (0, 2), (2, 4), (2, 4), (2, 4), (4, 6), n_blocks=6)
     slow = [peer for peer, server in swarm.servers.items() if server.hello.first == 0]
     beat_all(swarm, dict.fromkeys(slow, 0.2), 6.0)
     assert len(ejected(swarm)) == 1 and ejected(swarm)[0] in slow
@@ -409,7 +386,7 @@ def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None
     swarm.serve(0, 4)
     for number in range(3):
         swarm.core.open_session(f"old{number}", MODEL, swarm.now)
-        swarm.ask(f"old{number}", [5, 6, 7], 3)
+        swarm.gateway.ask(f"old{number}", [5, 6, 7], 3)
     [server] = swarm.servers.values()
     swarm.core._registry.eject(server.peer, "overdue", swarm.now)
     beat_all(swarm, {}, 2 * BASE_EJECTION_TIME)

@@ -15,7 +15,7 @@ from support.core.kv_transfer import (
 )
 from support.core.peer_comparison import compare
 from support.core.scripted_gateway import Client, ServerNetwork, opened, prompt
-from support.core.server import Server
+from support.core.server import Options, Server
 
 from modelswarm_gateway.core.servers.step_times import StepTimes
 from modelswarm_serving.core.kv.transfer import STEP_BYTES
@@ -115,7 +115,12 @@ def test_what_keeps_coming_is_written_as_fast_and_a_burst_is_not() -> None:
 
 
 HALF = 1 << 16  # two positions fill a group
-LARGE = {"row_bytes": HALF, "transfer_rate": 32 << 20, "total_pages": 1200, "max_length": 4096}
+LARGE: Options = {
+    "row_bytes": HALF,
+    "transfer_rate": 32 << 20,
+    "total_pages": 1200,
+    "max_length": 4096,
+}
 STEP, COPY = 0.02, 0.001  # seconds that a step takes
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.core.review_swarm import MODEL, Server, Swarm, expected
+from support.core.gateway import Swarm
+from support.core.server import Server, expected
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
-from modelswarm_gateway.core.interface.turn import TurnRequest
 
 PROMPT = [(7 * at) % 97 for at in range(60)]
 NEW = 40
@@ -17,26 +16,17 @@ NEW = 40
 
 def run_to(swarm: Swarm, session: str, count: int) -> None:
     """The client reads so many tokens of its answer."""
-    swarm.core.on_read(session, len(PROMPT) + count - 5, swarm.now)
-    swarm.run()
+    swarm.gateway.read(session, len(PROMPT) + count - 5)
     swarm.wait(0.1)
 
 
 def ask(swarm: Swarm, session: str) -> None:
-    swarm.core.open_session(session, MODEL, swarm.now)
-    request = TurnRequest(tuple(PROMPT), NEW, Sampling(), credit_ahead=5)
-    swarm.core.start_turn(session, request, swarm.now)
+    swarm.gateway.start(session, PROMPT, NEW, ahead=5)
     swarm.run()
 
 
-def routed(swarm: Swarm, session: str) -> list[str]:
-    view = swarm.core.find_view(session)
-    assert view is not None
-    return [hop.peer for hop in view.route]
-
-
 def outcomes(swarm: Swarm) -> list[str]:
-    return [effect.outcome for effect in swarm.effects if isinstance(effect, MigrationEnded)]
+    return [effect.outcome for effect in swarm.gateway.all(MigrationEnded)]
 
 
 def three_spans(swarm: Swarm, replay_bytes: int = 1 << 20) -> dict[str, Server]:
@@ -50,16 +40,16 @@ def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
     three_spans(swarm)
     ask(swarm, "a")
     run_to(swarm, "a", 10)
-    old = routed(swarm, "a")[place]
+    old = swarm.gateway.route("a")[place]
     hello = swarm.servers[old].hello
     new = swarm.serve(hello.first, hello.last)
     swarm.core.migrations.drain(old, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
-    assert routed(swarm, "a")[place] == new.peer
-    assert swarm.answer("a") == expected(PROMPT, NEW)
-    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
+    assert swarm.gateway.route("a")[place] == new.peer
+    assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
+    assert not swarm.gateway.all(Rerouted)
     assert swarm.servers[old].core.stats.sessions == 0
     rows = sum(server.core.stats.rows for server in swarm.servers.values())
     assert rows <= 4 * (len(PROMPT) + NEW) + 3 * 6, "nothing else was computed twice"
@@ -75,8 +65,8 @@ def test_the_only_hop_of_a_route_moves() -> None:
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
-    assert routed(swarm, "a") == [new.peer]
-    assert swarm.answer("a") == expected(PROMPT, NEW)
+    assert swarm.gateway.route("a") == [new.peer]
+    assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
 
 
 def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
@@ -97,7 +87,7 @@ def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
             assert done < NEW, "the server was not left in time"
     for name in names:
         run_to(swarm, name, NEW)
-        assert swarm.answer(name) == expected(PROMPT, NEW)
+        assert swarm.gateway.tokens(name) == expected(PROMPT, NEW)
     assert outcomes(swarm) == ["migrated"] * 18
 
 
@@ -106,18 +96,18 @@ def test_a_server_that_ends_is_left_before_it_goes() -> None:
     three_spans(swarm)
     ask(swarm, "a")
     run_to(swarm, "a", 5)
-    old = swarm.servers[routed(swarm, "a")[1]]
+    old = swarm.servers[swarm.gateway.route("a")[1]]
     swarm.serve(2, 3)
     old.core.start_draining(swarm.now)
     swarm.core.receive(old.peer, old.core.heartbeat(), swarm.now)
     for count in range(5, 20):
         run_to(swarm, "a", count)
     assert old.core.stats.sessions == 0
-    swarm.kill(old)
+    swarm.kill(old.peer)
     for count in range(20, NEW + 1):
         run_to(swarm, "a", count)
-    assert swarm.answer("a") == expected(PROMPT, NEW)
-    assert not [effect for effect in swarm.effects if isinstance(effect, Rerouted)]
+    assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
+    assert not swarm.gateway.all(Rerouted)
 
 
 def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
@@ -125,14 +115,14 @@ def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
     three_spans(swarm, replay_bytes=0)
     ask(swarm, "a")
     run_to(swarm, "a", 10)
-    old = swarm.servers[routed(swarm, "a")[1]]
+    old = swarm.servers[swarm.gateway.route("a")[1]]
     swarm.serve(2, 3, replay_bytes=0)
     swarm.core.migrations.drain(old.peer, "drain", swarm.now)
     for count in range(10, NEW + 1):
         run_to(swarm, "a", count)
     assert outcomes(swarm) == ["migrated"]
     assert old.core.stats.sessions == 0
-    assert swarm.answer("a") == expected(PROMPT, NEW)
+    assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -145,17 +135,17 @@ def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
     run_to(swarm, "a", 5)
     for count in range(5, NEW + 1):
         if rng.random() < 0.2:
-            swarm.core.migrations.drain(rng.choice(routed(swarm, "a")), "drain", swarm.now)
+            swarm.core.migrations.drain(rng.choice(swarm.gateway.route("a")), "drain", swarm.now)
         if rng.random() < 0.1:
             victim = rng.choice(list(swarm.servers.values()))
-            swarm.kill(victim)
+            swarm.kill(victim.peer)
             swarm.serve(victim.hello.first, victim.hello.last)
         for peer in list(swarm.core._registry.drains.peers):
             if rng.random() < 0.2:
                 swarm.core.migrations.undrain(peer, "drain", swarm.now)
         run_to(swarm, "a", count)
     swarm.wait(1.0)
-    assert swarm.answer("a") == expected(PROMPT, NEW)
+    assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
     swarm.core.close_session("a", swarm.now)
     swarm.wait(1.0)
     assert all(server.core.stats.sessions == 0 for server in swarm.servers.values())

@@ -18,7 +18,8 @@ from modelswarm_serving.model.base import BatchItem
 def sessions(
     network: ServerNetwork, lengths: list[int], hops: int = 1, **options: Unpack[Options]
 ) -> list[Client]:
-    servers = route(network, hops, total_pages=2000, **options)
+    chosen: Options = {"total_pages": 2000, **options}
+    servers = route(network, hops, **chosen)
     return [
         Client(network, servers, prompt(length, at), session=f"s{at}", base=100 * (at + 1))
         for at, length in enumerate(lengths)

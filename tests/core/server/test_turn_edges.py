@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.core.review_swarm import MODEL, Swarm, expected
+from support.core.gateway import Swarm
+from support.core.server import MODEL, expected
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
-from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def three_hops(**settings: Any) -> Swarm:
@@ -34,9 +33,8 @@ def same_server_twice(**settings: Any) -> Swarm:
     swarm = Swarm()
     swarm.serve(0, 4, **settings)
     middle = swarm.serve(1, 3, **settings)
-    swarm.core.open_session("a", MODEL, swarm.now)
-    swarm.ask("a", [9, 9], 1)
-    swarm.kill(middle)
+    swarm.gateway.ask("a", [9, 9], 1)
+    swarm.kill(middle.peer)
     return swarm
 
 
@@ -58,9 +56,9 @@ def test_turns_with_anything_in_common(make: Callable[..., Swarm]) -> None:
         ([9, 1, 1, 1], 5),
     ]
     for prompt, new in turns:
-        swarm.ask("a", prompt, new)
-        assert not swarm.troubles("a")
-        assert swarm.answer("a") == (expected(prompt, new) if new else [-1]), (prompt, new)
+        swarm.gateway.ask("a", prompt, new)
+        assert not swarm.gateway.troubles("a")
+        assert swarm.gateway.tokens("a") == (expected(prompt, new) if new else [-1]), (prompt, new)
     swarm.core.close_session("a", swarm.now)
     swarm.run()
     assert all(s.core.stats.free_pages == 256 for s in swarm.servers.values())
@@ -72,69 +70,66 @@ def test_a_prompt_as_long_as_the_context_can_be_read_and_no_more(
 ) -> None:
     swarm = make(max_length=16)
     full = list(range(1, 17))
-    swarm.ask("a", full, 0)
-    assert swarm.answer("a") == [-1]
+    swarm.gateway.ask("a", full, 0)
+    assert swarm.gateway.tokens("a") == [-1]
     with pytest.raises(PromptTooLong):
-        swarm.ask("a", full, 1)
+        swarm.gateway.ask("a", full, 1)
     with pytest.raises(PromptTooLong):
-        swarm.ask("a", [*full, 17], 0)
-    swarm.ask("a", full[:15], 5)
-    assert swarm.answer("a") == expected(full[:15], 1)
+        swarm.gateway.ask("a", [*full, 17], 0)
+    swarm.gateway.ask("a", full[:15], 5)
+    assert swarm.gateway.tokens("a") == expected(full[:15], 1)
 
 
 def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
-    swarm = three_hops(pages=10)
+    swarm = three_hops(total_pages=10)
     swarm.core.open_session("b", MODEL, swarm.now)
-    swarm.ask("a", [1, 2, 3], 2)
-    swarm.ask("b", list(range(1, 20)), 1)
-    assert swarm.answer("b") == expected(list(range(1, 20)), 1)
-    swarm.ask("a", [1, 2, 3, *range(4, 24)], 2)
-    assert [type(t).__name__ for t in swarm.troubles("a")] == ["Refused"]
-    swarm.ask("a", [1, 2, 4], 2)
-    assert swarm.answer("a") == expected([1, 2, 4], 2)
+    swarm.gateway.ask("a", [1, 2, 3], 2)
+    swarm.gateway.ask("b", list(range(1, 20)), 1)
+    assert swarm.gateway.tokens("b") == expected(list(range(1, 20)), 1)
+    swarm.gateway.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    assert [type(t).__name__ for t in swarm.gateway.troubles("a")] == ["Refused"]
+    swarm.gateway.ask("a", [1, 2, 4], 2)
+    assert swarm.gateway.tokens("a") == expected([1, 2, 4], 2)
     swarm.core.close_session("b", swarm.now)
     swarm.run()
-    swarm.ask("a", [1, 2, 3, *range(4, 24)], 2)
-    assert swarm.answer("a") == expected([1, 2, 3, *range(4, 24)], 2)
+    swarm.gateway.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    assert swarm.gateway.tokens("a") == expected([1, 2, 3, *range(4, 24)], 2)
 
 
 def test_a_session_answers_one_turn_at_a_time() -> None:
     swarm = three_hops()
-    request = TurnRequest((1, 2), 500, Sampling(), credit_ahead=1)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.gateway.start("a", [1, 2], 500, ahead=1)
     with pytest.raises(SessionBusy):
-        swarm.core.start_turn("a", request, swarm.now)
+        swarm.gateway.start("a", [1, 2], 500, ahead=1)
     swarm.run()
     with pytest.raises(SessionBusy):
-        swarm.core.start_turn("a", request, swarm.now)
+        swarm.gateway.start("a", [1, 2], 500, ahead=1)
     with pytest.raises(CoreError):
         swarm.core.truncate_turn("a", 0, swarm.now)
     swarm.core.truncate_turn("a", 3, swarm.now)
     swarm.run()
-    swarm.ask("a", [1, 2], 4)
-    assert swarm.answer("a") == expected([1, 2], 4)
+    swarm.gateway.ask("a", [1, 2], 4)
+    assert swarm.gateway.tokens("a") == expected([1, 2], 4)
 
 
 def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
     swarm = three_hops()
-    request = TurnRequest((1, 2), 30, Sampling(), credit_ahead=5)
-    swarm.core.start_turn("a", request, swarm.now)
+    swarm.gateway.start("a", [1, 2], 30, ahead=5)
     swarm.run()
     for server in list(swarm.servers.values()):
-        swarm.unlink(server)
+        swarm.cut_link(swarm.gateway.peer, server.peer)
         swarm.wait(0.5)
-        swarm.link(server)
+        swarm.link(swarm.gateway.peer, server.peer)
         swarm.wait(3.0)
-    swarm.core.on_read("a", 40, swarm.now)
-    swarm.run()
-    assert swarm.answer("a") == expected([1, 2], 30)
+    swarm.gateway.read("a", 40)
+    assert swarm.gateway.tokens("a") == expected([1, 2], 30)
 
 
 def test_a_silent_server_is_no_lack_of_room() -> None:
     swarm = three_hops()
     tail = list(swarm.servers.values())[-1]
-    del swarm.servers[tail.peer]  # stopped: it takes nothing, and its link stays up
-    swarm.ask("a", [1, 2], 2)
+    swarm.remove(tail.peer)  # stopped: it takes nothing, and its link stays up
+    swarm.gateway.ask("a", [1, 2], 2)
     swarm.wait(12.0)
-    [refused] = swarm.troubles("a")
+    [refused] = swarm.gateway.troubles("a")
     assert "do not answer" in refused.detail

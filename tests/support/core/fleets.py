@@ -7,9 +7,8 @@ told to the registry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from support.core.review_swarm import MODEL, Swarm
+from support.core.server import MODEL, make_server
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat, Hello
@@ -22,8 +21,7 @@ IDLE = Heartbeat(steps=5, step_ms=8.0, free_pages=2560, total_pages=2560)
 
 
 def hello(name: str, first: int = 0, last: int = 4) -> Hello:
-    made = Swarm().serve(first, last, link=False).hello
-    return replace(made, peer=f"{name}/1/b", target=f"{name}:1")
+    return make_server(name, first, last).hello
 
 
 def registry_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> ServerRegistry:

@@ -1,0 +1,191 @@
+"""A real gateway core as an actor of the in-memory network, with what its node and its clients do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar, Unpack
+
+from support.core.actor import Actor
+from support.core.network import Network
+from support.core.server import MODEL, Options, Server
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    Heartbeat,
+    Hello,
+    Item,
+    Lane,
+    Role,
+    Sampling,
+    Send,
+)
+from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, SessionLost
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.interface.views import SessionView
+
+FOREVER = 1 << 40
+TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))  # two servers of each of two spans
+E = TypeVar("E", bound=Effect)
+
+
+@dataclass(eq=False)
+class Gateway(Actor):
+    network: Network
+    core: GatewayCore
+    effects: list[Effect] = field(default_factory=list)  # all but what it sent
+
+    def connect(self, hello: Hello, now: float) -> None:
+        self.core.on_peer_connected(hello, now)
+
+    def disconnect(self, peer: PeerId, now: float) -> None:
+        self.core.on_peer_lost(peer, now)
+
+    def receive(self, sender: PeerId, item: Item, now: float) -> None:
+        self.core.receive(sender, item, now)
+
+    def take_sends(self) -> list[Send]:
+        new = self.core.take_effects()
+        self.effects += [effect for effect in new if not isinstance(effect, Send)]
+        return [effect for effect in new if isinstance(effect, Send)]
+
+    def tick(self, now: float) -> None:
+        self.core.tick(now)
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    # ---- what a node and a client do
+
+    def start(
+        self,
+        session: str,
+        log: Iterable[int],
+        new: int | None,
+        ahead: int = FOREVER,
+        sampling: Sampling | None = None,
+    ) -> None:
+        """Start a turn that stops when it is `ahead` tokens beyond its reader; opens the session if it is not open."""
+        if self.core.find_view(session) is None:
+            self.core.open_session(session, MODEL, self.network.now)
+        request = TurnRequest(tuple(log), new, sampling or Sampling(), credit_ahead=ahead)
+        self.core.start_turn(session, request, self.network.now)
+
+    def ask(
+        self, session: str, log: Iterable[int], new: int | None, sampling: Sampling | None = None
+    ) -> None:
+        """Forget all effects, and run a turn until nothing moves."""
+        self.effects.clear()
+        self.start(session, log, new, sampling=sampling)
+        self.network.run()
+
+    def read(self, session: str, position: int = FOREVER) -> None:
+        """The client has read up to there. Runs until nothing moves."""
+        self.core.on_read(session, position, self.network.now)
+        self.network.run()
+
+    def find(self, session: str, opens: bool = False) -> SessionLocation:
+        self.core.find_session(session, MODEL, self.network.now, claims=opens)
+        self.network.run()
+        return self.last(SessionLocation)
+
+    def fetch(self, where: SessionLocation) -> FetchedLog:
+        self.core.fetch_log(where.session, where.log_holders[0], self.network.now)
+        self.network.run()
+        return self.last(FetchedLog)
+
+    # ---- what came of it
+
+    def all(self, kind: type[E]) -> list[E]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def last(self, kind: type[E]) -> E:
+        return self.all(kind)[-1]
+
+    def tokens(self, session: str) -> list[int]:
+        return [each.token for each in self.all(Emitted) if each.session == session]
+
+    def troubles(self, session: str) -> list[SessionLost | Refused]:
+        mine = (e for e in self.effects if isinstance(e, SessionLost | Refused))
+        return [effect for effect in mine if effect.session == session]
+
+    def view(self, session: str) -> SessionView:
+        view = self.core.find_view(session)
+        assert view is not None
+        return view
+
+    def route(self, session: str) -> list[PeerId]:
+        return [hop.peer for hop in self.view(session).route]
+
+
+def add_gateway(
+    network: Network,
+    number: int = 1,
+    settings: GatewaySettings | None = None,
+    draw: Callable[[], int] | None = None,
+) -> Gateway:
+    """The higher its number, the higher its epochs of the same counter. `draw`: 64 random bits."""
+    settings = settings or GatewaySettings()
+    peer = f"gateway{number}/{number}/a"
+    draws = random.Random(peer)
+    core = GatewayCore(settings, peer, number, draw or (lambda: draws.getrandbits(64)))
+    hello = Hello(
+        PROTOCOL_VERSION,
+        peer,
+        Role.GATEWAY,
+        "",
+        Lane.LIVE,
+        target=f"{peer}:8000",
+        lease_ms=round(1000 * settings.lease_seconds),
+    )
+    return network.join(Gateway(hello, network, core))
+
+
+@dataclass
+class Swarm(Network):
+    """Servers and one gateway. A server that comes or goes is followed by all that it leads to."""
+
+    settings: GatewaySettings = field(default_factory=GatewaySettings, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.gateway = add_gateway(self, settings=self.settings)
+
+    @property
+    def core(self) -> GatewayCore:
+        return self.gateway.core
+
+    @property
+    def effects(self) -> list[Effect]:
+        return self.gateway.effects
+
+    def serve(
+        self,
+        first: int,
+        last: int,
+        hello: Mapping[str, object] | None = None,
+        **options: Unpack[Options],
+    ) -> Server:
+        server = super().serve(first, last, hello, **options)
+        self.run()
+        return server
+
+    def kill(self, peer: PeerId) -> None:
+        super().kill(peer)
+        self.run()
+
+    def route(self, session: str) -> list[Server]:
+        """The servers of a session."""
+        return [self.servers[peer] for peer in self.gateway.route(session)]
+
+
+def swarm_of(*spans: tuple[int, int], **options: Unpack[Options]) -> Swarm:
+    swarm = Swarm()
+    for first, last in spans:
+        swarm.serve(first, last, **options)
+    return swarm
