@@ -6,8 +6,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.core.gateways import LEASE, Gateway, Gateways
-from support.core.review_swarm import MODEL, expected
+from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
+from support.core.network import Network
+from support.core.server import MODEL, expected
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.link.handshake import lease_fault
@@ -15,6 +16,7 @@ from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.session_search import SessionLocation
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_serving.core.hops.peers import MAX_TICK_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
@@ -23,72 +25,72 @@ WHOLE = [*PROMPT, *expected(PROMPT, NEW)]
 SESSION = "named"
 
 
-def swarm(seed: int | None = None) -> Gateways:
-    made = Gateways(seed)
+def swarm(seed: int | None = None) -> Network:
+    made = takeover_network(seed)
     made.serve(0, 2)
     made.serve(2, 4)
     return made
 
 
-def half_way(made: Gateways, number: int = 1) -> Gateway:
+def half_way(made: Network, number: int = 1) -> Gateway:
     """A gateway whose session has generated some of its tokens, and waits for its reader."""
-    gateway = made.gateway(number)
-    made.open(gateway, SESSION, PROMPT, NEW, ahead=8)
+    gateway = add_gateway(made, number)
+    gateway.open_named(SESSION, PROMPT, NEW, ahead=8)
     made.run()
     assert 0 < len(gateway.tokens(SESSION)) < NEW
     return gateway
 
 
-def adopt(made: Gateways, gateway: Gateway) -> list[int]:
+def adopt(made: Network, gateway: Gateway) -> list[int]:
     """The log that was found."""
-    where = made.find(gateway, SESSION)
+    where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
-    log = made.fetch(gateway, where)
+    log = gateway.fetch(where)
     gateway.core.take_over(where, MODEL, log, made.now)
     return list(log.tokens)
 
 
-def go_on(made: Gateways, gateway: Gateway, log: list[int]) -> None:
-    made.turn(gateway, SESSION, log, len(WHOLE) - len(log), ahead=1 << 40)
+def go_on(made: Network, gateway: Gateway, log: list[int]) -> None:
+    gateway.start(SESSION, log, len(WHOLE) - len(log))
 
 
-def owners(made: Gateways) -> set[str]:
+def owners(made: Network) -> set[str]:
     return {hop.gateway for s in made.servers.values() for hop in s.core._fencing.hops}
 
 
 def test_what_nobody_holds_is_nowhere() -> None:
     made = swarm()
-    where = made.find(made.gateway(1), SESSION)
+    where = add_gateway(made, 1).find(SESSION)
     assert (where.owner, where.hops, where.epoch) == ("", (), Epoch(0, 0))
 
 
 def test_a_session_of_a_living_gateway_is_found_with_the_door_of_that_gateway() -> None:
     made = swarm()
     first = half_way(made)
-    where = made.find(made.gateway(2), SESSION)
-    assert (where.owner, where.is_owner_alive) == (first.name, True)
-    assert where.owner_target == f"{first.name}:8000"
+    where = add_gateway(made, 2).find(SESSION)
+    assert (where.owner, where.is_owner_alive) == (first.peer, True)
+    assert where.owner_target == f"{first.peer}:8000"
 
 
 def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_before() -> None:
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
-    made.kill(first)
+    first, second = half_way(made), add_gateway(made, 2)
+    made.kill(first.peer)
     made.wait(LEASE / 2)
-    where = made.find(second, SESSION)
+    where = second.find(SESSION)
     assert not where.is_owner_alive
     assert where.takeover_wait == pytest.approx(LEASE / 2, abs=0.2)
     made.wait(LEASE / 2 + 0.2)
-    assert made.find(second, SESSION).takeover_wait == 0.0
+    assert second.find(SESSION).takeover_wait == 0.0
 
 
 def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_nothing_again() -> (
     None
 ):
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
+    first, second = half_way(made), add_gateway(made, 2)
     seen = first.tokens(SESSION)
-    made.kill(first)
+    made.kill(first.peer)
     made.wait(LEASE + 0.2)
     rows = [server.core.stats.rows for server in made.servers.values()]
     log = adopt(made, second)
@@ -100,17 +102,17 @@ def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_no
         server.core.stats.rows - at for server, at in zip(made.servers.values(), rows, strict=True)
     ]
     assert max(run) <= len(WHOLE) - len(log) + 1, "the KV that was there is used"
-    assert owners(made) == {second.name}
+    assert owners(made) == {second.peer}
 
 
 def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
     made = swarm()
     first = half_way(made)
     made.serve(0, 2)
-    second = made.gateway(2)
-    made.kill(first)
+    second = add_gateway(made, 2)
+    made.kill(first.peer)
     made.wait(LEASE + 0.2)
-    made.lose(next(iter(made.servers)))
+    made.kill(next(iter(made.servers)))
     log = adopt(made, second)
     go_on(made, second, log)
     made.run()
@@ -119,18 +121,17 @@ def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
 
 def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_its_epoch() -> None:
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
+    first, second = half_way(made), add_gateway(made, 2)
     made.wait(3 * LEASE)  # its beats renew the lease
-    where = made.find(second, SESSION)
-    made.find(second, "else")
+    where = second.find(SESSION)
+    second.find("else")
     second.core.open_session(SESSION, MODEL, made.now, above=100)
     go_on(made, second, PROMPT)
     made.run()
     assert isinstance(second.last(OwnershipLost), OwnershipLost)
     assert second.core.find_view(SESSION) is None
     assert where.is_owner_alive
-    first.core.on_read(SESSION, len(WHOLE), made.now)
-    made.run()
+    first.read(SESSION, len(WHOLE))
     assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
 
 
@@ -138,19 +139,19 @@ def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_it
 def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(still: float) -> None:
     """Its beats are there to be read; what another gateway asks is read first."""
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
+    first, second = half_way(made), add_gateway(made, 2)
     made.wait(1.0)
     made.now += still
-    where = made.find(second, SESSION)
-    assert (where.owner, where.is_owner_alive) == (first.name, True)
+    where = second.find(SESSION)
+    assert (where.owner, where.is_owner_alive) == (first.peer, True)
     second.core.open_session(SESSION, MODEL, made.now, above=100)
     go_on(made, second, PROMPT)
     made.run()
     assert isinstance(second.last(OwnershipLost), OwnershipLost)
-    assert owners(made) == {first.name}
-    made.frozen.add(first.name)
+    assert owners(made) == {first.peer}
+    first.frozen = True
     made.wait(LEASE + 0.2)
-    where = made.find(second, SESSION)
+    where = second.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0), (
         "what it sleeps is all that is not counted"
     )
@@ -158,13 +159,13 @@ def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(st
 
 def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
-    made.kill(first)
+    first, second = half_way(made), add_gateway(made, 2)
+    made.kill(first.peer)
     made.wait(LEASE / 2)
     made.now += 3 * LEASE
     made.wait(0.2)
-    assert owners(made) == {first.name}, "it had no time to come back"
-    assert made.find(second, SESSION).takeover_wait == pytest.approx(LEASE / 2, abs=1.0)
+    assert owners(made) == {first.peer}, "it had no time to come back"
+    assert second.find(SESSION).takeover_wait == pytest.approx(LEASE / 2, abs=1.0)
     made.wait(2 * LEASE)
     assert not owners(made)
 
@@ -183,30 +184,30 @@ def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
 
 def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> None:
     made = swarm()
-    first, second = half_way(made), made.gateway(2)
-    made.frozen.add(first.name)
+    first, second = half_way(made), add_gateway(made, 2)
+    first.frozen = True
     made.wait(LEASE + 0.2)
     log = adopt(made, second)
     go_on(made, second, log)
     made.run()
-    made.frozen.discard(first.name)
+    first.frozen = False
     first.core.on_read(SESSION, len(WHOLE), made.now)
     made.wait(1.0)
     assert isinstance(first.last(OwnershipLost), OwnershipLost)
     assert first.core.find_view(SESSION) is None
     assert first.tokens(SESSION) == WHOLE[len(PROMPT) :][: len(first.tokens(SESSION))]
     assert [*log, *second.tokens(SESSION)] == WHOLE
-    assert owners(made) == {second.name}
+    assert owners(made) == {second.peer}
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(seed: int) -> None:
     made = swarm(seed)
-    first, second, third = half_way(made), made.gateway(2), made.gateway(3)
-    made.kill(first)
+    first, second, third = half_way(made), add_gateway(made, 2), add_gateway(made, 3)
+    made.kill(first.peer)
     made.wait(LEASE + 0.2)
-    both = [(gateway, made.find(gateway, SESSION)) for gateway in (second, third)]
-    logs = [(gateway, where, made.fetch(gateway, where)) for gateway, where in both]
+    both = [(gateway, gateway.find(SESSION)) for gateway in (second, third)]
+    logs = [(gateway, where, gateway.fetch(where)) for gateway, where in both]
     for gateway, where, log in logs:
         gateway.core.take_over(where, MODEL, log, made.now)
         go_on(made, gateway, list(log.tokens))
@@ -216,15 +217,15 @@ def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(se
     left = [g for g, _, _ in logs if any(isinstance(e, OwnershipLost) for e in g.effects)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
-    assert owners(made) == {done[0].name}
+    assert owners(made) == {done[0].peer}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) -> None:
     made = swarm(seed)
-    both = [made.gateway(1), made.gateway(2)]
+    both = [add_gateway(made, 1), add_gateway(made, 2)]
     for gateway in both:
-        made.open(gateway, SESSION, PROMPT, NEW, ahead=1 << 40)
+        gateway.open_named(SESSION, PROMPT, NEW)
     made.run()
     made.wait(12.0)
     done = [g for g in both if [*PROMPT, *g.tokens(SESSION)] == WHOLE]
@@ -236,28 +237,27 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
 def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old_text() -> None:
     made = swarm()
     first = half_way(made)
-    slow = list(made.servers)[1]
+    slow = list(made.servers.values())[1]
     twin = made.serve(2, 4).peer
-    made.kill(first)
+    made.kill(first.peer)
     made.wait(LEASE + 0.2)
-    second = made.gateway(2)
-    where = made.find(second, SESSION)
-    log = made.fetch(second, where)
-    made.frozen.add(slow)
+    second = add_gateway(made, 2)
+    where = second.find(SESSION)
+    log = second.fetch(where)
+    slow.frozen = True
     second.core.take_over(where, MODEL, log, made.now)
     go_on(made, second, list(log.tokens))
     made.wait(6.0)
     assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
     other = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
-    made.turn(second, SESSION, other, NEW, ahead=20)
+    second.start(SESSION, other, NEW, ahead=20)
     made.run()
     before = len(WHOLE) - len(log.tokens)
     assert 0 < len(second.tokens(SESSION)) - before < NEW
-    made.lose(twin)
+    made.kill(twin)
     made.wait(1.0)
-    made.frozen.discard(slow)
-    second.core.on_read(SESSION, len(WHOLE), made.now)
-    made.run()
+    slow.frozen = False
+    second.read(SESSION, len(WHOLE))
     made.wait(6.0)
     assert second.tokens(SESSION)[before:] == expected(other, NEW)
 
@@ -265,18 +265,18 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
 def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one() -> None:
     """Its server was not heard when the name was looked for, and knows higher epochs."""
     made = swarm()
-    first = made.gateway(1)
+    first = add_gateway(made, 1)
     first.core.open_session(SESSION, MODEL, made.now, above=50)
-    made.turn(first, SESSION, PROMPT, NEW, ahead=8)
+    first.start(SESSION, PROMPT, NEW, ahead=8)
     made.run()
-    made.kill(first)
-    second = made.gateway(2)
+    made.kill(first.peer)
+    second = add_gateway(made, 2)
     made.wait(LEASE + 0.2)
     other = [token + 1 if token < 96 else 0 for token in PROMPT]
-    made.open(second, SESSION, other, NEW, ahead=1 << 40)
+    second.open_named(SESSION, other, NEW)
     made.run()
     assert second.tokens(SESSION) == expected(other, NEW)
-    assert owners(made) == {second.name}
+    assert owners(made) == {second.peer}
 
 
 def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epochs() -> None:
@@ -284,7 +284,7 @@ def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epoch
     gateway = half_way(made)
     before = core_epoch(gateway.core)
     gateway.core.close_session(SESSION, made.now)
-    made.open(gateway, SESSION, PROMPT, NEW, ahead=1 << 40)
+    gateway.open_named(SESSION, PROMPT, NEW)
     assert core_epoch(gateway.core) > before
     made.run()
     assert [*PROMPT, *gateway.tokens(SESSION)[-NEW:]] == WHOLE
@@ -300,23 +300,23 @@ def core_epoch(core: GatewayCore) -> Epoch:
 def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -> None:
     """In the middle of an answer, or at rest after one."""
     made = swarm()
-    first, second = made.gateway(1), made.gateway(2)
-    made.open(first, SESSION, PROMPT, NEW, ahead)
+    first, second = add_gateway(made, 1), add_gateway(made, 2)
+    first.open_named(SESSION, PROMPT, NEW, ahead)
     first.core.open_session("nameless", MODEL, made.now)
-    made.turn(first, "nameless", PROMPT, NEW, ahead=8)
+    first.start("nameless", PROMPT, NEW, ahead=8)
     made.run()
     told = [*PROMPT, *first.tokens(SESSION)]
-    assert made.find(second, SESSION).is_owner_alive
+    assert second.find(SESSION).is_owner_alive
     first.core.relinquish_sessions(made.now)
     made.run()
     assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
-    where = made.find(second, SESSION)
+    where = second.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0), "its links are still up"
-    made.kill(first)
+    made.kill(first.peer)
     rows = sum(server.core.stats.rows for server in made.servers.values())
     log = adopt(made, second)
     assert log[: len(told)] == told
-    made.turn(second, SESSION, log, 3, ahead=1 << 40)
+    second.start(SESSION, log, 3)
     made.run()
     assert second.tokens(SESSION) == expected(log, 3)
     assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
@@ -326,7 +326,7 @@ def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease
     made = swarm()
     first = half_way(made)
     first.core.relinquish_sessions(made.now)
-    made.kill(first)
+    made.kill(first.peer)
     made.wait(2 * LEASE - 0.5)
     assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
     made.wait(1.0)
@@ -339,15 +339,15 @@ def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_lo
 ) -> None:
     """It stood still for less than half of its own lease, so it goes on as if nothing were."""
     made = swarm()
-    first, second = made.gateway(1, lease), made.gateway(2)
-    made.open(first, SESSION, PROMPT, NEW, ahead=8)
+    first, second = add_gateway(made, 1, GatewaySettings(lease_seconds=lease)), add_gateway(made, 2)
+    first.open_named(SESSION, PROMPT, NEW, ahead=8)
     made.run()
-    made.frozen.add(first.name)
+    first.frozen = True
     made.wait(max(lease, LEASE) - 0.2)
-    where = made.find(second, SESSION)
+    where = second.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (True, 0.0)
     made.wait(0.4)
-    assert not made.find(second, SESSION).is_owner_alive
+    assert not second.find(SESSION).is_owner_alive
     log = adopt(made, second)
     go_on(made, second, log)
     made.run()
@@ -368,19 +368,18 @@ def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() 
     made = swarm()
     gateway = half_way(made)
     before = core_epoch(gateway.core)
-    made.frozen.add(gateway.name)
+    gateway.frozen = True
     made.now += LEASE * 0.6
-    made.frozen.discard(gateway.name)
+    gateway.frozen = False
     gateway.core.tick(made.now)
     assert core_epoch(gateway.core) > before
-    gateway.core.on_read(SESSION, len(WHOLE), made.now)
-    made.run()
+    gateway.read(SESSION, len(WHOLE))
     assert [*PROMPT, *gateway.tokens(SESSION)] == WHOLE
 
 
 def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
     made = swarm()
-    gateway = made.gateway(1)
+    gateway = add_gateway(made, 1)
     gateway.core.find_session(SESSION, MODEL, made.now)
     gateway.core.take_effects()  # lost on the way
     made.now += 0.5
@@ -393,19 +392,17 @@ def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
 def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
     made = swarm()
     half_way(made)
-    other, (head, tail) = made.gateway(2), sorted(made.servers)
-    assert made.find(other, SESSION).unanswered == ()
+    other, (head, tail) = add_gateway(made, 2), sorted(made.servers)
+    assert other.find(SESSION).unanswered == ()
     other.core.find_session(SESSION, MODEL, made.now)
-    made.cut(other, head)
+    made.cut_link(other.peer, head)
     made.run()
     found = other.last(SessionLocation)
-    assert isinstance(found, SessionLocation)
     assert (found.is_owner_alive, found.unanswered) == (True, (head,)), "its link broke meanwhile"
-    made.cut(other, tail)
+    made.cut_link(other.peer, tail)
     other.core.find_session(SESSION, MODEL, made.now, (head, tail))
     made.run()
     found = other.last(SessionLocation)
-    assert isinstance(found, SessionLocation)
     assert (found.owner, found.unanswered) == ("", (head, tail)), "nobody was left to be asked"
 
 
@@ -413,17 +410,17 @@ def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
 def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int) -> None:
     """In the middle of fences, prompts, answers, and of a second turn that goes back behind the first."""
     rng = random.Random(seed)
-    made = Gateways(seed)
+    made = takeover_network(seed)
     for first in (0, 0, 2, 2):
         made.serve(first, first + 2)
-    gateway, second = made.gateway(1), made.gateway(2)
-    made.open(gateway, SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)))
+    gateway, second = add_gateway(made, 1), add_gateway(made, 2)
+    gateway.open_named(SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)))
     prompt = PROMPT
     if rng.random() < 0.5:
         made.run()
         gateway.core.cancel_turn(SESSION, made.now)
         prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
-        made.turn(gateway, SESSION, prompt, NEW, ahead=1 << 40)
+        gateway.start(SESSION, prompt, NEW)
     events = rng.randrange(200)
 
     def struck() -> bool:
@@ -431,11 +428,11 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
         events -= 1
         return events < 0
 
-    made.run(struck)
+    made.run(until=struck)
     told = gateway.tokens(SESSION)
-    made.kill(gateway)
+    made.kill(gateway.peer)
     made.wait(LEASE + 0.2)
-    where = made.find(second, SESSION)
+    where = second.find(SESSION)
     whole = [*prompt, *expected(prompt, NEW)]
     common = 0
     if where.log_holders:
@@ -447,7 +444,7 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
         assert not told or where.log_holders
         second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)
     log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
-    made.turn(second, SESSION, log_now, len(whole) - len(log_now), ahead=1 << 40)
+    second.start(SESSION, log_now, len(whole) - len(log_now))
     made.run()
     assert [*log_now, *second.tokens(SESSION)] == whole
-    assert owners(made) == {second.name}
+    assert owners(made) == {second.peer}

@@ -30,6 +30,7 @@ from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.interface.views import SessionView
 
 FOREVER = 1 << 40
+LEASE = 10.0  # seconds
 TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))  # two servers of each of two spans
 E = TypeVar("E", bound=Effect)
 
@@ -39,6 +40,7 @@ class Gateway(Actor):
     network: Network
     core: GatewayCore
     effects: list[Effect] = field(default_factory=list)  # all but what it sent
+    opened: set[str] = field(default_factory=set)  # sessions; one that was lost is not opened again
 
     def connect(self, hello: Hello, now: float) -> None:
         self.core.on_peer_connected(hello, now)
@@ -70,11 +72,19 @@ class Gateway(Actor):
         ahead: int = FOREVER,
         sampling: Sampling | None = None,
     ) -> None:
-        """Start a turn that stops when it is `ahead` tokens beyond its reader; opens the session if it is not open."""
-        if self.core.find_view(session) is None:
+        """Start a turn that stops when it is `ahead` tokens beyond its reader. The first turn opens its session."""
+        if session not in self.opened and self.core.find_view(session) is None:
             self.core.open_session(session, MODEL, self.network.now)
+        self.opened.add(session)
         request = TurnRequest(tuple(log), new, sampling or Sampling(), credit_ahead=ahead)
         self.core.start_turn(session, request, self.network.now)
+
+    def open_named(
+        self, session: str, log: Iterable[int], new: int | None, ahead: int = FOREVER
+    ) -> None:
+        """Start the first turn of a session that other gateways may find by its name."""
+        self.core.open_session(session, MODEL, self.network.now, above=0)
+        self.start(session, log, new, ahead)
 
     def ask(
         self, session: str, log: Iterable[int], new: int | None, sampling: Sampling | None = None
@@ -129,8 +139,12 @@ def add_gateway(
     settings: GatewaySettings | None = None,
     draw: Callable[[], int] | None = None,
 ) -> Gateway:
-    """The higher its number, the higher its epochs of the same counter. `draw`: 64 random bits."""
-    settings = settings or GatewaySettings()
+    """The higher its number, the higher its epochs of the same counter. `draw`: 64 random bits.
+
+    Without settings, its lease is that of the network's servers.
+    """
+    lease = network.options.get("lease_seconds", GatewaySettings().lease_seconds)
+    settings = settings or GatewaySettings(lease_seconds=lease)
     peer = f"gateway{number}/{number}/a"
     draws = random.Random(peer)
     core = GatewayCore(settings, peer, number, draw or (lambda: draws.getrandbits(64)))
@@ -144,6 +158,11 @@ def add_gateway(
         lease_ms=round(1000 * settings.lease_seconds),
     )
     return network.join(Gateway(hello, network, core))
+
+
+def takeover_network(seed: int | None = None) -> Network:
+    """A network without servers and gateways, for leases of `LEASE`."""
+    return Network(seed, Options(lease_seconds=LEASE))
 
 
 @dataclass

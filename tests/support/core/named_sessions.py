@@ -1,6 +1,6 @@
 """What a node and its service have around a gateway's core for named sessions: the real Questions, SessionBook, Finder.
 
-Used by tests of who may open or use a name, over cores that are joined by hand.
+Used by tests of who may open or use a name, on the in-memory network.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from support.core.gateways import Gateway, Gateways
-from support.core.review_swarm import MODEL
+from support.core.gateway import FOREVER, Gateway
+from support.core.server import MODEL
 
-from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
-from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
@@ -31,7 +29,6 @@ NAME = wire_name(KEY)
 class Desk:
     """Of one gateway. It is the Engine of its Finder, as far as that asks."""
 
-    made: Gateways
     gateway: Gateway
     seen: int = 0
     questions: SessionQueries = field(init=False)
@@ -43,7 +40,7 @@ class Desk:
         self.questions = SessionQueries(CoreDriver(core, self._now, self._flush), lambda _: ())
         self.book = NamedSessions(
             self._open,
-            lambda name: core.close_session(name, self.made.now),
+            lambda name: core.close_session(name, self.gateway.network.now),
             self._now,
             limit=10,
             idle_seconds=600.0,
@@ -51,14 +48,14 @@ class Desk:
         self.finder = SessionLocator(self, self.book, self._now)  # type: ignore[arg-type]
 
     def _now(self) -> float:
-        return self.made.now
+        return self.gateway.network.now
 
     def _open(self, key: tuple[str, str], above: int) -> str:
-        self.gateway.core.open_session(wire_name(key), key[0], self.made.now, above)
+        self.gateway.core.open_session(wire_name(key), key[0], self.gateway.network.now, above)
         return wire_name(key)
 
     def _flush(self) -> None:
-        self.made.collect()
+        self.gateway.network.collect()
         new = self.gateway.effects[self.seen :]
         self.seen = len(self.gateway.effects)
         for effect in new:
@@ -86,14 +83,13 @@ class Desk:
             task = asyncio.ensure_future(self.finder.acquire(ask, KEY))
             while not task.done():
                 await asyncio.sleep(0.01)
-                self.made.wait(0.1)
+                self.gateway.network.wait(0.1)
                 self._flush()
             return await task
 
         return asyncio.run(run())
 
-    def turn(self, prompt: Sequence[int], new: int, ahead: int = 1 << 40) -> None:
+    def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:
         """A request that names the session begins its turn."""
         name = self.book.acquire(KEY, self.bring(prompt))
-        request = TurnRequest(tuple(prompt), new, Sampling(), credit_ahead=ahead)
-        self.gateway.core.start_turn(name, request, self.made.now)
+        self.gateway.start(name, prompt, new, ahead)
