@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.core.gateway import Swarm
-from support.core.scripted_servers import Script
+from support.core.scripted_server import Script
 from support.core.server import MODEL, expected
 
 from modelswarm.protocol.messages import FaultKind, Sampling
@@ -126,18 +126,16 @@ def test_nobody_is_waited_for_longer_than_a_session_is_held(
     hold_ms: int, fence: float, hold: float
 ) -> None:
     """The tail has no other server, and does not answer its Fence while it says that it lives."""
-    script = Script(GatewaySettings(hold_limit_seconds=8.0))
-    script.serve("a", 0, 2, hold_ms)
-    b = script.serve("b", 2, 4, hold_ms)
+    script = Script(settings=GatewaySettings(hold_limit_seconds=8.0))
+    script.add_server("a", 0, 2, hold_ms)
+    b = script.add_server("b", 2, 4, hold_ms)
     script.ask("s", (5, 6, 7))
     script.token("s")
-    script.silent.add(b)
+    script.server(b).silent = True
     script.reports("s", "a/1/0", FaultKind.LINK_DOWN, b)
     script.wait(fence - 0.1)
-    view = script.core.find_view("s")
-    assert view is not None and view.state == "fencing"
+    assert script.gateway.view("s").state == "fencing"
     script.wait(0.2)
-    view = script.core.find_view("s")
-    assert view is not None and view.state == "held"
+    assert script.gateway.view("s").state == "held"
     script.wait(hold + fence)
-    assert [effect for effect in script.effects if isinstance(effect, SessionLost)]
+    assert script.gateway.all(SessionLost)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.core.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, two_spans
-from support.core.scripted_servers import Script
+from support.core.scripted_server import AHEAD, PROMPT, TICK, Script, leave, outcomes, two_spans
 
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.cutover import LAST_POSITIONS_WAIT
@@ -15,9 +14,9 @@ def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_re
     leave(script, old)
     script.copied("s", new, 20)
     script.wait(1.0)
-    assert script.route("s") == ["a", "b"]
+    assert script.names("s") == ["a", "b"]
     script.wait(2.5)
-    assert script.route("s") == ["a", "c"]
+    assert script.names("s") == ["a", "c"]
 
 
 def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
@@ -27,12 +26,12 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
         script.token("s")
     script.copied("s", new, 20)
     script.wait(TICK)
-    assert script.route("s") == ["a", "b"]
+    assert script.names("s") == ["a", "b"]
     script.copied("s", new, 21)
     script.wait(TICK)
-    assert script.route("s") == ["a", "b"], "those that are missing may come at once"
+    assert script.names("s") == ["a", "b"], "those that are missing may come at once"
     script.wait(LAST_POSITIONS_WAIT)
-    assert script.route("s") == ["a", "c"], "they did not: they come from kept rows"
+    assert script.names("s") == ["a", "c"], "they did not: they come from kept rows"
 
 
 def rests(script: Script) -> bool:
@@ -53,34 +52,34 @@ def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
     assert rests(script)
     script.core.on_read("s", session.length, script.now)
     script.wait(0.15)
-    assert not rests(script) and script.route("s") == ["a", "b"]
+    assert not rests(script) and script.names("s") == ["a", "b"]
     script.copied("s", new, session.length - 1)
     script.wait(TICK)
     while not rests(script):
         script.token("s")
     script.copied("s", new, session.length - 1)
-    assert script.route("s") == ["a", "c"] and outcomes(script) == ["migrated"]
+    assert script.names("s") == ["a", "c"] and outcomes(script) == ["migrated"]
 
 
 def three_that_leave(
     settings: GatewaySettings | None = None, ahead: int = AHEAD
 ) -> tuple[Script, str, str]:
     """Sessions s0, s1 and s2 over `a` and `b`, all on their way to `c`."""
-    script = Script(settings or GatewaySettings())
-    script.serve("a", 0, 2)
-    old = script.serve("b", 2, 4)
+    script = Script(settings=settings or GatewaySettings())
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
     for name in ("s0", "s1", "s2"):
-        script.ask(name, PROMPT, credit_ahead=ahead)
+        script.ask(name, PROMPT, ahead=ahead)
         for _ in range(4):
             script.token(name)
-    new = script.serve("c", 2, 4)
+    new = script.add_server("c", 2, 4)
     script.wait(1.0)
     leave(script, old)
     return script, old, new
 
 
 def routes(script: Script) -> list[str]:
-    return [script.route(name)[1] for name in ("s0", "s1", "s2")]
+    return [script.names(name)[1] for name in ("s0", "s1", "s2")]
 
 
 def test_the_sessions_of_a_server_go_over_together() -> None:
@@ -111,7 +110,7 @@ def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
     assert left(script) == [1, 0, 3]
     script.core.on_read("s0", read, script.now)
     assert left(script) == [1, 0, 3], "not worth a message"
-    script.sent.clear()
+    script.record.clear()
     for name in ("s0", "s1", "s2"):
         script.copied(name, new, script.length(name) - 1)
     script.wait(TICK)
@@ -152,6 +151,6 @@ def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
     assert view is not None and (view.hops, view.migrating) == (3, 2)
     script.core.close_session("s1", script.now)
     script.wait(0.1)
-    assert script.route("s0") == ["a", "c"], "alone in its wave"
+    assert script.names("s0") == ["a", "c"], "alone in its wave"
     view = script.core.migrations.drain_progress(old)
     assert view is not None and (view.hops, view.migrating) == (1, 1), "the next wave"

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from support.core.scripted_moves import AHEAD, PROMPT, TICK, leave, outcomes, reroutes, two_spans
-from support.core.scripted_servers import Script
+from support.core.scripted_server import (
+    AHEAD,
+    PROMPT,
+    TICK,
+    Script,
+    leave,
+    outcomes,
+    reroutes,
+    two_spans,
+)
 
 from modelswarm.protocol.messages import (
     Close,
@@ -27,7 +35,9 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     leave(script, old)
     [create] = script.told(new, Fence)
     assert create.create is not None and create.create.for_recovery
-    assert create.epoch == script.epoch("s"), "the copy stands in the session's own epoch"
+    assert create.epoch == script.gateway.view("s").epoch, (
+        "the copy stands in the session's own epoch"
+    )
     [warm] = script.told(new, StartEpoch)
     assert warm.standby and warm.successor is None and warm.ring is None and warm.credit == 0
     assert warm.predecessor is not None and warm.predecessor.address.peer == old
@@ -38,17 +48,17 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
 
     script.token("s")
     script.token("s")
-    assert script.route("s") == ["a", "b"], "it serves on while the copy is behind"
+    assert script.names("s") == ["a", "b"], "it serves on while the copy is behind"
     assert len(script.told(new, Input)) == 3
     script.copied("s", new, 20)
-    script.sent.clear()
+    script.record.clear()
     script.copied("s", new, 22)
     script.wait(TICK)
-    assert script.route("s") == ["a", "b"], "a token is under way"
+    assert script.names("s") == ["a", "b"], "a token is under way"
     script.token("s")
-    assert script.route("s") == ["a", "b"], "the copy of the last position is under way"
+    assert script.names("s") == ["a", "b"], "the copy of the last position is under way"
     script.copied("s", new, 23)
-    assert script.route("s") == ["a", "c"]
+    assert script.names("s") == ["a", "c"]
     assert [fence.create for fence in script.told(new, Fence)] == [None]
     assert len(script.told(old, Close)) == 1 and not script.told(old, Fence)
     [go] = script.told(new, StartEpoch)
@@ -65,7 +75,7 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     script.core.on_read("s", 21, script.now)
     script.copied("s", new, 20)
     script.wait(TICK)
-    script.sent.clear()
+    script.record.clear()
     script.core.on_read("s", 22, script.now)
     script.run()
     assert not script.told(old, Window), "it is to come to rest"
@@ -76,17 +86,17 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
 
 def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     script = Script()
-    script.serve("a", 0, 2)
-    old = script.serve("b", 2, 4)
-    script.ask("s", PROMPT, credit_ahead=64)
-    new = script.serve("c", 2, 4)
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
+    script.ask("s", PROMPT, ahead=64)
+    new = script.add_server("c", 2, 4)
     session = script.core._sessions["s"]
     assert script.core.migrations.migrate(session, session.hops[1], new, script.now)
     script.run()
     script.reports("s", new, FaultKind.FAILED)
     assert outcomes(script) == ["aborted"]
     script.wait(TICK)
-    script.sent.clear()
+    script.record.clear()
     for _ in range(60):
         script.token("s")
     script.core.on_read("s", 80, script.now)
@@ -96,11 +106,11 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
 
 def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     script = Script()
-    old = script.serve("a", 0, 2)
-    script.serve("b", 2, 4)
-    script.ask("s", PROMPT, credit_ahead=AHEAD)
+    old = script.add_server("a", 0, 2)
+    script.add_server("b", 2, 4)
+    script.ask("s", PROMPT, ahead=AHEAD)
     script.token("s")
-    new = script.serve("c", 0, 2)
+    new = script.add_server("c", 0, 2)
     leave(script, old)
     [warm] = script.told(new, StartEpoch)
     assert warm.standby and len(script.told(old, CopyKv)) == 1
@@ -114,18 +124,18 @@ def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     script.token("s")
     script.copied("s", new, 23)
     script.wait(TICK)
-    assert script.route("s") == ["c", "b"]
+    assert script.names("s") == ["c", "b"]
 
 
 def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
-    script = Script(GatewaySettings(copies_per_server=2))
-    script.serve("a", 0, 2)
-    old = script.serve("b", 2, 4)
+    script = Script(settings=GatewaySettings(copies_per_server=2))
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
     names = [f"s{number}" for number in range(5)]
     for name in names:
         script.ask(name, PROMPT)
         script.token(name)
-    script.serve("c", 2, 4)
+    script.add_server("c", 2, 4)
     script.wait(1.0)
     leave(script, old)
     script.wait(1.0)
@@ -142,7 +152,7 @@ def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
     assert outcomes(script) == ["aborted"]
     assert len(script.told(new, Close)) == 1
     assert [copy.to for copy in script.told(old, CopyKv)][-1] is None
-    assert script.route("s") == ["a", "b"] and not reroutes(script)
+    assert script.names("s") == ["a", "b"] and not reroutes(script)
     script.wait(0.5)
     assert len(script.told(new, StartEpoch)) == 2
 
@@ -153,7 +163,7 @@ def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
     leave(script, old)
     script.wait(3.0)
     assert outcomes(script) == ["aborted", "aborted", "recomputed"]
-    assert script.route("s") == ["a", "c"]
+    assert script.names("s") == ["a", "c"]
     script.token("s")
     assert not reroutes(script)
 
@@ -164,7 +174,7 @@ def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: Fault
     leave(script, old)
     script.reports("s", new, trouble)
     assert outcomes(script) == ["aborted"]
-    assert script.route("s") == ["a", "b"] and not reroutes(script)
+    assert script.names("s") == ["a", "b"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
     assert script.length("s") == before + 1
@@ -181,20 +191,20 @@ def test_a_broken_link_to_where_the_copy_goes_is_nothing_to_the_session() -> Non
 
 def test_a_server_without_room_is_asked_again_later() -> None:
     script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.5))
-    script.refusing[new] = Refusal.NO_PAGES
+    script.server(new).refusing = Refusal.NO_PAGES
     leave(script, old)
     assert outcomes(script) == ["aborted"]
-    assert script.route("s") == ["a", "b"]
-    del script.refusing[new]
+    assert script.names("s") == ["a", "b"]
+    script.server(new).refusing = None
     script.wait(0.7)
     assert script.told(new, StartEpoch)
 
 
 def test_another_server_is_tried_when_one_refuses() -> None:
     script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.1))
-    script.refusing[new] = Refusal.NO_PAGES
+    script.server(new).refusing = Refusal.NO_PAGES
     leave(script, old)
-    other = script.serve("d", 2, 4)
+    other = script.add_server("d", 2, 4)
     script.wait(0.3)
     assert script.told(other, StartEpoch)
 
@@ -203,11 +213,10 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
     script, old, new = two_spans()
     leave(script, old)
     script.copied("s", new, 15)
-    script.sent.clear()
-    script.core.on_peer_lost(old, script.now)
-    script.run()
+    script.record.clear()
+    script.kill(old)
     assert reroutes(script) == ["link_down"]
-    assert script.route("s") == ["a", "c"]
+    assert script.names("s") == ["a", "c"]
     [fence] = script.told(new, Fence)
     assert fence.create is None, "what was copied is used"
     assert not script.told(new, Close)
@@ -236,13 +245,13 @@ def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_
     leave(script, old)
     tail = script.hop(old)
     length = script.length("s")
-    script.says(old, Token(tail.reply, script.epoch("s"), length, 9, 0.0, Finish.STOP))
+    script.says(old, Token(tail.reply, script.gateway.view("s").epoch, length, 9, 0.0, Finish.STOP))
     script.wait(0.1)
     assert outcomes(script) == ["superseded"]
     assert script.told(new, Close) and script.told(old, Close)
-    assert script.route("s") == ["a"], "what it held there is given up"
+    assert script.names("s") == ["a"], "what it held there is given up"
     script.ask("s", (*PROMPT, 7, 9, 5))
-    assert script.route("s") == ["a", "c"]
+    assert script.names("s") == ["a", "c"]
 
 
 def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
@@ -262,16 +271,16 @@ def test_a_report_of_draining_moves_the_session_and_disturbs_nothing() -> None:
 
 def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
     script = Script()
-    script.serve("a", 0, 2)
-    old = script.serve("b", 2, 4)
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
     view = script.core.migrations.drain_progress(old)
     assert view is not None and view.sole_blocks == (2, 3)
     leave(script, old)
     script.wait(1.0)
-    assert script.route("s") == ["a", "b"] and not outcomes(script)
-    new = script.serve("c", 2, 4)
+    assert script.names("s") == ["a", "b"] and not outcomes(script)
+    new = script.add_server("c", 2, 4)
     script.wait(1.0)
     assert script.told(new, StartEpoch)
 
@@ -281,7 +290,7 @@ def test_new_sessions_do_not_go_where_others_leave() -> None:
     leave(script, old)
     for number in range(6):
         script.ask(f"n{number}", PROMPT)
-        assert script.route(f"n{number}") == ["a", "c"]
+        assert script.names(f"n{number}") == ["a", "c"]
 
 
 def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
@@ -291,17 +300,17 @@ def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
     script.run()
     assert outcomes(script) == ["superseded"]
     assert len(script.told(new, Close)) == 1
-    assert script.route("s") == ["a", "b"]
+    assert script.names("s") == ["a", "b"]
     assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
 
 
 def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
     script = Script()
-    script.serve("a", 0, 2)
-    old = script.serve("b", 2, 4)
-    script.ask("s", PROMPT, credit_ahead=AHEAD)
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
+    script.ask("s", PROMPT, ahead=AHEAD)
     script.token("s")
-    first, second = script.serve("c", 2, 3), script.serve("d", 3, 4)
+    first, second = script.add_server("c", 2, 3), script.add_server("d", 3, 4)
     leave(script, old)
     script.wait(0.1)
     assert [(c.first, c.last) for c in script.told(old, CopyKv)] == [(2, 3), (3, 4)]
@@ -310,10 +319,10 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
         script.token("s")
     script.copied("s", first, 23)
     script.wait(0.1)
-    assert script.route("s") == ["a", "b"], "a part of it is missing"
+    assert script.names("s") == ["a", "b"], "a part of it is missing"
     script.copied("s", second, 23)
     script.wait(TICK)
-    assert script.route("s") == ["a", "c", "d"]
+    assert script.names("s") == ["a", "c", "d"]
     assert outcomes(script) == ["migrated"]
 
 
@@ -328,14 +337,14 @@ def test_a_session_that_closes_takes_its_copy_with_it() -> None:
 
 def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
     script, old, new = two_spans(GatewaySettings(copy_stall_seconds=0.5))
-    script.silent.add(new)
+    script.server(new).silent = True
     leave(script, old)
     script.wait(0.6)
     assert outcomes(script) == ["aborted"]
     assert script.core._recovery.hops.closing
     [create] = script.told(new, Fence)
-    script.silent.clear()
-    script.says(new, script._answer(new, create))
+    script.server(new).silent = False
+    script.says(new, script.server(new).answer(create))
     assert len(script.told(new, Close)) == 1
     assert not script.core._recovery.hops.closing
 

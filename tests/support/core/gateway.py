@@ -170,10 +170,11 @@ class Swarm(Network):
     """Servers and one gateway. A server that comes or goes is followed by all that it leads to."""
 
     settings: GatewaySettings = field(default_factory=GatewaySettings, kw_only=True)
+    draw: Callable[[], int] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.gateway = add_gateway(self, settings=self.settings)
+        self.gateway = add_gateway(self, 1, self.settings, self.draw)
 
     @property
     def core(self) -> GatewayCore:

@@ -30,6 +30,7 @@ class Network:
     seed: int | None = None
     options: Options = field(default_factory=Options)  # of every server
     now: float = 0.0
+    tick_seconds: float = 0.1  # of `wait`
     actors: dict[PeerId, Actor] = field(default_factory=dict)
     links: dict[tuple[PeerId, PeerId], None] = field(default_factory=dict)  # both directions
     lanes: dict[LaneKey, deque[Item]] = field(default_factory=dict)  # items on their way
@@ -191,8 +192,9 @@ class Network:
             self.now = min(end, self.now + every)
             self._tick_actors()
 
-    def wait(self, seconds: float, tick: float = 0.1) -> None:
+    def wait(self, seconds: float, tick: float | None = None) -> None:
         """Let time pass, with heartbeats over all links at each tick."""
+        tick = tick or self.tick_seconds
         for _ in range(round(seconds / tick)):
             self.now += tick
             self._tick_actors()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from support.core.scripted_servers import Script
+from support.core.scripted_server import Script
 from support.eventually import SECONDS
 
 from modelswarm.protocol.identity import PeerId, name_of
@@ -23,11 +23,11 @@ PROMPT = tuple(range(1, 21))
 def make_two_tails(is_running: Callable[[PeerId], bool] = lambda _: False) -> tuple[Script, Drains]:
     """Return a session over `a` and `b`; `c` holds the same blocks as `b` and answers nothing."""
     script = Script()
-    script.serve("a", 0, 2)
-    script.serve("b", 2, 4)
+    script.add_server("a", 0, 2)
+    script.add_server("b", 2, 4)
     script.ask("s", PROMPT)
     script.token("s")
-    script.silent.add(script.serve("c", 2, 4))
+    script.server(script.add_server("c", 2, 4)).silent = True
     return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), is_running)
 
 
@@ -88,9 +88,9 @@ async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
     script, drains = make_two_tails()
     script.core.cancel_turn("s", script.now)
     script.run()
-    script.sent.clear()
+    script.record.clear()
     drains.drain_server("b/1/0")
-    sent = [type(item) for to, item in script.sent if to == "b/1/0"]
+    sent = [type(send.item) for _, send in script.record if send.to.peer == "b/1/0"]
     assert sent == [Close, Heartbeat]
 
 
@@ -117,7 +117,7 @@ async def test_drain_state_reported_by_a_server_is_adopted() -> None:
 def reconnect(script: Script, peer: PeerId) -> None:
     """Lose the link of a server and connect it again."""
     script.core.on_peer_lost(peer, script.now)
-    script.serve(name_of(peer), 2, 4)
+    script.add_server(name_of(peer), 2, 4)
 
 
 async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
@@ -125,7 +125,7 @@ async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
     c = "c/1/0"
     drains.drain_server(c)
     reconnect(script, c)
-    script.sent.clear()
+    script.record.clear()
     script.says(c, Heartbeat())
     assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
     script.says(c, Heartbeat())
@@ -140,7 +140,7 @@ async def test_undo_lost_with_the_link_is_sent_again() -> None:
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     drains.undrain_server(c)
     reconnect(script, c)
-    script.sent.clear()
+    script.record.clear()
     script.says(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c)
     assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.SERVE]
@@ -159,7 +159,7 @@ async def test_drain_state_changed_during_link_loss_is_adopted(
     c = "c/1/0"
     drains.drain_server(c)
     reconnect(script, c)
-    script.sent.clear()
+    script.record.clear()
     script.says(c, Heartbeat(drain=drain))
     assert drains.is_cancelled(c) is (drain is DrainState.SERVE)
     assert not script.told(c, Heartbeat)
@@ -175,7 +175,7 @@ async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
     script.core.on_peer_lost(c, script.now)
     broken = await anext(states)
     assert not broken.done and not broken.gone
-    script.serve("c", 2, 4)
+    script.add_server("c", 2, 4)
     script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     again = await anext(states)
     assert again.other_sessions == 1 and not again.done

@@ -1,0 +1,207 @@
+"""Servers that do only what a test tells them, under a real gateway core: they grant every Fence, and nothing else.
+
+For tests of what the gateway says and when. `Script` is a swarm of such servers; `two_spans` starts a session that can
+leave its tail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from support.core.actor import Actor
+from support.core.gateway import Swarm
+from support.core.server import MODEL
+
+from modelswarm.protocol.identity import NO_HANDLE, Address, Handle, PeerId, name_of
+from modelswarm.protocol.messages import (
+    PROTOCOL_VERSION,
+    FaultKind,
+    FaultReport,
+    Fence,
+    FenceAck,
+    Heartbeat,
+    Hello,
+    Item,
+    Lane,
+    Refusal,
+    Role,
+    Send,
+    Token,
+    Window,
+)
+from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+
+PROMPT = tuple(range(1, 21))
+AHEAD = 3  # tokens: a session of `two_spans` comes to rest when the log has 24 entries
+TICK = 0.05  # seconds; sessions that cut over together come to rest in one
+
+
+@dataclass
+class Opened:
+    """A hop that a server has granted."""
+
+    session: str
+    first: int
+    last: int
+    own: Handle
+    reply: Handle
+    kv: int = 0
+
+
+@dataclass(eq=False)
+class ScriptedServer(Actor):
+    handles: Iterator[Handle]
+    refusing: Refusal | None = None  # answer to creates
+    silent: bool = False  # answers no Fence
+    hops: list[Opened] = field(default_factory=list)
+    answers: list[Send] = field(default_factory=list)
+
+    def receive(self, sender: PeerId, item: Item, now: float) -> None:
+        if isinstance(item, Fence) and not self.silent:
+            self.answers.append(Send(Address(sender, ""), Lane.LIVE, self.answer(item)))
+
+    def take_sends(self) -> list[Send]:
+        sends, self.answers = self.answers, []
+        return sends
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    def answer(self, fence: Fence) -> FenceAck:
+        create, reply = fence.create, fence.gateway_handle
+        if create is None:
+            [hop] = [hop for hop in self.hops if hop.own == fence.handle]
+            hop.kv = min(hop.kv, fence.kv_cut)
+        elif self.refusing is not None:
+            return FenceAck(reply, NO_HANDLE, fence.epoch, refusal=self.refusing)
+        else:
+            span = create.session, create.first, create.last
+            self.hops = [hop for hop in self.hops if (hop.session, hop.first, hop.last) != span]
+            hop = Opened(*span, own=next(self.handles), reply=reply)
+            self.hops.append(hop)
+        hop.reply = reply
+        return FenceAck(reply, hop.own, fence.epoch, kv=hop.kv)
+
+
+@dataclass
+class Script(Swarm):
+    n_blocks: int = 4
+
+    def __post_init__(self) -> None:
+        self.tick_seconds = TICK
+        self.draw = itertools.count(1).__next__
+        # tokens come when a test says so
+        self.settings = replace(self.settings, token_timeout_seconds=math.inf)
+        super().__post_init__()
+        self._handles = itertools.count(1000)
+
+    def add_server(self, name: str, first: int, last: int, hold_ms: int = 0) -> PeerId:
+        """Link a server. One that was there before keeps its hops."""
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            peer=f"{name}/1/0",
+            role=Role.SERVER,
+            link="",
+            lane=Lane.LIVE,
+            target=f"{name}:1",
+            model=MODEL,
+            first=first,
+            last=last,
+            n_blocks=self.n_blocks,
+            max_length=4096,
+            hold_ms=hold_ms,
+        )
+        old = self.actors.get(hello.peer)
+        server = old if isinstance(old, ScriptedServer) else ScriptedServer(hello, self._handles)
+        server.hello = hello
+        self.join(server)
+        self.run()
+        return server.peer
+
+    # ---- the servers' part
+
+    def server(self, peer: PeerId) -> ScriptedServer:
+        server = self.actors[peer]
+        assert isinstance(server, ScriptedServer)
+        return server
+
+    def hop(self, peer: PeerId, session: str | None = None) -> Opened:
+        """The only hop there, of that session or of all."""
+        [found] = [hop for hop in self.server(peer).hops if session in (None, hop.session)]
+        return found
+
+    def says(self, peer: PeerId, item: Item) -> None:
+        self.put(peer, self.gateway.peer, item)
+        self.run()
+
+    def grant(self, peer: PeerId) -> None:
+        """It answers the last Fence now that it was silent to."""
+        [*_, fence] = self.told(peer, Fence)
+        self.says(peer, self.server(peer).answer(fence))
+
+    def token(self, session: str, token: int = 7) -> None:
+        """The tail of the route has sampled a token; all hops have run all positions before it."""
+        view = self.gateway.view(session)
+        for leg in view.route:
+            span = session, leg.first, leg.last
+            [hop] = [
+                hop
+                for hop in self.server(leg.peer).hops
+                if (hop.session, hop.first, hop.last) == span
+            ]
+            hop.kv = view.length
+        self.says(leg.peer, Token(hop.reply, view.epoch, view.length, token))
+
+    def copied(self, session: str, peer: PeerId, kv: int) -> None:
+        """The standby hop there has so many positions."""
+        hop = self.hop(peer, session)
+        hop.kv = kv
+        self.says(peer, Window(hop.reply, self.gateway.view(session).epoch, kv, 0))
+
+    def reports(self, session: str, peer: PeerId, trouble: FaultKind, other: PeerId = "") -> None:
+        epoch = self.gateway.view(session).epoch
+        self.says(peer, FaultReport(self.hop(peer).reply, epoch, trouble, other))
+
+    # ---- a client's part, and what there is
+
+    def ask(self, session: str, prompt: Sequence[int], ahead: int = 64) -> None:
+        self.gateway.start(session, prompt, 1000, ahead)
+        self.run()
+
+    def length(self, session: str) -> int:
+        return self.gateway.view(session).length
+
+    def names(self, session: str) -> list[str]:
+        """Names of the servers of its route."""
+        return [name_of(peer) for peer in self.gateway.route(session)]
+
+
+def two_spans(settings: GatewaySettings | None = None) -> tuple[Script, PeerId, PeerId]:
+    """Head `a`, and a tail that is `b` or `c`; one session runs over a and the first of these."""
+    script = Script(settings=settings or GatewaySettings())
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
+    script.ask("s", PROMPT, AHEAD)
+    script.token("s")
+    new = script.add_server("c", 2, 4)
+    assert script.names("s") == ["a", "b"]
+    script.record.clear()
+    script.effects.clear()
+    return script, old, new
+
+
+def outcomes(script: Script) -> list[str]:
+    return [effect.outcome for effect in script.gateway.all(MigrationEnded)]
+
+
+def reroutes(script: Script) -> list[str]:
+    return [effect.cause for effect in script.gateway.all(Rerouted)]
+
+
+def leave(script: Script, peer: PeerId) -> None:
+    script.core.migrations.drain(peer, "drain", script.now)
+    script.run()
