@@ -128,7 +128,6 @@ def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
 def running(swarm: Swarm, ahead: int = 4) -> None:
     """A session that has come as far as its reader lets it."""
     swarm.gateway.start("a", [5, 6, 7], 40, ahead=ahead)
-    swarm.run()
     swarm.wait(0.5)
 
 
@@ -257,7 +256,7 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
         swarm.core.receive(server.peer, beat, swarm.now)
     names = [f"{name}{number}" for number in range(4)]
     for each in names:
-        swarm.gateway.start(each, [1, 2, 3], 8, ahead=64)
+        swarm.gateway.begin(each, [1, 2, 3], 8, ahead=64)
     swarm.run()
     views = [view for each in names if (view := swarm.core.find_view(each))]
     return [hop.peer for view in views for hop in view.route]
@@ -266,7 +265,6 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     """The route of a session that is closed again."""
     swarm.gateway.start(session, [1, 2, 3], new, ahead=64)
-    swarm.run()
     assert any(isinstance(e, Emitted) and e.session == session for e in swarm.effects)
     assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
     view = swarm.core.find_view(session)
@@ -301,7 +299,6 @@ def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     busy = replace(second.core.heartbeat(), running=40)  # so that the frozen one is chosen
     swarm.core.receive(second.peer, busy, swarm.now)
     swarm.gateway.start("a", [5, 6, 7], 40, ahead=64)
-    swarm.run()
     assert swarm.route("a") == [first]
     swarm.wait(0.5)
     assert swarm.route("a") == [second]
@@ -313,7 +310,6 @@ def test_a_turn_is_not_refused_while_its_only_server_may_still_answer() -> None:
     [only] = swarm.servers.values()
     only.frozen = True
     swarm.gateway.start("a", [5, 6, 7], 40, ahead=64)
-    swarm.run()
     swarm.wait(2.0)
     assert not swarm.gateway.troubles("a")
     only.frozen = False

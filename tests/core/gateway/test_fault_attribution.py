@@ -89,7 +89,6 @@ def test_blame_by_table(case: str) -> None:
 
 def started(swarm: Swarm, *, new: int = 40) -> None:
     swarm.gateway.start("a", [5, 6, 7], new, ahead=4)
-    swarm.run()
     swarm.wait(0.5)
 
 

@@ -20,7 +20,6 @@ def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> flo
         said = hold_ms if both or first == 0 else 0
         server = swarm.serve(first, last, {"hold_ms": said})
     swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
-    swarm.run()
     swarm.kill(server.peer)
     died = swarm.now
     swarm.wait(0.5)
@@ -52,7 +51,6 @@ def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
     swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=1.0))
     server = swarm.serve(0, 4, {"hold_ms": 20_000})
     swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
-    swarm.run()
     swarm.kill(server.peer)
     swarm.wait(15.0)
     assert not swarm.gateway.all(SessionLost)
@@ -71,7 +69,6 @@ def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() ->
     swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
     server = swarm.serve(0, 4)
     swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
-    swarm.run()
     server.lazy = True
     swarm.core.on_read("a", 1000, swarm.now)
     while not (broken := swarm.gateway.all(SessionLost)):
@@ -107,7 +104,6 @@ def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
     swarm = Swarm()
     server = swarm.serve(0, 4)
     swarm.gateway.start("a", [5, 6, 7], 20, ahead=4)
-    swarm.run()
     swarm.core.cancel_turn("a", swarm.now)
     swarm.kill(server.peer)
     log = (5, 6, 7, *swarm.gateway.tokens("a"))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+from support.core.scripted_server import server_hello
+
 from modelswarm.protocol.messages import (
-    PROTOCOL_VERSION,
     Fence,
     FenceAck,
-    Hello,
-    Lane,
     Refusal,
-    Role,
     Sampling,
     Send,
     Token,
@@ -20,22 +18,6 @@ from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
-
-
-def hello(name: str, first: int, last: int) -> Hello:
-    return Hello(
-        version=PROTOCOL_VERSION,
-        peer=f"{name}/1/0",
-        role=Role.SERVER,
-        link="",
-        lane=Lane.LIVE,
-        target=f"{name}:1",
-        model="m",
-        first=first,
-        last=last,
-        n_blocks=2,
-        max_length=64,
-    )
 
 
 def fences(core: GatewayCore) -> dict[str, Fence]:
@@ -55,8 +37,8 @@ def answer(core: GatewayCore, peer: str, fence: Fence, refused: Refusal | None =
 def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> None:
     """The second refusal comes when the first has ended the turn: there is nothing left to close at that server."""
     core = GatewayCore(GatewaySettings(), "g/1/0", 1, itertools.count(1).__next__)
-    core.on_peer_connected(hello("a", 0, 1), 0.0)
-    core.on_peer_connected(hello("b", 1, 2), 0.0)
+    core.on_peer_connected(server_hello("a", 0, 1, n_blocks=2), 0.0)
+    core.on_peer_connected(server_hello("b", 1, 2, n_blocks=2), 0.0)
     core.open_session("s", "m", 0.0)
     core.start_turn("s", TurnRequest((1, 2), 1, Sampling()), 0.0)
     asked = fences(core)
@@ -67,7 +49,7 @@ def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> 
     core.truncate_turn("s", 3, 0.0)
     for peer, boot in (("a", 0), ("b", 1)):
         core.on_peer_lost(f"{peer}/1/0", 0.0)
-        core.on_peer_connected(hello(f"{peer}x", boot, boot + 1), 0.0)
+        core.on_peer_connected(server_hello(f"{peer}x", boot, boot + 1, n_blocks=2), 0.0)
     core.take_effects()
     core.start_turn("s", TurnRequest((1, 2, 5), 1, Sampling()), 0.0)
     asked = fences(core)

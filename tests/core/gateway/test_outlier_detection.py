@@ -29,7 +29,7 @@ def paced_swarm() -> Swarm:
 def start(swarm: Swarm) -> None:
     for number in range(SESSIONS):
         name = f"a{number}"
-        swarm.gateway.start(name, [*PROMPT, number], TOKENS)
+        swarm.gateway.begin(name, [*PROMPT, number], TOKENS)
     swarm.run()
 
 
@@ -39,7 +39,7 @@ def hops(swarm: Swarm, place: int) -> list[str]:
 
 def ask(swarm: Swarm, log: Sequence[int]) -> None:
     """A turn whose reader is never more than four tokens behind."""
-    swarm.gateway.start("a0", log, TOKENS, ahead=4)
+    swarm.gateway.begin("a0", log, TOKENS, ahead=4)
 
 
 def read(swarm: Swarm, seconds: float) -> None:
@@ -92,7 +92,6 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
     """Nothing it does can be compared: the session goes to the equal first, and its reader notices only the speed."""
     swarm = paced_swarm()
     swarm.gateway.start("a0", [*PROMPT, 0], 2 * TOKENS)
-    swarm.run()
     if not born:
         swarm.wait(1.0, STEP)
     slow = swarm.servers[route(swarm)[place]]
@@ -110,7 +109,6 @@ def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: flo
     """Of a type that is slower, and is no fault."""
     swarm = paced_swarm()
     swarm.gateway.start("a0", [*PROMPT, 0], TOKENS)
-    swarm.run()
     server = swarm.servers[route(swarm)[0]]
     server.step_seconds = factor * STEP
     swarm.wait(30.0, STEP)

@@ -75,7 +75,7 @@ def test_switched_off_it_never_moves_anything() -> None:
 def crowd(swarm: Swarm, count: int) -> list[str]:
     names = [f"c{number}" for number in range(count)]
     for name in names:
-        swarm.gateway.start(name, PROMPT, NEW, ahead=5)
+        swarm.gateway.begin(name, PROMPT, NEW, ahead=5)
     swarm.run()
     return names
 

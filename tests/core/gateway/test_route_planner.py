@@ -66,7 +66,6 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
         for n in range(seed):
             start(swarm, f"b{n}")
         swarm.gateway.start("a", PROMPT, 20, ahead=4)
-        swarm.run()
         lost = swarm.gateway.route("a")[1]
         swarm.kill(lost)
         assert zones[swarm.gateway.route("a")[1]] != zones[lost]

@@ -288,7 +288,6 @@ def beat_all(swarm: Swarm, paces: dict[str, float], seconds: float) -> None:
 
 def started(swarm: Swarm) -> list[Server]:
     swarm.gateway.start("a", [5, 6, 7], 60, ahead=4)
-    swarm.run()
     return swarm.route("a")
 
 

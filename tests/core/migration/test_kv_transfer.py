@@ -137,8 +137,7 @@ def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
     warm(spare)
     order(spare)
     old = client.hops[1][0]
-    while not any(isinstance(task, KvRead) for task in old.out):
-        network.run(1)
+    network.run(until=lambda: any(isinstance(task, KvRead) for task in old.out))
     old.end_step(network.now, [Result(error="the device is lost")] * len(old.out))
     network.run()
     client.listen()

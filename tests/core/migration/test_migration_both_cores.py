@@ -22,7 +22,6 @@ def run_to(swarm: Swarm, session: str, count: int) -> None:
 
 def ask(swarm: Swarm, session: str) -> None:
     swarm.gateway.start(session, PROMPT, NEW, ahead=5)
-    swarm.run()
 
 
 def outcomes(swarm: Swarm) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.core.scripted_server import MODEL, PROMPT, Script, outcomes
+from support.core.scripted_server import PROMPT, Script, outcomes
+from support.core.server import MODEL
 
 from modelswarm.protocol.messages import Close, FaultKind, Finish, Refusal, StartEpoch, Token
 from modelswarm_gateway.core.interface.effects import Refused, Rerouted, SessionLost

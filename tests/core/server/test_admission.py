@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, opened, prompt, route
+from support.core.scripted_gateway import (
+    GATEWAY,
+    Client,
+    ServerNetwork,
+    make_clients,
+    opened,
+    prompt,
+    route,
+)
 from support.core.server import Server
 
 from modelswarm.protocol.identity import Epoch
@@ -314,10 +322,7 @@ def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> No
 def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None:
     network = ServerNetwork(seed=3)
     servers = route(network, 2, total_pages=3000)
-    clients = [
-        Client(network, servers, prompt(1 + at % 13, at), session=f"s{at}", base=10 * (at + 1))
-        for at in range(200)
-    ]
+    clients = make_clients(network, servers, [1 + at % 13 for at in range(200)])
     for client in clients:
         client.fence(20)
     network.run(1500)

@@ -9,6 +9,7 @@ from support.core.scripted_gateway import (
     GATEWAY,
     Client,
     ServerNetwork,
+    make_clients,
     opened,
     prompt,
     route,
@@ -36,8 +37,7 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
     expected = client.expected(client.log, 8)
     client.go()
     tail = client.hops[1][0]
-    while not tail.out:
-        network.run(1)
+    network.run(until=lambda: bool(tail.out))
     tail.out = ()
     tail.core.fail_step("the device fell off the bus", 0.0)
     client.finish()
@@ -51,15 +51,11 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
 def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: int | None) -> None:
     network = ServerNetwork()
     servers = route(network, 2)
-    clients = [
-        Client(network, servers, prompt(9 + at, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(3)
-    ]
+    clients = make_clients(network, servers, [9, 10, 11])
     expected = [client.expected(client.log, 8) for client in clients]
     start_all(clients, 8)
     tail = servers[1][0]
-    while len(tail.out) < 3:
-        network.run(1)
+    network.run(until=lambda: len(tail.out) == 3)
     poison = None if culprit is None else len(clients[culprit].log)
     raised = 0
     while tail.out:
@@ -82,15 +78,11 @@ def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: 
 def test_one_failed_result_stops_one_session_only() -> None:
     network = ServerNetwork()
     servers = route(network, 2)
-    clients = [
-        Client(network, servers, prompt(9, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(3)
-    ]
+    clients = make_clients(network, servers, [9] * 3)
     expected = [client.expected(client.log, 8) for client in clients]
     start_all(clients, 8)
     head = servers[0][0]
-    while len(head.out) < 3:
-        network.run(1)
+    network.run(until=lambda: len(head.out) == 3)
     results = head.model.step(head.out)
     head.end_step(0.0, [results[0], Result(error="not a number"), results[2]])
     for client, wanted in zip(clients, expected, strict=True):
@@ -159,8 +151,7 @@ def test_a_go_before_the_cut_was_made_is_ignored() -> None:
     client = opened(network)
     client.go()
     tail = client.hops[1][0]
-    while not tail.out:
-        network.run(1)
+    network.run(until=lambda: bool(tail.out))
     client.fence()
     tail.core.receive(GATEWAY, network.lanes[GATEWAY, tail.peer, Lane.LIVE].pop(), 0.0)
     tail.core.receive(GATEWAY, replace(client._go_of(1, [0, 0], 99, True), start=0), 0.0)
@@ -179,8 +170,7 @@ def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
     client.go()
     head, tail = (hop[0] for hop in client.hops)
     bulk = (head.peer, tail.peer, Lane.BULK)
-    while not network.lanes.get(bulk):
-        network.run(1)
+    network.run(until=lambda: bulk in network.lanes)
     network.lanes.pop(bulk)
     network.run()  # row 9 is computed and held: rows 0 to 8 were never acknowledged
     client.log = [*client.log[:6], *prompt(4, seed=5)]
@@ -223,8 +213,7 @@ def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
     client = opened(network, hops=3)
     client.go()
     middle, tail = client.hops[1][0], client.hops[2][0]
-    while not middle.out:
-        network.run(1)
+    network.run(until=lambda: bool(middle.out))
     network.cut_link(middle.peer, tail.peer)
     seen = len(network.record)
     middle.end_step(0.0)
@@ -256,8 +245,7 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
     client = opened(network)
     client.go()
     tail = client.hops[1][0]
-    while not (tail.works and tail.works[0].sample):
-        network.run(1)
+    network.run(until=lambda: bool(tail.works and tail.works[0].sample))
     pick = tail.works[0].sample
     assert pick is not None
     more = Input(client.own[1], client.epoch, 12, (1, 2))

@@ -129,8 +129,7 @@ def test_counters_show_the_link_that_lost_rows() -> None:
     client = opened(network, hops=3)
     client.go()
     one, two = client.hops[1][0].peer, client.hops[2][0].peer
-    while not network.lanes.get((one, two, Lane.BULK)):
-        network.run(1)
+    network.run(until=lambda: (one, two, Lane.BULK) in network.lanes)
     network.lanes.pop((one, two, Lane.BULK))
     network.run()
     client.refence()
@@ -155,8 +154,7 @@ def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
     client = opened(network)
     client.go()
     tail = client.hops[1][0]
-    while not tail.out:
-        network.run(1)
+    network.run(until=lambda: bool(tail.out))
     before = len(network.answers)
     client.fence(kv_cut=5, log_cut=6)
     tail.core.receive(GATEWAY, network.lanes[GATEWAY, tail.peer, Lane.LIVE].pop(), 0.0)
@@ -174,8 +172,7 @@ def test_fences_that_follow_each_other_during_a_step_make_one_lowest_cut() -> No
     client = opened(network, length=20)
     client.go()
     tail = client.hops[1][0]
-    while not tail.out:
-        network.run(1)
+    network.run(until=lambda: bool(tail.out))
     fence = Fence(client.own[1], 101, Epoch(2, 1), 4, 5, turn=Turn(90, 91, Sampling(seed=5)))
     tail.core.receive(GATEWAY, fence, 0.0)
     tail.core.receive(
@@ -197,8 +194,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
     client = opened(network)
     client.go()
     tail = client.hops[1][0]
-    while not tail.out:
-        network.run(1)
+    network.run(until=lambda: bool(tail.out))
     tail.core.receive(GATEWAY, Close(client.own[1]), 0.0)
     assert tail.core.stats.sessions == 0 and tail.core.stats.free_pages < 64
     create = Create("a", 3, 6)  # the same range again, while the old one's step is out

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from support.core.scripted_gateway import Client, ServerNetwork, prompt, route, start_all
+from support.core.scripted_gateway import (
+    Client,
+    ServerNetwork,
+    make_clients,
+    route,
+    start_all,
+)
 
 from modelswarm.protocol.messages import Lane, Rows, Window
 from modelswarm_serving.core.flow.flow_control import MIN_WINDOW_DIVISOR
@@ -29,16 +35,8 @@ def busy(
         row_window=WINDOW,
         in_flight_bytes=MOST,
     )
-    clients = [
-        Client(network, servers[:], prompt(context, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(SESSIONS)
-    ]
-    for client in clients:
-        client.fence(NEW)
-    network.run()
-    for client in clients:
-        client.listen()
-        client.go(credit=context + READ)
+    clients = make_clients(network, servers[:], [context] * SESSIONS)
+    start_all(clients, NEW, credit=context + READ)
     network.run()
     for client in clients:
         client.listen()
@@ -90,10 +88,7 @@ def test_what_is_sent_before_the_wire_drains_is_bounded_however_many_sessions_re
 def test_prompts_are_bounded_like_replays() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=4000, row_window=WINDOW, in_flight_bytes=MOST)
-    clients = [
-        Client(network, servers, prompt(CONTEXT, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(SESSIONS)
-    ]
+    clients = make_clients(network, servers, [CONTEXT] * SESSIONS)
     rest = [client.expected(client.log, NEW) for client in clients]
     start_all(clients, NEW)
     head, tail = (server.peer for server, _, _ in servers)
@@ -160,10 +155,7 @@ def test_sessions_that_decode_say_no_more_for_it() -> None:
     """Rows from n on do not count, so a window is granted in halves as if nobody else were there."""
     network = ServerNetwork()
     servers = route(network, 2, total_pages=4000, row_window=WINDOW, in_flight_bytes=MOST)
-    clients = [
-        Client(network, servers, prompt(3, at), session=f"s{at}", base=1000 * (at + 1))
-        for at in range(8)
-    ]
+    clients = make_clients(network, servers, [3] * 8)
     start_all(clients, 150)
     for client in clients:
         assert len(client.finish()) == 150

@@ -1,4 +1,4 @@
-"""Rows, tokens, inputs and windows that are late, repeated, reordered, of another epoch, or nonsense (R1, R9-R11)."""
+"""Rows, tokens, inputs and windows that are late, reordered, of another epoch, or nonsense (R1, R9-R11)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt, repeated, route
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt, route
 from support.core.server import VOCABULARY
 
 from modelswarm.protocol.identity import Epoch
@@ -52,11 +52,10 @@ def test_rows_below_received_are_dropped_and_the_rest_is_taken() -> None:
     client.start(5)
     head, tail = (hop[0] for hop in client.hops)
     bulk = (head.peer, tail.peer, Lane.BULK)
-    while not network.lanes.get(bulk):
-        network.run(1)
+    network.run(until=lambda: bulk in network.lanes)
     whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows) and (whole.first, whole.count) == (0, 11)
-    network.put(head.peer, tail.peer, repeated(whole, count=4, payload=whole.payload[:32]))
+    network.put(head.peer, tail.peer, replace(whole, count=4, payload=whole.payload[:32]))
     network.put(head.peer, tail.peer, whole)
     assert [token.token for token in client.finish()] == expected
     assert not client.reports
@@ -68,11 +67,10 @@ def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
     client.start(5)
     head, tail = (hop[0] for hop in client.hops)
     bulk = (head.peer, tail.peer, Lane.BULK)
-    while not network.lanes.get(bulk):
-        network.run(1)
+    network.run(until=lambda: bulk in network.lanes)
     whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows)
-    late = repeated(whole, first=3, count=8, payload=whole.payload[24:])
+    late = replace(whole, first=3, count=8, payload=whole.payload[24:])
     network.put(head.peer, tail.peer, late, Lane.BULK)
     client.finish()
     (report,) = client.reports
@@ -200,11 +198,11 @@ def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object
     other.fence(9)
     head, tail = (hop[0] for hop in client.hops)
     bulk = (head.peer, tail.peer, Lane.BULK)
-    while not network.lanes.get(bulk):
-        network.run(1)
+    network.run(until=lambda: bulk in network.lanes)
     whole = network.lanes.pop(bulk).popleft()
     assert isinstance(whole, Rows)
-    network.put(head.peer, tail.peer, repeated(whole, **changes))
+    nonsense = replace(whole, **changes)  # type: ignore[arg-type]
+    network.put(head.peer, tail.peer, nonsense)
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     other.listen()

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from support.core.scripted_gateway import Client, ServerNetwork, prompt, route, start_all
+from support.core.scripted_gateway import (
+    Client,
+    ServerNetwork,
+    make_clients,
+    prompt,
+    route,
+    start_all,
+)
 from support.core.server import VOCABULARY
 
 from modelswarm.protocol.messages import Finish, Lane, Rows, Sampling, Token, Window
@@ -27,10 +34,7 @@ def test_tokens_through_any_number_of_hops_equal_the_oracle(hops: int, length: i
 def test_many_sessions_in_any_interleaving_equal_the_oracle(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     servers = route(network, 3, total_pages=200, token_budget=9, row_window=5)
-    clients = [
-        Client(network, servers, prompt(1 + 5 * at, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(6)
-    ]
+    clients = make_clients(network, servers, [1 + 5 * at for at in range(6)])
     expected = [client.expected(client.log, 8) for client in clients]
     start_all(clients, 8)
     for client, wanted in zip(clients, expected, strict=True):
@@ -97,8 +101,9 @@ def test_row_n_stays_back_until_all_bulk_rows_are_acknowledged() -> None:
     client = Client(network, servers, prompt(10))
     client.start(3)
     bulk = (servers[0][0].peer, servers[1][0].peer, Lane.BULK)
-    while not network.lanes.get(bulk):  # up to the moment when the prompt's rows are on their way
-        network.run(1)
+    network.run(
+        until=lambda: bulk in network.lanes
+    )  # up to the moment when the prompt's rows are on their way
     held = network.lanes.pop(bulk)
     network.run()
     assert all(send.lane is Lane.BULK for send in network.sent(Rows))
@@ -230,10 +235,7 @@ def test_neighbouring_hops_on_one_server_need_no_link() -> None:
 def test_decode_rows_run_in_as_many_groups_as_the_route_has_hops() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=400)
-    clients = [
-        Client(network, servers, prompt(3, at), session=f"s{at}", base=100 * (at + 1))
-        for at in range(8)
-    ]
+    clients = make_clients(network, servers, [3] * 8)
     start_all(clients, 60)
     tail = servers[1][0]
     sizes: list[int] = []

@@ -7,7 +7,15 @@ from bisect import bisect
 from typing import Unpack
 
 import pytest
-from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt, route, start_all
+from support.core.scripted_gateway import (
+    GATEWAY,
+    Client,
+    ServerNetwork,
+    make_clients,
+    prompt,
+    route,
+    start_all,
+)
 from support.core.server import Options
 
 from modelswarm.protocol.messages import Lane
@@ -19,11 +27,7 @@ def sessions(
     network: ServerNetwork, lengths: list[int], hops: int = 1, **options: Unpack[Options]
 ) -> list[Client]:
     chosen: Options = {"total_pages": 2000, **options}
-    servers = route(network, hops, **chosen)
-    return [
-        Client(network, servers, prompt(length, at), session=f"s{at}", base=100 * (at + 1))
-        for at, length in enumerate(lengths)
-    ]
+    return make_clients(network, route(network, hops, **chosen), lengths)
 
 
 def steps(network: ServerNetwork, count: int) -> list[tuple[BatchItem, ...]]:

@@ -98,12 +98,12 @@ def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
 
 def test_a_session_answers_one_turn_at_a_time() -> None:
     swarm = three_hops()
-    swarm.gateway.start("a", [1, 2], 500, ahead=1)
+    swarm.gateway.begin("a", [1, 2], 500, ahead=1)
     with pytest.raises(SessionBusy):
-        swarm.gateway.start("a", [1, 2], 500, ahead=1)
+        swarm.gateway.begin("a", [1, 2], 500, ahead=1)
     swarm.run()
     with pytest.raises(SessionBusy):
-        swarm.gateway.start("a", [1, 2], 500, ahead=1)
+        swarm.gateway.begin("a", [1, 2], 500, ahead=1)
     with pytest.raises(CoreError):
         swarm.core.truncate_turn("a", 0, swarm.now)
     swarm.core.truncate_turn("a", 3, swarm.now)
@@ -115,7 +115,6 @@ def test_a_session_answers_one_turn_at_a_time() -> None:
 def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
     swarm = three_hops()
     swarm.gateway.start("a", [1, 2], 30, ahead=5)
-    swarm.run()
     for server in list(swarm.servers.values()):
         swarm.cut_link(swarm.gateway.peer, server.peer)
         swarm.wait(0.5)

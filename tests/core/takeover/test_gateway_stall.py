@@ -36,7 +36,6 @@ def moved_while_asleep(made: Network, first: Gateway, second: Gateway) -> None:
     made.wait(LEASE + 0.2)
     log = adopt(made, second)
     second.start(SESSION, log, len(WHOLE) - len(log), ahead=2)
-    made.run()
     for server in old:
         lose(made, server, second)
     made.wait(0.5)

@@ -39,8 +39,7 @@ def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_ope
         free = both[:1]
     (other,) = [gateway for gateway in both if gateway not in free]
     assert other.find(SESSION, opens=True).claimant == free[0].peer
-    free[0].open_named(SESSION, PROMPT, NEW)
-    made.run()
+    free[0].start(SESSION, PROMPT, NEW, above=0)
     assert other.find(SESSION, opens=True).is_owner_alive
 
 
@@ -71,8 +70,7 @@ def test_an_answer_to_an_earlier_search_is_not_taken_for_one_to_this() -> None:
     made.run()  # the servers answer; X reads nothing
     made.wait(CLAIM_SECONDS + 0.5)
     assert not y.find(SESSION, opens=True).claimant
-    y.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    y.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     x.frozen = False
     x.core.tick(
         made.now
@@ -97,8 +95,7 @@ def test_an_answer_that_came_late_is_not_taken_for_one_to_the_next_search() -> N
     x.frozen = True
     made.run()
     assert not y.find(SESSION, opens=True).claimant  # Y's client is back
-    y.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    y.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     made.now += 0.4
     x.frozen = False
     x.core.tick(made.now)  # the poll is over without an answer
@@ -166,7 +163,7 @@ def test_a_server_that_stood_still_does_not_forget_who_is_about_to_open() -> Non
     assert not x.find(SESSION, opens=True).claimant
     for server in made.servers.values():
         server.frozen = True
-    x.open_named(SESSION, PROMPT, NEW, ahead=8)
+    x.begin(SESSION, PROMPT, NEW, ahead=8, above=0)
     made.collect()
     made.now += CLAIM_SECONDS + 0.1
     y.core.find_session(SESSION, MODEL, made.now, claims=True)

@@ -35,8 +35,7 @@ def swarm(seed: int | None = None) -> Network:
 def half_way(made: Network, number: int = 1) -> Gateway:
     """A gateway whose session has generated some of its tokens, and waits for its reader."""
     gateway = add_gateway(made, number)
-    gateway.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    gateway.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     assert 0 < len(gateway.tokens(SESSION)) < NEW
     return gateway
 
@@ -51,7 +50,7 @@ def adopt(made: Network, gateway: Gateway) -> list[int]:
 
 
 def go_on(made: Network, gateway: Gateway, log: list[int]) -> None:
-    gateway.start(SESSION, log, len(WHOLE) - len(log))
+    gateway.begin(SESSION, log, len(WHOLE) - len(log))
 
 
 def owners(made: Network) -> set[str]:
@@ -225,7 +224,7 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
     made = swarm(seed)
     both = [add_gateway(made, 1), add_gateway(made, 2)]
     for gateway in both:
-        gateway.open_named(SESSION, PROMPT, NEW)
+        gateway.begin(SESSION, PROMPT, NEW, above=0)
     made.run()
     made.wait(12.0)
     done = [g for g in both if [*PROMPT, *g.tokens(SESSION)] == WHOLE]
@@ -251,7 +250,6 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
     assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
     other = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
     second.start(SESSION, other, NEW, ahead=20)
-    made.run()
     before = len(WHOLE) - len(log.tokens)
     assert 0 < len(second.tokens(SESSION)) - before < NEW
     made.kill(twin)
@@ -268,13 +266,11 @@ def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one()
     first = add_gateway(made, 1)
     first.core.open_session(SESSION, MODEL, made.now, above=50)
     first.start(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
     made.kill(first.peer)
     second = add_gateway(made, 2)
     made.wait(LEASE + 0.2)
     other = [token + 1 if token < 96 else 0 for token in PROMPT]
-    second.open_named(SESSION, other, NEW)
-    made.run()
+    second.start(SESSION, other, NEW, above=0)
     assert second.tokens(SESSION) == expected(other, NEW)
     assert owners(made) == {second.peer}
 
@@ -284,7 +280,8 @@ def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epoch
     gateway = half_way(made)
     before = core_epoch(gateway.core)
     gateway.core.close_session(SESSION, made.now)
-    gateway.open_named(SESSION, PROMPT, NEW)
+    gateway.core.open_session(SESSION, MODEL, made.now, above=0)
+    gateway.begin(SESSION, PROMPT, NEW)
     assert core_epoch(gateway.core) > before
     made.run()
     assert [*PROMPT, *gateway.tokens(SESSION)[-NEW:]] == WHOLE
@@ -301,10 +298,8 @@ def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -
     """In the middle of an answer, or at rest after one."""
     made = swarm()
     first, second = add_gateway(made, 1), add_gateway(made, 2)
-    first.open_named(SESSION, PROMPT, NEW, ahead)
-    first.core.open_session("nameless", MODEL, made.now)
+    first.begin(SESSION, PROMPT, NEW, ahead, above=0)
     first.start("nameless", PROMPT, NEW, ahead=8)
-    made.run()
     told = [*PROMPT, *first.tokens(SESSION)]
     assert second.find(SESSION).is_owner_alive
     first.core.relinquish_sessions(made.now)
@@ -317,7 +312,6 @@ def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -
     log = adopt(made, second)
     assert log[: len(told)] == told
     second.start(SESSION, log, 3)
-    made.run()
     assert second.tokens(SESSION) == expected(log, 3)
     assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
 
@@ -340,8 +334,7 @@ def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_lo
     """It stood still for less than half of its own lease, so it goes on as if nothing were."""
     made = swarm()
     first, second = add_gateway(made, 1, GatewaySettings(lease_seconds=lease)), add_gateway(made, 2)
-    first.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     first.frozen = True
     made.wait(max(lease, LEASE) - 0.2)
     where = second.find(SESSION)
@@ -414,13 +407,13 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
     for first in (0, 0, 2, 2):
         made.serve(first, first + 2)
     gateway, second = add_gateway(made, 1), add_gateway(made, 2)
-    gateway.open_named(SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)))
+    gateway.begin(SESSION, PROMPT, NEW, ahead=rng.choice((8, 1 << 40)), above=0)
     prompt = PROMPT
     if rng.random() < 0.5:
         made.run()
         gateway.core.cancel_turn(SESSION, made.now)
         prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
-        gateway.start(SESSION, prompt, NEW)
+        gateway.begin(SESSION, prompt, NEW)
     events = rng.randrange(200)
 
     def struck() -> bool:
@@ -445,6 +438,5 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
         second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)
     log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
     second.start(SESSION, log_now, len(whole) - len(log_now))
-    made.run()
     assert [*log_now, *second.tokens(SESSION)] == whole
     assert owners(made) == {second.peer}

@@ -27,8 +27,7 @@ def half_way(made: Network) -> Gateway:
     for first, last in ((0, 1), (1, 3), (3, 4)):
         made.serve(first, last)
     gateway = add_gateway(made, 1)
-    gateway.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    gateway.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     assert 0 < len(gateway.tokens(SESSION)) < NEW
     return gateway
 
@@ -65,7 +64,6 @@ def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
     log = gateway.fetch(where)
     gateway.core.take_over(where, MODEL, log, made.now)
     gateway.start(SESSION, prompt, NEW)
-    made.run()
     assert gateway.tokens(SESSION) == expected(prompt, NEW)
     gateway.core.close_session(SESSION, made.now)
     made.run()
@@ -99,7 +97,7 @@ def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right
     names = list(made.servers)
     first.core.cancel_turn(SESSION, made.now)
     made.run()
-    first.start(SESSION, OTHER, NEW, ahead=8)
+    first.begin(SESSION, OTHER, NEW, ahead=8)
     if kinds != (Fence,):
         made.collect()
         made.run(
@@ -125,7 +123,7 @@ def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
     second = add_gateway(made, 2)
     where = second.find(SESSION)
     second.core.take_over(where, MODEL, second.fetch(where), made.now)
-    second.start(SESSION, told, NEW)
+    second.begin(SESSION, told, NEW)
     dies_saying(made, second, {Fence: {names[number] for number in reached}})
     made.wait(LEASE + 0.2)
     log = goes_on(made, add_gateway(made, 3), told)
@@ -137,8 +135,7 @@ def test_a_log_that_missed_what_ran_later_is_never_taken() -> None:
     made = takeover_network()
     names = [made.serve(first, first + 2).peer for first in (0, 2, 2)]
     first = add_gateway(made, 1)
-    first.open_named(SESSION, PROMPT, NEW, ahead=8)
-    made.run()
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     view = first.core.find_view(SESSION)
     assert view is not None
     old = view.route[-1].peer
@@ -171,7 +168,7 @@ def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_bo
     second = add_gateway(made, 2)
     where = second.find(SESSION)
     second.core.take_over(where, MODEL, second.fetch(where), made.now)
-    second.start(SESSION, told, NEW)
+    second.begin(SESSION, told, NEW)
     steps = random.Random(seed).randrange(40)
 
     def struck() -> bool:

@@ -64,35 +64,40 @@ class Gateway(Actor):
 
     # ---- what a node and a client do
 
+    def begin(
+        self,
+        session: str,
+        log: Iterable[int],
+        new: int | None,
+        ahead: int = FOREVER,
+        above: int | None = None,
+    ) -> None:
+        """Start a turn that stops when it is `ahead` tokens beyond its reader. The first turn opens its session.
+
+        `above`: of a session that other gateways may find by its name.
+        """
+        if session not in self.opened and self.core.find_view(session) is None:
+            self.core.open_session(session, MODEL, self.network.now, above)
+        self.opened.add(session)
+        request = TurnRequest(tuple(log), new, Sampling(), credit_ahead=ahead)
+        self.core.start_turn(session, request, self.network.now)
+
     def start(
         self,
         session: str,
         log: Iterable[int],
         new: int | None,
         ahead: int = FOREVER,
-        sampling: Sampling | None = None,
+        above: int | None = None,
     ) -> None:
-        """Start a turn that stops when it is `ahead` tokens beyond its reader. The first turn opens its session."""
-        if session not in self.opened and self.core.find_view(session) is None:
-            self.core.open_session(session, MODEL, self.network.now)
-        self.opened.add(session)
-        request = TurnRequest(tuple(log), new, sampling or Sampling(), credit_ahead=ahead)
-        self.core.start_turn(session, request, self.network.now)
-
-    def open_named(
-        self, session: str, log: Iterable[int], new: int | None, ahead: int = FOREVER
-    ) -> None:
-        """Start the first turn of a session that other gateways may find by its name."""
-        self.core.open_session(session, MODEL, self.network.now, above=0)
-        self.start(session, log, new, ahead)
-
-    def ask(
-        self, session: str, log: Iterable[int], new: int | None, sampling: Sampling | None = None
-    ) -> None:
-        """Forget all effects, and run a turn until nothing moves."""
-        self.effects.clear()
-        self.start(session, log, new, sampling=sampling)
+        """Begin a turn, and run until nothing moves."""
+        self.begin(session, log, new, ahead, above)
         self.network.run()
+
+    def ask(self, session: str, log: Iterable[int], new: int | None) -> None:
+        """Forget all effects, and start a turn."""
+        self.effects.clear()
+        self.start(session, log, new)
 
     def read(self, session: str, position: int = FOREVER) -> None:
         """The client has read up to there. Runs until nothing moves."""

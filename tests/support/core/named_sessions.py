@@ -92,4 +92,4 @@ class Desk:
     def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:
         """A request that names the session begins its turn."""
         name = self.book.acquire(KEY, self.bring(prompt))
-        self.gateway.start(name, prompt, new, ahead)
+        self.gateway.begin(name, prompt, new, ahead)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Unpack
 
 from support.core.actor import Actor
@@ -29,7 +29,6 @@ from modelswarm.protocol.messages import (
     Lane,
     Neighbour,
     Role,
-    Rows,
     Sampling,
     StartEpoch,
     Token,
@@ -238,14 +237,14 @@ class Client:
         return expected(prompt, new, self.network.options["n_blocks"], self.sampling)
 
 
-def start_all(clients: Sequence[Client], new: int) -> None:
+def start_all(clients: Sequence[Client], new: int, *, credit: int = FOREVER) -> None:
     """Like `Client.start`, so that all of them run at the same time."""
     for client in clients:
         client.fence(new)
     clients[0].network.run()
     for client in clients:
         client.listen()
-        client.go()
+        client.go(credit=credit)
 
 
 def route(
@@ -257,12 +256,18 @@ def route(
     return [(network.serve(first, last, **options), first, last) for first, last in spans]
 
 
+def make_clients(
+    network: ServerNetwork, servers: list[tuple[Server, int, int]], lengths: Sequence[int]
+) -> list[Client]:
+    """Sessions over the same servers, with prompts of these lengths."""
+    return [
+        Client(network, servers[:], prompt(length, at), session=f"s{at}", base=1000 * (at + 1))
+        for at, length in enumerate(lengths)
+    ]
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return [random.Random(f"{seed}.{at}").randrange(VOCABULARY) for at in range(length)]
-
-
-def repeated(item: Rows, **changes: object) -> Rows:
-    return replace(item, **changes)  # type: ignore[arg-type]
 
 
 def opened(

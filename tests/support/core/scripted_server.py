@@ -87,10 +87,25 @@ class ScriptedServer(Actor):
         return FenceAck(reply, hop.own, fence.epoch, kv=hop.kv)
 
 
+def server_hello(name: str, first: int, last: int, n_blocks: int = 4, hold_ms: int = 0) -> Hello:
+    return Hello(
+        version=PROTOCOL_VERSION,
+        peer=f"{name}/1/0",
+        role=Role.SERVER,
+        link="",
+        lane=Lane.LIVE,
+        target=f"{name}:1",
+        model=MODEL,
+        first=first,
+        last=last,
+        n_blocks=n_blocks,
+        max_length=4096,
+        hold_ms=hold_ms,
+    )
+
+
 @dataclass
 class Script(Swarm):
-    n_blocks: int = 4
-
     def __post_init__(self) -> None:
         self.tick_seconds = TICK
         self.draw = itertools.count(1).__next__
@@ -101,20 +116,7 @@ class Script(Swarm):
 
     def add_server(self, name: str, first: int, last: int, hold_ms: int = 0) -> PeerId:
         """Link a server. One that was there before keeps its hops."""
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            peer=f"{name}/1/0",
-            role=Role.SERVER,
-            link="",
-            lane=Lane.LIVE,
-            target=f"{name}:1",
-            model=MODEL,
-            first=first,
-            last=last,
-            n_blocks=self.n_blocks,
-            max_length=4096,
-            hold_ms=hold_ms,
-        )
+        hello = server_hello(name, first, last, hold_ms=hold_ms)
         old = self.actors.get(hello.peer)
         server = old if isinstance(old, ScriptedServer) else ScriptedServer(hello, self._handles)
         server.hello = hello
@@ -170,7 +172,6 @@ class Script(Swarm):
 
     def ask(self, session: str, prompt: Sequence[int], ahead: int = 64) -> None:
         self.gateway.start(session, prompt, 1000, ahead)
-        self.run()
 
     def length(self, session: str) -> int:
         return self.gateway.view(session).length
