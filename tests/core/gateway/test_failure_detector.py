@@ -17,7 +17,6 @@ from modelswarm_gateway.core.detection.stall_clock import StallClock
 from modelswarm_gateway.core.interface.effects import (
     CloseLink,
     Ejected,
-    Emitted,
     Refused,
     Rerouted,
     SessionLost,
@@ -265,7 +264,7 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     """The route of a session that is closed again."""
     swarm.gateway.start(session, [1, 2, 3], new, ahead=64)
-    assert any(isinstance(e, Emitted) and e.session == session for e in swarm.effects)
+    assert swarm.gateway.tokens(session)
     assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
     view = swarm.core.find_view(session)
     assert view is not None

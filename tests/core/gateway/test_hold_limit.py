@@ -24,7 +24,7 @@ def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> flo
     died = swarm.now
     swarm.wait(0.5)
     swarm.now += asleep
-    while not any(isinstance(effect, SessionLost) for effect in swarm.effects):
+    while not swarm.gateway.all(SessionLost):
         assert swarm.now - died < 100_000
         swarm.wait(0.5)
     return swarm.now - died

@@ -11,6 +11,8 @@ from support.core.kv_transfer import (
     READ,
     WARM_REPLY,
     Spare,
+    copying,
+    open_hop,
     opened_beside,
     order,
     run_without,
@@ -30,7 +32,6 @@ from modelswarm.protocol.messages import (
     Neighbour,
     Rows,
     Token,
-    Turn,
     Window,
 )
 from modelswarm_serving.model.base import KvRead, KvWrite, Result
@@ -44,9 +45,7 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
     network = ServerNetwork(seed=seed)
     client = running(network, row_window=8, token_budget=8)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
-    spare = opened_beside(client, hop, row_window=8, token_budget=8)
-    warm(spare)
-    order(spare)
+    spare = copying(client, hop, row_window=8, token_budget=8)
     spare.feed()
     client.raise_credit(CONTEXT + READ + 10)  # it goes on meanwhile
     done = len(client.log)
@@ -63,8 +62,7 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
     client.refence()
     assert client.fenced[hop].kv == len(client.log) - 1 and client.fenced[hop].counters is None
     before = [server.core.stats.rows for server, _, _ in client.hops]
-    client.go()
-    assert [token.token for token in client.finish()] == after
+    assert [token.token for token in client.resume()] == after
     ran = [
         server.core.stats.rows - b for (server, _, _), b in zip(client.hops, before, strict=True)
     ]
@@ -75,9 +73,7 @@ def test_a_warm_hop_says_nothing_but_windows() -> None:
     network = ServerNetwork()
     client = running(network)
     for hop in (1, 2):
-        spare = opened_beside(client, hop)
-        warm(spare)
-        order(spare)
+        spare = copying(client, hop)
         spare.feed()
         network.run()
         sent = {type(s.item) for name, s in network.record if name == spare.server.peer}
@@ -89,9 +85,7 @@ def test_a_warm_hop_says_nothing_but_windows() -> None:
 def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
     network = ServerNetwork()
     client = running(network)
-    spare = opened_beside(client, 2)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 2)
     del network.record[:]
     network.run()
     rows = [send for send in network.sent(Rows) if send.to.peer == spare.server.peer]
@@ -120,9 +114,7 @@ def test_a_copy_answers_for_the_rows_that_the_hop_had_kept_and_needs_none() -> N
     for replay_bytes in (0, 1 << 20):
         network = ServerNetwork()
         client = running(network, replay_bytes=replay_bytes)
-        spare = opened_beside(client, 1)
-        warm(spare)
-        order(spare)
+        spare = copying(client, 1)
         network.run()
         assert spare.kv == len(client.log) - 1 and not spare.reports and not client.reports
         assert (kept(spare.server) > 0) == (replay_bytes > 0)
@@ -133,9 +125,7 @@ def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
     network = ServerNetwork()
     client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
-    spare = opened_beside(client, 1)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 1)
     old = client.hops[1][0]
     network.run(until=lambda: any(isinstance(task, KvRead) for task in old.out))
     old.end_step(network.now, [Result(error="the device is lost")] * len(old.out))
@@ -153,9 +143,7 @@ def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
     network = ServerNetwork()
     client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
-    spare = opened_beside(client, 1)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 1)
     network.run()
     network.cut_link(client.hops[1][0].peer, spare.server.peer)
     client.raise_credit(1000)
@@ -170,9 +158,7 @@ def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
 def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
     network = ServerNetwork()
     client = running(network)
-    spare = opened_beside(client, 2)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 2)
     network.run()
     client.put(2, CopyKv(client.own[2], client.epoch, None))
     network.run()
@@ -188,21 +174,12 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
 ) -> None:
     network = ServerNetwork(seed=seed)
     client = running(network, row_window=4)
-    spare = opened_beside(client, 1, row_window=4)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 1, row_window=4)
     network.run(network.random.randrange(200))
     other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next is a new name
     network.remove(other.server.peer)
-    create = Create(client.session, 2, 4, for_recovery=True)
-    turn = Turn(client.end - 1, client.end, client.sampling)
-    peer = spare.server.peer
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
-    network.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
-    network.run()
-    spare.own = [
-        i.server_handle for n, i in network.answers if isinstance(i, FenceAck) and n == peer
-    ][-1]
+    spare.own = open_hop(client, spare.server, 2, 4)
     warm(spare)
     order(spare)
     network.run()
@@ -215,9 +192,7 @@ def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) 
     """Those of the first end with it, and one that was on its way then says that more has come than was sent."""
     network = ServerNetwork()
     client = running(network)
-    spare = opened_beside(client, 1)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 1)
     network.run()
     peer, source = spare.server.peer, client.hops[1][0].peer
     windows = [s.item for s in network.sent(Window, peer) if isinstance(s.item, Window)]
@@ -225,16 +200,10 @@ def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) 
     assert last.limit >= len(client.log) - 1
     client.put(1, CopyKv(client.own[1], client.epoch, None))
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
-    create = Create(client.session, 2, 4, for_recovery=True)
-    turn = Turn(client.end - 1, client.end, client.sampling)
-    network.put(GATEWAY, peer, Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn))
-    network.run()
+    spare.own = open_hop(client, spare.server, 2, 4)
     if late:
         network.put(peer, source, replace(last, received=30))
         network.run()
-    spare.own = [
-        i.server_handle for n, i in network.answers if isinstance(i, FenceAck) and n == peer
-    ][-1]
     del network.record[:]
     order(spare)
     network.run()
@@ -269,18 +238,7 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     network = ServerNetwork()
     client = running(network, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6
     servers = [network.serve(3, 5), network.serve(5, 6)]
-    owns: list[int] = []
-    turn = Turn(client.end - 1, client.end, client.sampling)
-    for server, (first, last) in zip(servers, [(3, 5), (5, 6)], strict=True):
-        create = Create(client.session, first, last, for_recovery=True)
-        fence = Fence(0, WARM_REPLY, client.epoch, 0, 0, create, turn)
-        network.put(GATEWAY, server.peer, fence)
-        network.run()
-        owns += [
-            i.server_handle
-            for n, i in network.answers
-            if n == server.peer and isinstance(i, FenceAck)
-        ]
+    owns = [open_hop(client, servers[0], 3, 5), open_hop(client, servers[1], 5, 6)]
     chain = [Neighbour(s.address, own) for s, own in zip(servers, owns, strict=True)]
     for hop, server, blocks in zip(chain, servers, [(3, 5), (5, 6)], strict=True):
         spare = Spare(client, 1, server, hop.handle)
@@ -293,16 +251,13 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     client.own[1:] = owns
     client.refence()
     assert [fenced.kv for fenced in client.fenced.values()] == [len(client.log) - 1] * 3
-    client.go()
-    assert [token.token for token in client.finish()] == rest
+    assert [token.token for token in client.resume()] == rest
 
 
 def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
     network = ServerNetwork()
     client = running(network)
-    spare = opened_beside(client, 1)
-    warm(spare)
-    order(spare)
+    spare = copying(client, 1)
     network.run()
     had = spare.kv
     client.raise_credit(CONTEXT + READ + 3)

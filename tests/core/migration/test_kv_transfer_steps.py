@@ -7,6 +7,7 @@ from support.core.kv_transfer import (
     CONTEXT,
     READ,
     Spare,
+    copying,
     opened_beside,
     order,
     run_without,
@@ -55,11 +56,8 @@ ROW = 1 << 17  # one position fills a group
 def large(network: ServerNetwork) -> Spare:
     """A session of a large model on a fast device is copied: in a step's time half a position of KV may be read."""
     client = opened(network, hops=1, length=CONTEXT, new=120, row_bytes=ROW, transfer_rate=25 * ROW)
-    client.go(credit=CONTEXT + READ)
-    client.finish()
-    spare = opened_beside(client, 0, row_bytes=ROW)
-    warm(spare)
-    order(spare)
+    client.resume(credit=CONTEXT + READ)
+    spare = copying(client, 0, row_bytes=ROW)
     client.raise_credit(1000)
     return spare
 
@@ -154,9 +152,7 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
     """`every`: seconds between two tokens; None: they come as fast as they can."""
     network = ServerNetwork()
     copied, plain = (session(network, network.serve(0, 6, **LARGE), n, 2000) for n in (1, 2))
-    spare = opened_beside(copied, 0, **LARGE)
-    warm(spare)
-    order(spare)
+    spare = copying(copied, 0, **LARGE)
     spare.feed()
     timed = [Timed(client.hops[0][0]) for client in (copied, plain)]
     target = Timed(spare.server)
@@ -169,8 +165,8 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
         for each in (*timed, target):
             each.turn(network.now)
         network.deliver_all()
-    copying, alike = (each.pace.per_block(6, network.now) for each in timed)
-    found = compare(alike, [copying])
+    beside_copy, alike = (each.pace.per_block(6, network.now) for each in timed)
+    found = compare(alike, [beside_copy])
     assert found is not None and 0.8 < found.ratio < 1.3
 
 

@@ -194,8 +194,7 @@ def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use
     network = ServerNetwork()
     client = opened(network, hops=1, length=9, new=5)
     core = client.hops[0][0].core
-    client.go(credit=11)
-    client.finish()
+    client.resume(credit=11)
     core.start_draining(network.now)
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.DRAINING]
@@ -208,8 +207,7 @@ def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use
 def test_a_session_that_nobody_touches_is_not_in_use() -> None:
     network = ServerNetwork()
     client = opened(network, hops=2, length=9, new=5)
-    client.go(credit=11)
-    client.finish()
+    client.resume(credit=11)
     core = client.hops[0][0].core
     assert core.is_in_use(network.now + 4.9) and not core.is_in_use(network.now + 5.1)
     network.cut_link(GATEWAY, client.hops[0][0].peer)
@@ -224,8 +222,7 @@ def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> 
     assert all(pages < 64 for pages in network.free_pages)
     network.tick(0.2)
     assert network.free_pages == [64, 64]
-    client.go()
-    client.finish()
+    client.resume()
     assert {report.kind for report in client.reports} == {FaultKind.UNKNOWN_HANDLE}
     assert {report.handle for report in client.reports} == {100, 101}
     assert len(client.reports) == 4  # at the end of the grant, and again for the Go

@@ -43,8 +43,7 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     client.refence()
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
 
 
 @pytest.mark.parametrize("culprit", [None, 0, 1, 2])
@@ -118,8 +117,7 @@ def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str,
 def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
     network = ServerNetwork()
     client = opened(network, replay_bytes=0)
-    client.go(credit=14)
-    client.finish()
+    client.resume(credit=14)
     client.refence()
     go = client._go_of(0, [10, 4], 100, True)
     client.put(0, go)
@@ -159,8 +157,7 @@ def test_a_go_before_the_cut_was_made_is_ignored() -> None:
     assert tail.core.stats.running == 0
     client.finish()
     expected = client.expected(client.log, client.end - len(client.log))
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
     assert not client.reports
 
 
@@ -176,8 +173,7 @@ def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
     client.log = [*client.log[:6], *prompt(4, seed=5)]
     expected = client.expected(client.log, 8)
     client.refence(8, kv_cut=6, log_cut=6)
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
     assert not client.reports
     live = [send for send in network.sent(Rows) if send.lane is Lane.LIVE]
     assert len(live) == 8
@@ -191,8 +187,7 @@ def test_windows_of_the_epoch_before_do_not_hold() -> None:
     client.log = prompt(40, seed=2)
     expected = client.expected(client.log, 8)
     client.refence(8, kv_cut=0, log_cut=0)
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
     assert not client.reports
 
 
@@ -201,8 +196,7 @@ def test_credit_that_came_before_go_holds() -> None:
     client = opened(network)
     client.raise_credit(15)
     network.run()
-    client.go(credit=13)
-    assert [token.position for token in client.finish()] == [12, 13, 14, 15]
+    assert [token.position for token in client.resume(credit=13)] == [12, 13, 14, 15]
     forged = Window(client.own[1], client.epoch, 0, 99)
     network.put("gateway/3/x", client.hops[1][0].peer, forged)
     assert len(client.finish()) == 4
@@ -226,8 +220,7 @@ def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
 def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
     network = ServerNetwork()
     client = opened(network, length=20)
-    client.go(credit=22)
-    client.finish()
+    client.resume(credit=22)
     for index in (0, 1):
         fence = Fence(client.own[index], 100 + index, Epoch(9, 1), 19, 20, turn=Turn(2, 3))
         client.put(index, fence)
@@ -256,8 +249,7 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
 def test_the_head_takes_nothing_after_the_last_token() -> None:
     network = ServerNetwork()
     client = opened(network, new=3)
-    client.go()
-    client.finish()
+    client.resume()
     head, tail = client.hops[0][0], client.hops[1][0]
     after = Token(client.own[0], client.epoch, 15, 1)
     network.put(tail.peer, head.peer, after)

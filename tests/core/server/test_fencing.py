@@ -209,8 +209,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
 def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3, length=30, replay_bytes=0)
-    client.go(credit=35)
-    client.finish()
+    client.resume(credit=35)
     spare = network.serve(2, 4)
     client.replace_hop(1, spare)
     client.refence(repair=True)
@@ -274,8 +273,7 @@ def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> No
     network = ServerNetwork()
     client = opened(network, hops=3)
     for generation in (1, 2):
-        client.go(credit=15)
-        client.finish()
+        client.resume(credit=15)
         one, two = (client.hops[at][0].peer for at in (0, 1))
         client.reports.clear()
         network.cut_link(one, two)
@@ -295,8 +293,7 @@ def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> No
 def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=8)
-    client.go()
-    client.finish()
+    client.resume()
     free = network.free_pages
     client.refence(1000, kv_cut=6, log_cut=6)
     for answer in client.fenced.values():
@@ -329,8 +326,7 @@ def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None
 def test_a_smaller_turn_gives_pages_back() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=100)
-    client.go(credit=14)
-    client.finish()
+    client.resume(credit=14)
     client.fence(3)
     network.run()
     assert network.free_pages == [64 - -(-(client.end - 1) // 4)] * 2
@@ -340,8 +336,7 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=20)
     whole = client.expected(client.log, 20)
-    client.go(credit=16)
-    client.finish()
+    client.resume(credit=16)
     other = "gateway/2/z"
     network.add_gateway(other)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
@@ -354,6 +349,5 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
     client.listen()
     assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}
     client.put(0, Close(handle))
-    adopter.go()
-    adopter.finish()
+    adopter.resume()
     assert adopter.log[12:] == whole

@@ -129,8 +129,7 @@ def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
     client = two_hops(network)
     client.refence(4)
     client.put(0, Input(client.own[0], client.epoch, 5, tuple(client.log[5:])))
-    client.go()
-    client.finish()
+    client.resume()
     assert [report.kind for report in client.reports] == [FaultKind.GAP]
     assert not client.tokens
 
@@ -206,13 +205,11 @@ def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object
     client.finish()
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     other.listen()
-    other.go()
-    assert [token.token for token in other.finish()] == expected
+    assert [token.token for token in other.resume()] == expected
     # and the session itself goes on after a fence
     expected = client.expected(client.log, 5)
     client.refence()
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
 
 
 def test_rows_from_a_stranger_are_dropped() -> None:
@@ -304,5 +301,4 @@ def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
     [hop] = network.servers[tail].core._fencing.hops
     assert not hop.early.rows
     expected = client.expected(client.log, 5)
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected

@@ -209,8 +209,7 @@ def test_a_rewind_cuts_kv_and_log_copies() -> None:
     client.refence(10, kv_cut=8, log_cut=8)
     assert [answer.kv for answer in client.fenced.values()] == [8, 8, 8]
     assert [client.fenced[at].log for at in range(3)] == [8, 0, 8]
-    client.go()
-    assert [token.token for token in client.finish()] == expected
+    assert [token.token for token in client.resume()] == expected
 
 
 def test_a_server_may_be_head_and_tail_of_a_longer_route() -> None:

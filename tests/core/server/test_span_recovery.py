@@ -19,8 +19,7 @@ def busy(
 ) -> tuple[Client, list[int]]:
     """A session that has read its prompt and has some tokens; and what must follow."""
     client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
-    client.go(credit=CONTEXT + READ)
-    client.finish()
+    client.resume(credit=CONTEXT + READ)
     assert not client.reports
     rest = client.expected(client.log, client.end - len(client.log))
     return client, rest
@@ -37,8 +36,7 @@ def repair(network: ServerNetwork, client: Client) -> list[int]:
     """The loop; rows that each hop of the new route ran for it, until nothing moves."""
     before = [server.core.stats.rows for server, _, _ in client.hops]
     client.refence(repair=True)
-    client.go()
-    client.finish()
+    client.resume()
     after = [server.core.stats.rows for server, _, _ in client.hops]
     return [b - a for a, b in zip(before, after, strict=True)]
 
@@ -119,8 +117,7 @@ def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_d
     lose(network, client, 2)
     client.refence(repair=True)
     client.hops[1][0].core._replay_log.drop(client.own[1])
-    client.go()
-    client.finish()
+    client.resume()
     assert {report.kind for report in client.reports} == {FaultKind.GAP}
     assert all(report.peer == "" for report in client.reports)
     repair(network, client)
@@ -163,8 +160,7 @@ def test_a_hop_that_goes_on_after_a_loss_keeps_its_rows_for_the_next_one() -> No
     client, rest = busy(network)
     lose(network, client, 1)
     client.refence(repair=True)
-    client.go(credit=len(client.log) + 3)
-    client.finish()
+    client.resume(credit=len(client.log) + 3)
     context = len(client.log) - 1
     lose(network, client, 2)
     ran = repair(network, client)

@@ -15,7 +15,6 @@ from core.takeover.test_takeover import (
 )
 from support.core.gateway import LEASE, Gateway, add_gateway
 from support.core.network import Network
-from support.core.server import MODEL
 
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
@@ -75,17 +74,16 @@ def test_of_a_gateway_that_wakes_and_one_that_adopts_meanwhile_one_goes_on(
     first.frozen = True
     made.wait(LEASE + 0.2)
     where = second.find(SESSION)
-    log = second.fetch(where)
-    second.core.take_over(where, MODEL, log, made.now)
-    go_on(made, second, list(log.tokens))
+    log = second.adopt(where)
+    go_on(made, second, log)
     first.frozen = False
     first.core.tick(made.now)
     first.read(SESSION, len(WHOLE))
     made.wait(12.0)
-    left = [g for g in (first, second) if any(isinstance(e, OwnershipLost) for e in g.effects)]
+    left = [g for g in (first, second) if g.all(OwnershipLost)]
     assert len(left) == 1
     assert first.core.find_view(SESSION) is None or second.core.find_view(SESSION) is None
     if left == [first]:
-        assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
+        assert [*log, *second.tokens(SESSION)] == WHOLE
     else:
         assert [*PROMPT, *first.tokens(SESSION)] == WHOLE

@@ -44,9 +44,7 @@ def adopt(made: Network, gateway: Gateway) -> list[int]:
     """The log that was found."""
     where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
-    log = gateway.fetch(where)
-    gateway.core.take_over(where, MODEL, log, made.now)
-    return list(log.tokens)
+    return gateway.adopt(where)
 
 
 def go_on(made: Network, gateway: Gateway, log: list[int]) -> None:
@@ -213,7 +211,7 @@ def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(se
     made.run()
     made.wait(12.0)
     done = [g for g, _, log in logs if [*log.tokens, *g.tokens(SESSION)] == WHOLE]
-    left = [g for g, _, _ in logs if any(isinstance(e, OwnershipLost) for e in g.effects)]
+    left = [g for g, _, _ in logs if g.all(OwnershipLost)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
     assert owners(made) == {done[0].peer}
@@ -228,7 +226,7 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
     made.run()
     made.wait(12.0)
     done = [g for g in both if [*PROMPT, *g.tokens(SESSION)] == WHOLE]
-    left = [g for g in both if any(isinstance(e, OwnershipLost) for e in g.effects)]
+    left = [g for g in both if g.all(OwnershipLost)]
     assert len(done) == len(left) == 1
     assert done[0] is not left[0]
 
@@ -242,15 +240,16 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
     made.wait(LEASE + 0.2)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
-    log = second.fetch(where)
+    found = second.fetch(where)
+    log = list(found.tokens)
     slow.frozen = True
-    second.core.take_over(where, MODEL, log, made.now)
-    go_on(made, second, list(log.tokens))
+    second.core.take_over(where, MODEL, found, made.now)
+    go_on(made, second, log)
     made.wait(6.0)
-    assert [*log.tokens, *second.tokens(SESSION)] == WHOLE
+    assert [*log, *second.tokens(SESSION)] == WHOLE
     other = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
     second.start(SESSION, other, NEW, ahead=20)
-    before = len(WHOLE) - len(log.tokens)
+    before = len(WHOLE) - len(log)
     assert 0 < len(second.tokens(SESSION)) - before < NEW
     made.kill(twin)
     made.wait(1.0)

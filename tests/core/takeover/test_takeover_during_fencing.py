@@ -8,7 +8,7 @@ import random
 import pytest
 from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
-from support.core.server import MODEL, expected
+from support.core.server import expected
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fence, Input, Item, StartEpoch
@@ -61,8 +61,7 @@ def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
     """The log that was found; then a turn from `prompt` is right to the last token, and nothing is left over."""
     where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
-    log = gateway.fetch(where)
-    gateway.core.take_over(where, MODEL, log, made.now)
+    log = gateway.adopt(where)
     gateway.start(SESSION, prompt, NEW)
     assert gateway.tokens(SESSION) == expected(prompt, NEW)
     gateway.core.close_session(SESSION, made.now)
@@ -71,7 +70,7 @@ def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
     assert [server.core.stats.sessions for server in made.servers.values()] == [0] * len(
         made.servers
     )
-    return list(log.tokens)
+    return log
 
 
 @pytest.mark.parametrize("reached", SUBSETS)
@@ -122,7 +121,7 @@ def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
     names = list(made.servers)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
-    second.core.take_over(where, MODEL, second.fetch(where), made.now)
+    second.adopt(where)
     second.begin(SESSION, told, NEW)
     dies_saying(made, second, {Fence: {names[number] for number in reached}})
     made.wait(LEASE + 0.2)
@@ -167,7 +166,7 @@ def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_bo
     made.wait(LEASE + 0.2)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
-    second.core.take_over(where, MODEL, second.fetch(where), made.now)
+    second.adopt(where)
     second.begin(SESSION, told, NEW)
     steps = random.Random(seed).randrange(40)
 
@@ -181,7 +180,7 @@ def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_bo
     first.core.tick(made.now)
     first.read(SESSION, len(WHOLE))
     made.wait(1.0)
-    left = [g for g in (first, second) if any(isinstance(e, OwnershipLost) for e in g.effects)]
+    left = [g for g in (first, second) if g.all(OwnershipLost)]
     assert len(left) == 1
     if left == [first]:
         assert second.tokens(SESSION) == expected(told, NEW)

@@ -114,6 +114,12 @@ class Gateway(Actor):
         self.network.run()
         return self.last(FetchedLog)
 
+    def adopt(self, where: SessionLocation) -> list[int]:
+        """Take a session over; its log."""
+        log = self.fetch(where)
+        self.core.take_over(where, MODEL, log, self.network.now)
+        return list(log.tokens)
+
     # ---- what came of it
 
     def all(self, kind: type[E]) -> list[E]:

@@ -73,8 +73,7 @@ class Spare:
 
 def running(network: ServerNetwork, hops: int = 3, **options: Unpack[Options]) -> Client:
     client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
-    client.go(credit=CONTEXT + READ)
-    client.finish()
+    client.resume(credit=CONTEXT + READ)
     return client
 
 
@@ -82,17 +81,23 @@ def opened_beside(
     client: Client, hop: int, reply: int = WARM_REPLY, **options: Unpack[Options]
 ) -> Spare:
     _, first, last = client.hops[hop]
-    network = client.network
-    server = network.serve(first, last, **options)
+    server = client.network.serve(first, last, **options)
+    return Spare(client, hop, server, open_hop(client, server, first, last, reply), reply)
+
+
+def open_hop(
+    client: Client, server: Server, first: int, last: int, reply: int = WARM_REPLY
+) -> Handle:
+    """Create a hop beside the route, and run until nothing moves; the server's name for it."""
     create = Create(client.session, first, last, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
-    fence = Fence(0, reply, client.epoch, 0, 0, create, turn)
-    network.put(GATEWAY, server.peer, fence)
+    network = client.network
+    network.put(GATEWAY, server.peer, Fence(0, reply, client.epoch, 0, 0, create, turn))
     network.run()
-    own = [
-        i.server_handle for _, i in network.answers if isinstance(i, FenceAck) and i.handle == reply
+    answers = [
+        item for peer, item in network.answers if isinstance(item, FenceAck) and peer == server.peer
     ]
-    return Spare(client, hop, server, own[-1], reply)
+    return answers[-1].server_handle
 
 
 def warm(spare: Spare, **changes: object) -> None:
@@ -118,6 +123,14 @@ def order(spare: Spare, start: int = 0) -> None:
     client, hop = spare.client, spare.hop
     _, first, last = client.hops[hop]
     client.put(hop, CopyKv(client.own[hop], client.epoch, to, start, first, last))
+
+
+def copying(client: Client, hop: int, reply: int = WARM_REPLY, **options: Unpack[Options]) -> Spare:
+    """A new hop to which the old one is told to copy its KV; nothing has moved yet."""
+    spare = opened_beside(client, hop, reply, **options)
+    warm(spare)
+    order(spare)
+    return spare
 
 
 def run_without(network: ServerNetwork, idle: Server) -> None:

@@ -220,6 +220,11 @@ class Client:
         self.listen()
         return self.tokens
 
+    def resume(self, *, credit: int = FOREVER) -> list[Token]:
+        """Say Go, and run until nothing moves; all tokens of this epoch."""
+        self.go(credit=credit)
+        return self.finish()
+
     def raise_credit(self, limit: int) -> None:
         tail = len(self.hops) - 1
         self.put(tail, Window(self.own[tail], self.epoch, 0, limit))
