@@ -1,6 +1,6 @@
-"""What a node and its service have around a gateway's core for named sessions: the real Questions, SessionBook, Finder.
+"""The real SessionQueries, NamedSessions and SessionLocator of one gateway, around its core.
 
-Used by tests of who may open or use a name, on the in-memory network.
+Used by tests of the right to open or use a name, on the in-memory network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = wire_name(KEY)
 
 @dataclass
 class Desk:
-    """Of one gateway. It is the Engine of its Finder, as far as that asks."""
+    """The named sessions of one gateway. It is the Engine of its locator, as far as that asks."""
 
     gateway: Gateway
     seen: int = 0
@@ -74,7 +74,7 @@ class Desk:
         return self.gateway.core.find_view(name)
 
     def bring(self, prompt: Sequence[int]) -> int:
-        """Raises Elsewhere where another gateway has it."""
+        """Acquire the session. Raises OwnedElsewhere if another gateway owns it."""
         ask = GenerationRequest(
             MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1]
         )

@@ -167,7 +167,7 @@ class Client:
                 self.log.append(item.token)
 
     def starts(self) -> list[int]:
-        """By the pass R6."""
+        """Where each hop restarts, by the pass R6."""
         answers = [self.fenced[index] for index in range(len(self.hops))]
         states = [
             HopState(answer.kv, last, answer.retained)

@@ -30,7 +30,7 @@ VOCABULARY = 97
 
 
 class Options(TypedDict, total=False):
-    """What a test may choose of a server. The names are those of its settings, its shape and its Hello."""
+    """Fields of a server that a test may choose, named as in its settings, its shape and its Hello."""
 
     n_blocks: int
     row_bytes: int
