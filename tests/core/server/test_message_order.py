@@ -1,4 +1,4 @@
-"""Rows, tokens, inputs and windows that are late, reordered, of another epoch, or nonsense (R1, R9-R11)."""
+"""Rows, tokens, inputs and windows that are late, repeated, reordered, of another epoch, or nonsense (R1, R9-R11)."""
 
 from __future__ import annotations
 
