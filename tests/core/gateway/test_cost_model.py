@@ -1,4 +1,4 @@
-"""What makes a server dearer than its equal, and how evenly gateways load equal servers that they share."""
+"""Costs of a server that differs from its replica, and the balance of several gateways over shared servers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from modelswarm_gateway.core.servers.server import ROWS_PER_SESSION, RTT_NOISE_M
 
 A, B = hello("a"), hello("b")
 CHOICES = 60
-WORSE_MS = 100.0  # farther, or more to wait: some twelve steps
+WORSE_MS = 100.0  # of additional distance or wait: about twelve steps
 
 
 def pair() -> ServerRegistry:
-    """Two servers that hold the same blocks and do equally well."""
+    """Return a registry of two servers that hold the same blocks and are equally healthy."""
     registry = registry_of(A, B)
     for each in (A, B):
         registry.on_heartbeat(each.peer, IDLE, 0.0)
@@ -44,12 +44,12 @@ def taken(registry: ServerRegistry, now: float) -> Counter[PeerId]:
 
 
 @pytest.mark.parametrize("what", ["faults", "slow"])
-def test_a_server_that_does_badly_is_dearer_by_as_much_and_gets_clearly_less(what: str) -> None:
-    """Its blocks and its hop: a server that is asked for one block only costs more as well."""
+def test_unhealthy_server_costs_more_and_gets_fewer_sessions(what: str) -> None:
+    """Health divides the costs of blocks and of the hop, so a server with one block only costs more as well."""
     registry, now = pair(), 2 * BASE_EJECTION_TIME
     if what == "faults":
         registry.eject(B.peer, "failed", 0.0)
-        registry.on_token([B.peer], now)  # by its canary: it is no longer on trial
+        registry.on_token([B.peer], now)  # of its canary: it is healthy again
     else:
         registry.set_slowness(B.peer, 4.0)
     well, badly = prices(registry, now)
@@ -59,17 +59,17 @@ def test_a_server_that_does_badly_is_dearer_by_as_much_and_gets_clearly_less(wha
     assert badly.block_ms == pytest.approx(well.block_ms / score)
     assert badly.hop_ms == pytest.approx(well.hop_ms / score)
     found = taken(registry, now)
-    assert found[A.peer] > 1.5 * found[B.peer] > 0, "dear, not banned"
+    assert found[A.peer] > 1.5 * found[B.peer] > 0, "expensive, not banned"
 
 
-def test_the_wait_for_kv_is_divided_by_health_as_all_that_a_server_costs() -> None:
-    """Its pages come free when its sessions get on; the way between two zones is no matter of its health."""
+def test_predicted_kv_wait_is_divided_by_health() -> None:
+    """Pages are freed as sessions progress, so the wait depends on health. The distance between zones does not."""
     registry, now, needs = pair(), 2 * BASE_EJECTION_TIME, Needs(max_length=64, kv_positions=64)
     registry.eject(B.peer, "failed", 0.0)
     registry.on_token([B.peer], now)
     for each in (A, B):
         registry.on_heartbeat(each.peer, replace(IDLE, free_pages=0), now)
-    cover(registry, A, now)  # from then on it is known what is usual
+    cover(registry, A, now)  # from then on the median block time is known
     waits = []
     for each, other, price in zip((A, B), (B, A), prices(registry, now), strict=True):
         server = registry.find_server(each.peer)
@@ -83,8 +83,8 @@ def test_the_wait_for_kv_is_divided_by_health_as_all_that_a_server_costs() -> No
     assert waits[1] > 1.5 * waits[0] > 0
 
 
-def test_pages_that_come_free_at_the_far_end_count_at_the_next_choice() -> None:
-    """Nothing else has changed there: costs-to-go are computed again for that alone."""
+def test_freed_pages_of_a_tail_count_at_next_choice() -> None:
+    """Nothing else has changed there: this change alone makes the costs-to-go be computed again."""
     head = hello("head", 0, 2)
     tails = [hello("t0", 2, 4), hello("t1", 2, 4)]
     needs = Needs(max_length=64, kv_positions=1500 * head.page_size)
@@ -97,15 +97,15 @@ def test_pages_that_come_free_at_the_far_end_count_at_the_next_choice() -> None:
     assert before > 1000.0 > after
 
 
-def test_a_server_without_a_fault_is_as_dear_as_its_equal_and_gets_as_much() -> None:
+def test_equal_servers_cost_and_get_the_same() -> None:
     registry = pair()
     one, other = prices(registry, 1.0)
     assert one == other
     assert set(taken(registry, 1.0).values()) == {CHOICES // 2}
 
 
-def test_a_canary_costs_what_is_usual_whatever_its_last_steps_were() -> None:
-    """It was frozen in one of them."""
+def test_canary_is_priced_as_healthy_despite_last_step_time() -> None:
+    """The server froze during one of these steps."""
     registry = pair()
     registry.eject(B.peer, "silent", 0.0)
     frozen = replace(IDLE, steps=IDLE.steps + 1, step_ms=50 * IDLE.step_ms)
@@ -114,12 +114,12 @@ def test_a_canary_costs_what_is_usual_whatever_its_last_steps_were() -> None:
     well, canary = prices(registry, now)
     assert canary.status.canary
     assert canary.block_ms <= well.block_ms
-    assert taken(registry, now)[B.peer] == 1, "and then none until that one has a token"
+    assert taken(registry, now)[B.peer] == 1, "no second session before a token of the canary"
 
 
 @pytest.mark.parametrize("what", ["far", "queue"])
-def test_a_server_that_is_far_or_has_a_queue_is_dearer_and_gets_clearly_less(what: str) -> None:
-    """By half of the round trip that it is farther; by what its rows wait beyond the step that they cannot join."""
+def test_far_or_queued_server_costs_more_and_gets_less(what: str) -> None:
+    """Half of the longer round trip counts, and the wait of rows beyond the step that they cannot join."""
     registry = pair()
     if what == "far":
         for _ in range(3):
@@ -135,11 +135,11 @@ def test_a_server_that_is_far_or_has_a_queue_is_dearer_and_gets_clearly_less(wha
     assert badly.hop_ms - well.hop_ms == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS)
     assert badly.block_ms == well.block_ms
     found = taken(registry, 0.0)
-    assert found[A.peer] > 1.5 * found[B.peer] > 0, "dear, not banned"
+    assert found[A.peer] > 1.5 * found[B.peer] > 0, "expensive, not banned"
 
 
 def tried(registry: ServerRegistry) -> None:
-    """It was at fault a while ago, and now has its canary."""
+    """Give server A an old fault, and its canary now."""
     registry.eject(A.peer, "overdue", 1.0 - 2 * BASE_EJECTION_TIME)
     registry.add_hop(A.peer, 64, 5)
 
@@ -168,11 +168,11 @@ CHANGES: dict[str, tuple[Change, Change | None]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_changes_at_one_of_very_many_servers_counts_at_the_next_choice(what: str) -> None:
-    """More than are priced again at every choice, in turn."""
+def test_change_at_one_of_many_servers_counts_at_next_choice(what: str) -> None:
+    """There are more servers than one choice updates in turn."""
     many = [hello(f"s{number}") for number in range(8 * UPDATES_PER_CHOICE)]
     registry = registry_of(A, *many)
-    registry.record_round_trip(many[0].peer, 0.03)  # this is how far all are
+    registry.record_round_trip(many[0].peer, 0.03)  # the distance of all servers
     for each in (A, *many):
         registry.on_heartbeat(each.peer, replace(IDLE, running=0 if each is A else 9), 1.0)
 
@@ -192,19 +192,19 @@ def test_what_changes_at_one_of_very_many_servers_counts_at_the_next_choice(what
 
 
 GATEWAYS, SESSIONS = 4, 80
-WAVES = 4  # a beat of every server comes before each of them; nobody hears of the others' sessions meanwhile
+WAVES = 4  # a heartbeat of every server precedes each; between two, no gateway learns of the others' sessions
 SERVERS = [hello(f"s{number}") for number in range(8)]
 
 
 def beat(wave: int, number: int) -> Heartbeat:
-    """All idle, and as good as equal: what their last steps took differs by less than two of a hundred."""
+    """Return the heartbeat of an idle server. The step times of all servers differ by less than two percent."""
     return replace(IDLE, steps=5 * (1 + wave), step_ms=IDLE.step_ms * (1 + 0.002 * number))
 
 
 def herding(seed: int, *, cheapest: bool = False, forgetful: bool = False) -> float:
-    """The Gini coefficient of what eight servers get of the sessions of four gateways.
+    """Return the Gini coefficient of the sessions that eight servers get from four gateways.
 
-    `cheapest`: nobody draws; `forgetful`: nobody counts what it has placed itself since the last beat.
+    `cheapest`: no gateway draws at random. `forgetful`: no gateway counts its own sessions since the last heartbeat.
     """
     bits = random.Random(seed).getrandbits
     fleets = [registry_of(*SERVERS, draw=lambda: bits(64)) for _ in range(GATEWAYS)]
@@ -222,8 +222,8 @@ def herding(seed: int, *, cheapest: bool = False, forgetful: bool = False) -> fl
     return gini_coefficient([got[server.peer] for server in SERVERS])
 
 
-def test_gateways_that_know_the_same_old_beats_do_not_all_take_the_same_servers() -> None:
-    """Whoever takes the cheapest, by the same prices as the others, takes what they take: that is a herd."""
+def test_gateways_with_same_heartbeats_spread_their_sessions() -> None:
+    """Gateways that all take the cheapest server by the same costs take the same one: that is herding."""
     assert mean(herding(seed) for seed in range(8)) <= 0.15
     assert herding(0, cheapest=True) > 0.3
     assert herding(0, cheapest=True, forgetful=True) > 0.8

@@ -1,4 +1,4 @@
-"""Silence: who is suspected when, by virtual time; and what the gateway does about a server that freezes."""
+"""The failure detector in virtual time: suspicion of silent servers, and recovery from a frozen server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from modelswarm_gateway.core.interface.effects import (
     SessionLost,
 )
 
-FIRST = 4 * FIRST_ESTIMATE  # the patience with a server that has not beaten yet
+FIRST = 4 * FIRST_ESTIMATE  # seconds: the timeout of a server without heartbeats so far
 
 
 def beating(gaps: list[float]) -> tuple[FailureDetector, float]:
-    """A server on a live route that has beaten with these gaps, and the time of its last beat."""
+    """Return a detector that heard a server on a live route with these gaps, and the time of the last message."""
     suspicion, time = FailureDetector(0.3), 0.0
     suspicion.add_peer("a", time)
     suspicion.set_monitored({"a"}, time)
@@ -36,34 +36,32 @@ def beating(gaps: list[float]) -> tuple[FailureDetector, float]:
     return suspicion, time
 
 
-def test_a_regular_server_is_suspected_after_four_gaps() -> None:
+def test_regular_server_is_suspected_after_four_gaps() -> None:
     suspicion, time = beating([0.1] * 300)
     assert suspicion.detect(time + 0.39) == []
     assert suspicion.detect(time + 0.41) == ["a"]
 
 
-def test_tokens_do_not_make_the_gateway_impatient() -> None:
+def test_frequent_messages_do_not_shorten_the_timeout() -> None:
     suspicion, time = beating([0.01] * 1000 + [0.11] * 200)
     assert suspicion.timeout("a") == pytest.approx(0.44)
     assert suspicion.detect(time + 0.3) == []
 
 
-def test_a_server_whose_beats_are_late_gets_more_patience_within_limits() -> None:
+def test_late_heartbeats_lengthen_timeout_up_to_maximum() -> None:
     assert beating([0.1, 0.3] * 200)[0].timeout("a") == pytest.approx(1.2)
     assert beating([2.0] * 200)[0].timeout("a") == MAX_TIMEOUT
 
 
 @pytest.mark.parametrize(("beat", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)])
-def test_a_server_that_says_it_beats_rarely_is_given_three_beats(
-    beat: float, patience: float
-) -> None:
+def test_declared_heartbeat_interval_sets_timeout(beat: float, patience: float) -> None:
     suspicion = FailureDetector(0.3)
     suspicion.add_peer("a", 0.0, beat)
     suspicion.set_monitored({"a"}, 0.0)
     assert suspicion.timeout("a") == pytest.approx(patience)
 
 
-def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
+def test_hello_heartbeat_interval_reaches_failure_detector() -> None:
     swarm = Swarm()
     for _ in range(2):
         swarm.serve(0, 4, {"heartbeat_ms": 1000})
@@ -71,14 +69,14 @@ def test_what_a_server_says_of_its_beats_reaches_who_suspects_it() -> None:
     assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
 
 
-def test_nothing_is_expected_of_an_idle_server() -> None:
+def test_idle_server_is_not_suspected() -> None:
     suspicion = FailureDetector(0.3)
     suspicion.add_peer("a", 0.0)
     suspicion.set_monitored((), 1000.0)
     assert suspicion.detect(1000.0) == []
 
 
-def test_a_server_that_was_idle_is_expected_to_beat_only_from_its_first_live_route_on() -> None:
+def test_timeout_starts_at_first_live_route() -> None:
     suspicion = FailureDetector(0.3)
     suspicion.add_peer("a", 0.0)
     suspicion.set_monitored({"a"}, 4.9)
@@ -86,7 +84,7 @@ def test_a_server_that_was_idle_is_expected_to_beat_only_from_its_first_live_rou
     assert suspicion.detect(4.9 + 1.1 * FIRST) == ["a"]
 
 
-def test_the_pause_before_a_live_route_is_no_gap_of_beats() -> None:
+def test_pause_before_live_route_is_not_counted_as_gap() -> None:
     suspicion = FailureDetector(0.3)
     suspicion.add_peer("a", 0.0)
     suspicion.set_monitored({"a"}, 5.0)
@@ -94,7 +92,7 @@ def test_the_pause_before_a_live_route_is_no_gap_of_beats() -> None:
     assert suspicion.timeout("a") == pytest.approx(FIRST)
 
 
-def test_an_outage_teaches_nothing_and_is_found_once() -> None:
+def test_outage_is_detected_once_and_keeps_the_timeout() -> None:
     suspicion, time = beating([0.1] * 300)
     assert suspicion.detect(time + 1.0) == ["a"]
     assert suspicion.detect(time + 2.0) == []
@@ -104,28 +102,28 @@ def test_an_outage_teaches_nothing_and_is_found_once() -> None:
     assert suspicion.timeout("a") == pytest.approx(0.4)
 
 
-def test_a_server_that_left_is_not_suspected() -> None:
+def test_removed_server_is_not_suspected() -> None:
     suspicion, time = beating([0.1] * 300)
     suspicion.remove_peer("a")
     assert suspicion.detect(time + 9.0) == []
     assert not suspicion.on_message("a", time + 9.0)
 
 
-def test_the_awake_clock_stands_still_while_the_loop_does() -> None:
+def test_stall_clock_does_not_advance_during_stall() -> None:
     clock = StallClock()
     assert clock.elapsed(100.0) == 0.0
     assert clock.elapsed(100.04) == pytest.approx(0.04)
     assert clock.advance(100.05) == pytest.approx(0.0)
-    assert clock.elapsed(130.0) == pytest.approx(0.15)  # items that waited for us are read ...
+    assert clock.elapsed(130.0) == pytest.approx(0.15)  # messages read before the tick
     assert clock.advance(130.0) == pytest.approx(29.85)
-    assert clock.elapsed(130.0) == pytest.approx(0.15)  # ... before or after the tick
+    assert clock.elapsed(130.0) == pytest.approx(0.15)  # messages read after the tick
 
 
 # ---- the core
 
 
 def running(swarm: Swarm, ahead: int = 4) -> None:
-    """A session that has come as far as its reader lets it."""
+    """Start a session and run it until it waits for its reader."""
     swarm.gateway.start("a", [5, 6, 7], 40, ahead=ahead)
     swarm.wait(0.5)
 
@@ -140,7 +138,7 @@ def causes(swarm: Swarm) -> list[str]:
 
 
 @pytest.mark.parametrize("hop", [0, 1])
-def test_a_frozen_server_is_left_and_the_answer_stays_the_same(hop: int) -> None:
+def test_session_leaves_frozen_server_with_same_tokens(hop: int) -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
     before = swarm.route("a")
@@ -153,7 +151,7 @@ def test_a_frozen_server_is_left_and_the_answer_stays_the_same(hop: int) -> None
     assert read_all(swarm) == expected([5, 6, 7], 40)
 
 
-def test_what_a_frozen_server_has_to_say_later_changes_nothing() -> None:
+def test_late_messages_of_frozen_server_change_nothing() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
     frozen = swarm.route("a")[0]
@@ -167,7 +165,7 @@ def test_what_a_frozen_server_has_to_say_later_changes_nothing() -> None:
     assert causes(swarm) == ["silent"]
 
 
-def test_a_frozen_server_without_a_twin_is_waited_for() -> None:
+def test_frozen_server_without_replica_is_waited_for() -> None:
     swarm = swarm_of((0, 2), (2, 4))
     running(swarm)
     frozen = swarm.route("a")[1]
@@ -180,17 +178,17 @@ def test_a_frozen_server_without_a_twin_is_waited_for() -> None:
     assert not swarm.gateway.troubles("a")
 
 
-def test_servers_that_beat_are_never_suspected_however_long_the_reader_sleeps() -> None:
+def test_slow_reader_causes_no_suspicion() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm, ahead=1)
     swarm.wait(60.0)
     assert causes(swarm) == []
 
 
-def test_nobody_is_suspected_for_a_stall_of_our_own() -> None:
+def test_own_stall_causes_no_suspicion() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
-    swarm.now += 10.0  # no ticks, and the beats of that time are still to be read
+    swarm.now += 10.0  # no ticks, and the heartbeats of that time are unread
     swarm.core.tick(swarm.now)
     swarm.run()
     swarm.wait(1.0)
@@ -198,7 +196,7 @@ def test_nobody_is_suspected_for_a_stall_of_our_own() -> None:
     assert read_all(swarm) == expected([5, 6, 7], 40)
 
 
-def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> None:
+def test_gateway_stalled_half_a_lease_fences_its_sessions() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
     before = swarm.core.find_view("a")
@@ -213,7 +211,7 @@ def test_a_gateway_that_overslept_half_a_lease_fences_before_it_goes_on() -> Non
     assert read_all(swarm) == expected([5, 6, 7], 40)
 
 
-def test_a_new_session_avoids_a_suspected_server_and_one_canary_brings_it_back() -> None:
+def test_suspected_server_gets_no_session_until_its_canary() -> None:
     swarm = swarm_of(*TWICE)
     running(swarm)
     frozen = swarm.route("a")[0]
@@ -225,11 +223,11 @@ def test_a_new_session_avoids_a_suspected_server_and_one_canary_brings_it_back()
     swarm.run()
     swarm.wait(3.0)
     tried = [number for number in range(8) if frozen.peer in started(swarm, f"c{number}", new=1)]
-    assert tried, "it is capacity again"
+    assert tried, "the server gets sessions again"
 
 
-def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_token() -> None:
-    """However busy the other one is. Then it is a server like any other."""
+def test_server_due_its_canary_gets_one_session_until_a_token() -> None:
+    """The load of the other server does not matter. After the token, the server is one like any other."""
     swarm = swarm_of((0, 4), (0, 4))
     running(swarm)
     frozen = swarm.route("a")[0]
@@ -241,7 +239,7 @@ def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_to
     frozen.lazy = True
     assert at_once(swarm, frozen, "b").count(frozen.peer) == 1
     swarm.wait(0.5)
-    assert frozen.peer not in at_once(swarm, frozen, "c"), "no token has come from there yet"
+    assert frozen.peer not in at_once(swarm, frozen, "c"), "the canary has no token yet"
     frozen.lazy = False
     swarm.run()
     assert at_once(swarm, frozen, "d").count(frozen.peer) > 1
@@ -249,7 +247,7 @@ def test_of_four_sessions_at_once_a_server_on_trial_gets_one_until_that_has_a_to
 
 
 def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
-    """The servers that four sessions get which arrive in one instant, when all but one are busy."""
+    """Return the servers of four sessions that arrive in one instant, while all servers but `idle` are busy."""
     for server in swarm.servers.values():
         beat = replace(server.core.heartbeat(), running=0 if server is idle else 40)
         swarm.core.receive(server.peer, beat, swarm.now)
@@ -262,7 +260,7 @@ def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
 
 
 def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
-    """The route of a session that is closed again."""
+    """Start and close a session. Return the peers of its route."""
     swarm.gateway.start(session, [1, 2, 3], new, ahead=64)
     assert swarm.gateway.tokens(session)
     assert not [e for e in swarm.effects if isinstance(e, SessionLost | Refused)]
@@ -273,8 +271,8 @@ def started(swarm: Swarm, session: str, new: int = 0) -> list[str]:
     return [hop.peer for hop in view.route]
 
 
-def test_the_link_of_a_server_that_stays_silent_is_closed() -> None:
-    """Idle ones too: three beats are missing."""
+def test_link_of_silent_server_is_closed() -> None:
+    """Links of idle servers are closed too: three heartbeats are missing."""
     swarm = swarm_of((0, 2), (2, 4))
     swarm.wait(30.0)
     assert not closed(swarm)
@@ -290,12 +288,12 @@ def closed(swarm: Swarm) -> set[str]:
     return {effect.peer for effect in swarm.gateway.all(CloseLink)}
 
 
-def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
-    """Frozen before anything of ours runs there: no beat is due, only the answer is."""
+def test_hop_that_does_not_answer_fence_is_replaced() -> None:
+    """The server froze before any session ran there: no heartbeat is due, only the FenceAck."""
     swarm = swarm_of((0, 4), (0, 4))
     first, second = swarm.servers.values()
     first.frozen = True
-    busy = replace(second.core.heartbeat(), running=40)  # so that the frozen one is chosen
+    busy = replace(second.core.heartbeat(), running=40)  # so that the frozen server is chosen
     swarm.core.receive(second.peer, busy, swarm.now)
     swarm.gateway.start("a", [5, 6, 7], 40, ahead=64)
     assert swarm.route("a") == [first]
@@ -304,7 +302,7 @@ def test_a_hop_that_does_not_answer_its_fence_is_planned_around() -> None:
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
-def test_a_turn_is_not_refused_while_its_only_server_may_still_answer() -> None:
+def test_turn_waits_while_its_only_server_may_answer() -> None:
     swarm = swarm_of((0, 4))
     [only] = swarm.servers.values()
     only.frozen = True

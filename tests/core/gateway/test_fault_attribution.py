@@ -1,4 +1,4 @@
-"""Who is blamed for a token that did not come: by table over frozen counters, and in the gateway's loop."""
+"""Fault attribution for an overdue token: by table over frozen counters, and in the recovery loop."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TABLE = {
         [HEAD, hop("b", received=20, sent=20), hop("c", received=13, sent=0, tokens_sent=21)],
         ("a", "b"),
     ),
-    "rows that nobody ran": ([HEAD, hop("b", sent=14, still=True), TAIL], ("b",)),
+    "rows that were not run": ([HEAD, hop("b", sent=14, still=True), TAIL], ("b",)),
     "rows that wait for their turn": ([HEAD, hop("b", sent=14), TAIL], None),
     "rows that must not be sent on": (
         [HEAD, hop("b", sent=14, window=14, still=True), hop("c", granted=14, received=14)],
@@ -78,13 +78,13 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_blame_by_table(case: str) -> None:
+def test_fault_attribution_of_frozen_counters(case: str) -> None:
     hops, guilty = TABLE[case]
     found = attribute(hops, EPOCH, OWED)
     assert (None if found is None else found.peers) == guilty
 
 
-# ---- in the loop
+# ---- in the recovery loop
 
 
 def started(swarm: Swarm, *, new: int = 40) -> None:
@@ -100,7 +100,7 @@ def ejected(swarm: Swarm) -> set[str]:
     return {effect.peer for effect in swarm.gateway.all(Ejected)}
 
 
-def test_a_slow_reader_makes_nothing_overdue() -> None:
+def test_slow_reader_makes_no_token_overdue() -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
     swarm.wait(100.0)
@@ -108,8 +108,8 @@ def test_a_slow_reader_makes_nothing_overdue() -> None:
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_a_link_that_swallows_one_direction_is_blamed_and_avoided(back: bool) -> None:
-    """All four servers beat, and nobody reports anything. Neither of the two is at fault: one of them goes on."""
+def test_one_way_link_is_avoided_without_ejecting_a_server(back: bool) -> None:
+    """All four servers send heartbeats and report no fault. Neither end of the link is at fault: one of them stays."""
     swarm = swarm_of(*TWICE)
     started(swarm)
     head, tail = swarm.route("a")
@@ -121,12 +121,12 @@ def test_a_link_that_swallows_one_direction_is_blamed_and_avoided(back: bool) ->
         swarm.core.on_read("a", 1000, swarm.now)
     assert causes(swarm) == {"overdue"}
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
-    assert ejected(swarm) == set(), "a link is at fault, no server"
+    assert ejected(swarm) == set(), "the link is at fault, not a server"
     assert len({head.peer, tail.peer} & {server.peer for server in swarm.route("a")}) == 1
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_server_that_beats_and_does_no_work_is_blamed(place: int) -> None:
+def test_server_that_runs_no_steps_is_ejected(place: int) -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
     before = swarm.route("a")
@@ -141,7 +141,7 @@ def test_a_server_that_beats_and_does_no_work_is_blamed(place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_server_whose_step_never_ends_is_blamed(place: int) -> None:
+def test_server_whose_step_never_ends_is_ejected(place: int) -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
     before = swarm.route("a")
@@ -156,13 +156,13 @@ def test_a_server_whose_step_never_ends_is_blamed(place: int) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> None:
-    """Its beats tell of steps: the session's rows wait for their turn, and go on where they are."""
+def test_server_busy_with_other_sessions_is_not_ejected(place: int) -> None:
+    """The heartbeats report steps: the rows of the session wait for their turn, and it stays on its route."""
     swarm = swarm_of(*TWICE)
     started(swarm)
     before = swarm.route("a")
     busy = before[place]
-    busy.lazy = True  # for us
+    busy.lazy = True  # for the session of this gateway
     swarm.core.on_read("a", 1000, swarm.now)
     for number in range(1, 80):
         swarm.now += 0.1
@@ -179,7 +179,7 @@ def test_a_server_that_works_for_others_meanwhile_is_not_blamed(place: int) -> N
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
 
 
-def test_loops_for_other_causes_make_nobody_wait_longer_for_a_token() -> None:
+def test_other_recovery_causes_do_not_extend_token_deadline() -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
     lazy = swarm.route("a")[1]

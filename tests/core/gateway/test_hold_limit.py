@@ -1,4 +1,4 @@
-"""How long a session without a route is held: as its model's servers said, else as the gateway was told."""
+"""The hold limit of a session without a route: announced by its model's servers, else the gateway's setting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
-    """Until a session is given up whose tail died in mid-answer, with nobody to take its place."""
+    """Return the seconds until a session is given up whose tail died in mid-answer and has no replica."""
     swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
     for first, last in ((0, 2), (2, 4)):
         said = hold_ms if both or first == 0 else 0
@@ -31,23 +31,21 @@ def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> flo
 
 
 @pytest.mark.parametrize(("hold_ms", "seconds"), [(0, 3.0), (8_000, 8.0), (1_000, 1.0)])
-def test_the_servers_of_a_model_say_how_long_its_sessions_are_held(
-    hold_ms: int, seconds: float
-) -> None:
+def test_servers_announce_hold_limit_of_their_model(hold_ms: int, seconds: float) -> None:
     assert seconds_held(hold_ms) == pytest.approx(seconds, abs=2.5)
     assert seconds_held(hold_ms) >= seconds
 
 
 @pytest.mark.parametrize("asleep", [5.0, 20.0], ids=["within its lease", "for longer"])
-def test_the_time_for_which_the_gateway_stands_still_is_not_held(asleep: float) -> None:
+def test_gateway_stall_does_not_count_towards_hold_limit(asleep: float) -> None:
     assert seconds_held(0, asleep=asleep) >= asleep + 2.4
 
 
-def test_a_server_that_says_nothing_leaves_what_others_said() -> None:
+def test_server_without_hold_limit_keeps_announced_limit() -> None:
     assert seconds_held(8_000, both=False) >= 8.0
 
 
-def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
+def test_announced_hold_limit_outlives_its_servers() -> None:
     swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=1.0))
     server = swarm.serve(0, 4, {"hold_ms": 20_000})
     swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
@@ -59,13 +57,13 @@ def test_what_was_said_is_remembered_when_all_servers_are_gone() -> None:
     assert not swarm.gateway.all(SessionLost)
 
 
-def test_a_server_cannot_have_sessions_held_for_ever() -> None:
+def test_announced_hold_limit_is_capped_at_one_day() -> None:
     swarm = Swarm()
     swarm.serve(0, 4, {"hold_ms": 1 << 63})
     assert swarm.core.hold_limit_seconds(MODEL) == 24 * 3600.0
 
 
-def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() -> None:
+def test_session_lost_to_failing_routes_names_the_cause() -> None:
     swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
     server = swarm.serve(0, 4)
     swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
@@ -81,10 +79,8 @@ def test_a_session_whose_routes_keep_breaking_says_so_and_speaks_of_no_room() ->
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
-    begun: bool,
-) -> None:
-    """Last-Event-ID at another gateway, in a moment when some blocks have no server."""
+def test_resumed_turn_is_held_where_new_turn_is_refused(begun: bool) -> None:
+    """A request with Last-Event-ID at another gateway, at a moment when some blocks have no server."""
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.core.open_session("a", MODEL, swarm.now)
@@ -99,8 +95,8 @@ def test_a_turn_of_which_the_client_has_a_part_waits_where_a_new_one_is_refused(
     assert swarm.gateway.tokens("a") == (expected([5, 6, 7], 20) if begun else [])
 
 
-def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
-    """Last-Event-ID at the gateway that kept its session."""
+def test_resumed_turn_is_held_without_any_server() -> None:
+    """A request with Last-Event-ID at the gateway that kept its session."""
     swarm = Swarm()
     server = swarm.serve(0, 4)
     swarm.gateway.start("a", [5, 6, 7], 20, ahead=4)
@@ -118,10 +114,8 @@ def test_a_turn_that_had_begun_waits_also_where_no_server_is_left() -> None:
 
 
 @pytest.mark.parametrize(("hold_ms", "fence", "hold"), [(0, 5.0, 8.0), (2_000, 2.0, 2.0)])
-def test_nobody_is_waited_for_longer_than_a_session_is_held(
-    hold_ms: int, fence: float, hold: float
-) -> None:
-    """The tail has no other server, and does not answer its Fence while it says that it lives."""
+def test_fence_wait_is_bounded_by_hold_limit(hold_ms: int, fence: float, hold: float) -> None:
+    """The tail has no replica, and does not answer its Fence although it sends heartbeats."""
     script = Script(settings=GatewaySettings(hold_limit_seconds=8.0))
     script.add_server("a", 0, 2, hold_ms)
     b = script.add_server("b", 2, 4, hold_ms)

@@ -1,4 +1,4 @@
-"""What the gateway core must forget: hops that were refused or unknown, when their session closes."""
+"""State that the gateway core must forget when a session closes: hops that were refused or are unknown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modelswarm_gateway.core.interface.turn import TurnRequest
 
 
 def fences(core: GatewayCore) -> dict[str, Fence]:
-    """The fences that wait to be sent, by server."""
+    """Return the fences that wait to be sent, by server."""
     return {
         effect.to.peer: effect.item
         for effect in core.take_effects()
@@ -34,8 +34,8 @@ def answer(core: GatewayCore, peer: str, fence: Fence, refused: Refusal | None =
     core.receive(peer, FenceAck(fence.gateway_handle, own, fence.epoch, refusal=refused), 0.0)
 
 
-def test_hops_refused_one_after_the_other_are_forgotten_with_their_session() -> None:
-    """The second refusal comes when the first has ended the turn: there is nothing left to close at that server."""
+def test_refused_hops_are_forgotten_with_their_session() -> None:
+    """The second refusal arrives when the first has ended the turn: nothing is left to close at that server."""
     core = GatewayCore(GatewaySettings(), "g/1/0", 1, itertools.count(1).__next__)
     core.on_peer_connected(server_hello("a", 0, 1, n_blocks=2), 0.0)
     core.on_peer_connected(server_hello("b", 1, 2, n_blocks=2), 0.0)

@@ -1,4 +1,4 @@
-"""The indexes that a registry keeps up to date as servers come and go, against a recomputation: the same, to the bit.
+"""Indexes that a registry updates as servers come and go equal a recomputation, to the bit.
 
 The servers are few here, so that hypothesis finds the special cases; `bench/routing/route_choice.py` has ten thousand.
 """
@@ -86,7 +86,7 @@ def change(registry: ServerRegistry, draws: Draws, what: str, told: object, now:
 
 
 class Draws:
-    """64 random bits at a time; the same ones after every `restart`."""
+    """A source of 64 random bits at a time. It gives the same ones after every `restart`."""
 
     def __init__(self) -> None:
         self.restart()
@@ -99,7 +99,7 @@ class Draws:
 
 
 def choices(costs: CostModel, draws: Draws, now: float) -> list[object]:
-    """All that is asked of the cost model, with the same draws each time."""
+    """Return all answers of the cost model, with the same draws each time."""
     found: list[object] = []
     for needs in NEEDS:
         for blocks in ((0, 4), (1, 3)):
@@ -123,9 +123,7 @@ def choices(costs: CostModel, draws: Draws, now: float) -> list[object]:
 
 @given(st.lists(CHANGES, max_size=30))
 @settings(max_examples=80, deadline=None)
-def test_costs_updated_in_place_equal_those_of_a_new_table(
-    changes: Sequence[tuple[str, object]],
-) -> None:
+def test_incremental_costs_equal_recomputed_costs(changes: Sequence[tuple[str, object]]) -> None:
     draws, now = Draws(), 1.0
     registry = ServerRegistry(30.0, draws, lambda _: None)
     for number in range(4):
@@ -136,17 +134,15 @@ def test_costs_updated_in_place_equal_those_of_a_new_table(
         change(registry, draws, what, told, now)
     anew = CostModel(registry.servers_of, registry.health_status, draws, 30.0)
     anew.zones = registry.costs.zones
-    for _ in range(3):  # the median block time of now counts from the next choice on
+    for _ in range(3):  # a new median block time counts from the next choice on
         now += 0.1
         kept, fresh = choices(registry.costs, draws, now), choices(anew, draws, now)
     assert kept == fresh
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_a_choice_right_after_a_link_went_or_came_knows_of_it_to_the_end_of_the_route(
-    gone: bool,
-) -> None:
-    """Costs-to-go are kept for a moment, but not over that: the way behind a head would seem as cheap as it was."""
+def test_choice_after_link_change_uses_new_costs_to_go(gone: bool) -> None:
+    """Costs-to-go are cached, but not across a link change: the route behind a head would keep its old cost."""
     registry, now = ServerRegistry(30.0, lambda: 0, lambda _: None), 1.0
     head, tail, whole = server(0, 1, 0, 0, 0), server(1, 2, 0, 0, 0), server(2, 0, 0, 0, 0)
     for each in (head, whole, *([tail] if gone else [])):
@@ -166,7 +162,7 @@ def test_a_choice_right_after_a_link_went_or_came_knows_of_it_to_the_end_of_the_
     )
 
 
-def test_a_cost_table_grows_by_many_servers_and_loses_them_all() -> None:
+def test_cost_table_grows_and_shrinks_with_its_servers() -> None:
     registry, count = ServerRegistry(30.0, lambda: 0, lambda _: None), 100
     for number in range(count):
         registry.register(server(number, 0, 0, 0, 0))
@@ -187,7 +183,7 @@ def cheapest(registry: ServerRegistry, now: float) -> Sequence[RouteHop]:
     return found or []
 
 
-# ---- who holds what
+# ---- blocks and lengths of servers
 
 
 def of_kind(registry: ServerRegistry, kind: ModelVariant) -> list[Server]:
@@ -223,7 +219,7 @@ MIXED = st.builds(
     st.frozensets(NAMES, max_size=4),
 )
 @settings(max_examples=200, deadline=None)
-def test_what_servers_hold_is_known_without_a_walk_over_all_of_them(
+def test_incremental_coverage_equals_recomputed_coverage(
     changes: Sequence[tuple[str, object]], out: frozenset[int]
 ) -> None:
     registry = ServerRegistry(30.0, lambda: 0, lambda _: None)
@@ -258,7 +254,7 @@ def test_what_servers_hold_is_known_without_a_walk_over_all_of_them(
             assert list(registry.replicas_of(each)) == equals
 
 
-# ---- how fast they are
+# ---- step times
 
 
 SECONDS = st.sampled_from([0.00001, 0.0001, 0.01, 0.011, 0.012, 0.02, 0.2, 0.25, 4.0])
@@ -267,7 +263,7 @@ TIMES = st.dictionaries(st.integers(0, 3), SECONDS, max_size=4)
 
 @given(st.lists(st.tuples(NAMES, TIMES), min_size=1, max_size=30), st.frozensets(NAMES))
 @settings(max_examples=300, deadline=None)
-def test_all_servers_at_once_are_compared_as_each_with_its_others(
+def test_group_comparison_equals_one_by_one_comparison(
     told: Sequence[tuple[int, SecondsBySize]], gone: frozenset[int]
 ) -> None:
     group, known = PeerGroup(), dict[str, SecondsBySize]()
@@ -285,7 +281,9 @@ def test_all_servers_at_once_are_compared_as_each_with_its_others(
         others = [those for other, those in known.items() if other != each]
         simple = compare_simply(times, others)
         if simple is None:
-            assert look.ratios[row] != look.ratios[row], "NaN: there is nobody to be compared with"
+            assert look.ratios[row] != look.ratios[row], (
+                "NaN: there is no other server to compare with"
+            )
         else:
             assert look.ratios[row] == simple.ratio
             assert look.deviations[row] == simple.deviations

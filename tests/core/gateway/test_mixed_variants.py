@@ -1,4 +1,4 @@
-"""Fleets that do not agree with themselves, servers that fail, and what one session may cost the others."""
+"""Swarms of several variants, servers that fail, and the isolation of sessions from each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from support.core.server import MODEL, expected
 PROMPT = [5, 6, 7, 8, 9]
 
 
-def test_a_session_never_mixes_revisions_of_a_model() -> None:
+def test_route_never_mixes_revisions() -> None:
     swarm = Swarm()
     old = swarm.serve(0, 2), swarm.serve(2, 4)
     new = swarm.serve(0, 2, revision="r2"), swarm.serve(2, 4, revision="r2")
@@ -21,7 +21,7 @@ def test_a_session_never_mixes_revisions_of_a_model() -> None:
         assert peers in ({s.peer for s in old}, {s.peer for s in new})
 
 
-def test_servers_of_another_row_size_are_never_neighbours() -> None:
+def test_servers_of_two_row_sizes_give_expected_tokens() -> None:
     swarm = Swarm()
     swarm.serve(0, 2), swarm.serve(2, 4)
     swarm.serve(0, 2, dtype="bfloat16", row_bytes=16)
@@ -33,7 +33,7 @@ def test_servers_of_another_row_size_are_never_neighbours() -> None:
         assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
 
 
-def test_one_server_of_another_depth_does_not_take_the_model_down() -> None:
+def test_server_of_another_depth_does_not_break_the_model() -> None:
     swarm = Swarm()
     swarm.serve(0, 2, n_blocks=2)  # first, so that the registry asks it for the depth
     swarm.serve(0, 2), swarm.serve(2, 4)
@@ -41,7 +41,7 @@ def test_one_server_of_another_depth_does_not_take_the_model_down() -> None:
     assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
 
 
-def test_a_hello_that_makes_no_sense_takes_nothing_down() -> None:
+def test_invalid_hello_does_not_break_the_model() -> None:
     for lie in (
         {"max_length": 0},
         {"n_blocks": 0},
@@ -58,7 +58,7 @@ def test_a_hello_that_makes_no_sense_takes_nothing_down() -> None:
         assert swarm.gateway.tokens("a") == expected(PROMPT, 3), lie
 
 
-def test_a_small_server_does_not_shorten_the_sessions_of_the_others() -> None:
+def test_small_server_does_not_limit_session_length() -> None:
     swarm = Swarm()
     swarm.serve(0, 2), swarm.serve(2, 4)
     swarm.serve(0, 2, total_pages=3)
@@ -69,7 +69,7 @@ def test_a_small_server_does_not_shorten_the_sessions_of_the_others() -> None:
     assert swarm.gateway.tokens("a") == expected(long, 3)
 
 
-def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_its_blocks() -> None:
+def test_server_whose_steps_fail_costs_no_session() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)
     bad = swarm.serve(2, 4)
@@ -85,7 +85,7 @@ def test_a_server_whose_every_step_fails_costs_no_session_while_another_holds_it
         swarm.run()
 
 
-def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half() -> None:
+def test_session_changes_revision_as_a_whole_between_turns() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)
     tail = swarm.serve(2, 4)
@@ -104,7 +104,7 @@ def test_a_kept_session_moves_to_the_new_revision_between_turns_and_never_half()
     assert revisions == {"r2"}
 
 
-def test_a_model_that_fails_on_its_only_servers_ends_the_session_honestly() -> None:
+def test_session_ends_with_error_of_its_only_failing_server() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.serve(2, 4).broken = True

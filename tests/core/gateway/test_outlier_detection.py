@@ -1,6 +1,6 @@
-"""Servers whose steps take time, and links that work one way only: who is blamed, and what it costs the sessions.
+"""Outlier detection and one-way links: the servers that are ejected, and the effect on their sessions.
 
-Time is made up; what servers say of their steps is what their cores measured.
+Time is virtual. Servers report the step times that their cores measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from support.core.server import MODEL, expected
 
 from modelswarm_gateway.core.interface.effects import Ejected, Emitted, MigrationEnded, Rerouted
 
-STEP = 0.01  # seconds; the world is looked at so often
+STEP = 0.01  # seconds per step, and between two looks at the swarm
 SESSIONS = 4
 TOKENS = 200
 PROMPT = [5, 6, 7]
@@ -38,7 +38,7 @@ def hops(swarm: Swarm, place: int) -> list[str]:
 
 
 def ask(swarm: Swarm, log: Sequence[int]) -> None:
-    """A turn whose reader is never more than four tokens behind."""
+    """Start a turn whose reader is never more than four tokens behind."""
     swarm.gateway.begin("a0", log, TOKENS, ahead=4)
 
 
@@ -50,7 +50,7 @@ def read(swarm: Swarm, seconds: float) -> None:
 
 
 def route(swarm: Swarm) -> list[str]:
-    """Of the only session."""
+    """Return the peers on the route of the only session."""
     [view] = swarm.core.session_views()
     return [hop.peer for hop in view.route]
 
@@ -67,9 +67,7 @@ def ejected(swarm: Swarm) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fault(
-    place: int,
-) -> None:
+def test_slow_server_is_ejected_and_its_sessions_migrate(place: int) -> None:
     swarm = paced_swarm()
     start(swarm)
     swarm.wait(0.5, STEP)
@@ -80,16 +78,16 @@ def test_a_server_twenty_times_slower_is_drained_from_and_its_sessions_see_no_fa
     assert not swarm.gateway.all(Rerouted)
     moved = swarm.gateway.all(MigrationEnded)
     assert moved and {(each.peer, each.outcome) for each in moved} == {(slow.peer, "migrated")}
-    assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), "it lives"
+    assert slow.peer in swarm.servers and swarm.core._registry.is_connected(slow.peer), (
+        "it still runs"
+    )
     assert all_right(swarm)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("born", [True, False])
-def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
-    place: int, born: bool
-) -> None:
-    """Nothing it does can be compared: the session goes to the equal first, and its reader notices only the speed."""
+def test_slow_server_is_found_although_its_replica_is_idle(place: int, born: bool) -> None:
+    """No step times can be compared, so the session first migrates to the replica. The reader only notices speed."""
     swarm = paced_swarm()
     swarm.gateway.start("a0", [*PROMPT, 0], 2 * TOKENS)
     if not born:
@@ -105,8 +103,8 @@ def test_the_server_of_the_only_session_is_found_although_its_equal_rests(
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: float) -> None:
-    """Of a type that is slower, and is no fault."""
+def test_only_session_stays_while_its_server_is_not_suspected(factor: float) -> None:
+    """A server of a type that is three times slower is not faulty."""
     swarm = paced_swarm()
     swarm.gateway.start("a0", [*PROMPT, 0], TOKENS)
     server = swarm.servers[route(swarm)[0]]
@@ -117,7 +115,7 @@ def test_the_only_session_stays_where_it_is_while_nothing_looks_slow(factor: flo
     assert swarm.gateway.tokens("a0") == expected([*PROMPT, 0], TOKENS)
 
 
-def test_a_machine_that_is_twice_as_slow_is_no_reason_to_move() -> None:
+def test_server_twice_as_slow_causes_no_migration() -> None:
     swarm = paced_swarm()
     start(swarm)
     for number, server in enumerate(swarm.servers.values()):
@@ -130,13 +128,10 @@ def test_a_machine_that_is_twice_as_slow_is_no_reason_to_move() -> None:
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("deaf", [True, False])
-def test_a_server_with_a_link_to_the_gateway_that_works_one_way_is_blamed(
-    place: int, deaf: bool
-) -> None:
-    """It hears nothing of the gateway, and says that it lives; or the gateway hears nothing of it.
+def test_server_with_one_way_gateway_link_is_ejected(place: int, deaf: bool) -> None:
+    """The server hears nothing of the gateway but sends heartbeats, or the gateway hears nothing of the server.
 
-    A head hears of the gateway only when a route begins: one that is deaf serves its turn to the end, and is found at
-    the next.
+    A head hears of the gateway only when an epoch starts. A deaf head finishes its turn, and is found at the next.
     """
     swarm = paced_swarm()
     swarm.core.open_session("a0", MODEL, swarm.now)

@@ -1,4 +1,4 @@
-"""Rebalancing: when a server has too many sessions, and that they go over as planned moves do (R13)."""
+"""Rebalancing: detection of a server with too many sessions, and their migration (R13, migration)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pair(a: int, b: int, others: float = 0.0) -> dict[object, list[Load]]:
     return {"span": [Load("a", a, a), Load("b", b, b + others)]}
 
 
-def test_nothing_moves_before_a_server_has_had_too_many_for_long() -> None:
+def test_imbalance_must_last_before_a_shift() -> None:
     rebalance = ImbalanceDetector(10.0)
     assert rebalance.find_shift(pair(8, 0), 0.0) is None
     assert rebalance.find_shift(pair(8, 0), 9.9) is None
@@ -33,19 +33,19 @@ def test_nothing_moves_before_a_server_has_had_too_many_for_long() -> None:
 @pytest.mark.parametrize(
     "groups",
     (
-        pair(5, 2),  # not clearly more
-        pair(20, 15),  # not so many times as many
-        pair(8, 0, others=8),  # another gateway's sessions are there
-        {"span": [Load("a", 8, 8)]},  # no equal
-        {"span": [Load("a", 0, 9), Load("b", 0, 0)]},  # not ours to move
+        pair(5, 2),  # too small a difference
+        pair(20, 15),  # too small a ratio
+        pair(8, 0, others=8),  # other gateways have sessions there
+        {"span": [Load("a", 8, 8)]},  # no replica
+        {"span": [Load("a", 0, 9), Load("b", 0, 0)]},  # all sessions belong to other gateways
     ),
 )
-def test_what_is_no_clear_difference_is_left_alone(groups: dict[object, list[Load]]) -> None:
+def test_unclear_imbalance_causes_no_shift(groups: dict[object, list[Load]]) -> None:
     rebalance = ImbalanceDetector(10.0)
     assert [rebalance.find_shift(groups, float(now)) for now in range(0, 60, 10)] == [None] * 6
 
 
-def test_it_goes_on_until_another_move_would_only_turn_it_round_and_rests_between_two() -> None:
+def test_shifts_pause_and_stop_at_a_difference_of_two() -> None:
     rebalance = ImbalanceDetector(10.0)
     rebalance.find_shift(pair(8, 0), 0.0)
     now, own = 10.0, [8, 0]
@@ -55,19 +55,19 @@ def test_it_goes_on_until_another_move_would_only_turn_it_round_and_rests_betwee
         assert rebalance.find_shift(pair(*own), now + PAUSE_SECONDS / 2) is None
         now += PAUSE_SECONDS
     assert own == [5, 3]
-    assert rebalance.find_shift(pair(6, 2), now) is None, "from here on it counts anew"
+    assert rebalance.find_shift(pair(6, 2), now) is None, "the wait starts again"
 
 
-def test_a_difference_that_went_away_meanwhile_counts_anew() -> None:
+def test_interrupted_imbalance_restarts_the_wait() -> None:
     rebalance = ImbalanceDetector(10.0)
     rebalance.find_shift(pair(8, 0), 0.0)
     rebalance.find_shift(pair(4, 4), 5.0)
     assert rebalance.find_shift(pair(8, 0), 12.0) is None
     assert rebalance.find_shift(pair(8, 0), 22.0) == Shift("a", "b")
-    assert rebalance.find_shift(pair(0, 8), 23.0) is None, "it is another one now"
+    assert rebalance.find_shift(pair(0, 8), 23.0) is None, "another server is overloaded now"
 
 
-def test_switched_off_it_never_moves_anything() -> None:
+def test_disabled_rebalancing_never_shifts() -> None:
     rebalance = ImbalanceDetector(0.0)
     assert [rebalance.find_shift(pair(50, 0), 100.0 * at) for at in range(5)] == [None] * 5
 
@@ -94,9 +94,7 @@ def tails(swarm: Swarm) -> list[int]:
 
 
 @pytest.mark.parametrize("seconds", (3.0, 0.0))
-def test_sessions_that_crowd_one_server_spread_to_a_new_one_and_no_reader_notices(
-    seconds: float,
-) -> None:
+def test_crowded_sessions_spread_to_new_server_if_enabled(seconds: float) -> None:
     swarm = Swarm(settings=GatewaySettings(rebalance_after_seconds=seconds))
     swarm.serve(0, 2)
     swarm.serve(2, 4)

@@ -1,4 +1,4 @@
-"""The pass R6 over tables of what hops still have."""
+"""The replay plan over tables of the state that hops still have (R6, replay)."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ def starts(*kvs: int) -> list[tuple[int, int]]:
         ((9,), [(9, 0)]),
         ((9, 9), [(9, 9), (9, 0)]),
         ((0, 0, 0), [(0, 0), (0, 0), (0, 0)]),
-        ((9, 0), [(0, 0), (0, 0)]),  # tail lost, nothing kept: all again from the tokens
-        ((0, 9), [(0, 9), (9, 0)]),  # head lost: it recomputes all and sends only row 9
+        ((9, 0), [(0, 0), (0, 0)]),  # tail lost, no retained rows: all is run again
+        ((0, 9), [(0, 9), (9, 0)]),  # head lost: it runs all rows again and sends only row 9
         (
             (9, 0, 9),
             [(0, 0), (0, 9), (9, 0)],
-        ),  # the middle is rebuilt, the tail hears nothing of it
+        ),  # the middle is rebuilt, the tail gets no row of it
         ((9, 4, 9), [(4, 4), (4, 9), (9, 0)]),
-        ((3, 9, 6), [(3, 6), (6, 6), (6, 0)]),  # a hop ahead of its successor goes back to it
+        ((3, 9, 6), [(3, 6), (6, 6), (6, 0)]),  # a hop ahead of its successor restarts there
     ],
 )
-def test_without_kept_rows_every_hop_restarts_where_its_successor_needs_it(
+def test_hop_without_retained_rows_restarts_for_its_successor(
     kvs: tuple[int, ...], expected: list[tuple[int, int]]
 ) -> None:
     assert starts(*kvs) == expected
 
 
-def test_kept_rows_spare_the_hop_that_has_them() -> None:
+def test_hop_with_retained_rows_restarts_at_its_own_kv() -> None:
     hops = [HopState(9, 2, (RetainedRows(2, 0, 9),)), HopState(0, 4), HopState(9, 6)]
     assert [(p.start, p.send_from) for p in restart_points(hops)] == [(9, 0), (0, 9), (9, 0)]
 
 
-def test_kept_rows_with_a_hole_help_only_up_to_the_hole() -> None:
+def test_retained_rows_count_only_up_to_a_hole() -> None:
     hops = [HopState(9, 2, (RetainedRows(2, 5, 9), RetainedRows(2, 0, 3))), HopState(0, 4)]
     assert [(p.start, p.send_from) for p in restart_points(hops)] == [(3, 0), (0, 0)]
 
 
-def test_rows_of_another_boundary_do_not_count() -> None:
+def test_retained_rows_of_another_boundary_do_not_count() -> None:
     hops = [HopState(9, 2, (RetainedRows(3, 0, 9),)), HopState(0, 4)]
     assert [p.start for p in restart_points(hops)] == [0, 0]
 
 
-def test_rows_kept_beyond_the_hops_own_kv_do_not_push_it_forward() -> None:
+def test_retained_rows_beyond_own_kv_do_not_raise_start() -> None:
     hops = [HopState(5, 2, (RetainedRows(2, 0, 9),)), HopState(0, 4)]
     assert [p.start for p in restart_points(hops)] == [5, 0]

@@ -1,4 +1,4 @@
-"""Which servers a session gets, keeps and leaves: load, ejection, failure domains, affinity, failing pairs."""
+"""Servers that a session gets, keeps and leaves: load, ejection, failure domains, affinity."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
 
 
 def beat(swarm: Swarm, server: Server, **said: object) -> None:
-    """What a server says of itself, whatever is true."""
+    """Send a heartbeat of the server in which the given fields are replaced."""
     told = replace(server.core.heartbeat(), **said)  # type: ignore[arg-type]
     swarm.core.receive(server.peer, told, swarm.now)
 
 
-def test_two_servers_of_a_span_share_the_sessions_evenly() -> None:
+def test_replicas_share_sessions_evenly() -> None:
     swarm = swarm_of(*TWICE)
     taken = Counter(peer for n in range(16) for peer in start(swarm, f"a{n}"))
     assert len(taken) == 4
     assert all(6 <= count <= 10 for count in taken.values())
 
 
-def test_a_server_that_says_it_is_busy_gets_nothing_while_another_is_idle() -> None:
+def test_busy_server_gets_no_session_while_replica_is_idle() -> None:
     swarm = Swarm()
     busy, idle = swarm.serve(0, 4), swarm.serve(0, 4)
     for n in range(6):
@@ -49,7 +49,7 @@ def test_a_server_that_says_it_is_busy_gets_nothing_while_another_is_idle() -> N
         assert start(swarm, f"a{n}") == [idle.peer]
 
 
-def test_a_server_without_room_is_the_last_that_is_asked() -> None:
+def test_full_server_gets_no_session_while_replica_has_pages() -> None:
     swarm = Swarm()
     full, other = swarm.serve(0, 4), swarm.serve(0, 4)
     for n in range(6):
@@ -57,7 +57,7 @@ def test_a_server_without_room_is_the_last_that_is_asked() -> None:
         assert start(swarm, f"a{n}") == [other.peer]
 
 
-def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
+def test_recovery_prefers_another_failure_domain() -> None:
     for seed in range(4):
         swarm = Swarm()
         swarm.serve(0, 2)
@@ -73,7 +73,7 @@ def test_a_repair_goes_to_another_failure_domain_than_the_lost_hops() -> None:
         assert swarm.gateway.tokens("a") == expected(PROMPT, 20)
 
 
-def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> None:
+def test_recovery_uses_lost_domain_if_it_has_the_only_server() -> None:
     swarm = Swarm()
     server = swarm.serve(0, 4, {"zone": "east"})
     legs = swarm.core._registry.costs.choose_hops(
@@ -87,7 +87,7 @@ def test_the_only_server_of_a_block_is_taken_also_in_the_lost_hops_domain() -> N
     assert legs is not None and legs[0].peer == server.peer
 
 
-def test_a_session_keeps_its_route_between_turns_while_its_servers_do_well() -> None:
+def test_session_keeps_healthy_route_between_turns() -> None:
     swarm = swarm_of(*TWICE)
     kept = start(swarm, "a")
     log = [*PROMPT, *swarm.gateway.tokens("a")]
@@ -98,7 +98,7 @@ def test_a_session_keeps_its_route_between_turns_while_its_servers_do_well() -> 
         assert swarm.gateway.route("a") == kept
 
 
-def test_a_new_turn_leaves_a_server_on_which_it_would_wait_for_room() -> None:
+def test_new_turn_leaves_server_without_free_pages() -> None:
     swarm = Swarm()
     one, other = swarm.serve(0, 4), swarm.serve(0, 4)
     [kept] = start(swarm, "a")
@@ -110,7 +110,7 @@ def test_a_new_turn_leaves_a_server_on_which_it_would_wait_for_room() -> None:
     assert swarm.gateway.tokens("a") == expected(log, 60)
 
 
-def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
+def test_new_turn_stays_if_no_replica_has_free_pages() -> None:
     swarm = Swarm()
     one, other = swarm.serve(0, 4), swarm.serve(0, 4)
     [kept] = start(swarm, "a")
@@ -124,7 +124,7 @@ def test_a_new_turn_stays_where_it_is_when_no_other_server_has_room() -> None:
 # ---- the registry alone
 
 
-def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
+def test_sessions_since_last_heartbeat_count_as_load() -> None:
     a, b = hello("a"), hello("b")
     registry = registry_of(a, b)
     for each in (a, b):
@@ -132,14 +132,14 @@ def test_what_was_placed_since_the_last_beat_counts_as_load() -> None:
     assert Counter(place(registry, a, cheapest=True) for _ in range(40)) == {a.peer: 20, b.peer: 20}
 
 
-def test_a_replay_weighs_more_than_a_session_that_only_goes_on() -> None:
+def test_replay_counts_as_load_of_its_server() -> None:
     a, b = hello("a"), hello("b")
     registry = registry_of(a, b)
     registry.add_hop(a.peer, 64, 8_192)
     assert {cover(registry, a)[0].peer for _ in range(10)} == {b.peer}
 
 
-def test_the_steps_of_an_idle_server_are_forgotten() -> None:
+def test_step_times_of_idle_server_expire() -> None:
     a, b = hello("a"), hello("b")
     registry = registry_of(a, b)
     slow = Heartbeat(steps=5, step_ms=400.0, free_pages=256, total_pages=256)
@@ -151,7 +151,7 @@ def test_the_steps_of_an_idle_server_are_forgotten() -> None:
     assert {cover(registry, a, 200.0)[0].peer for _ in range(60)} == {a.peer, b.peer}
 
 
-def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
+def test_suspected_server_is_used_only_as_last_resort() -> None:
     a, b = hello("a"), hello("b")
     registry = registry_of(a, b)
     registry.suspected = frozenset({a.peer})
@@ -160,7 +160,7 @@ def test_an_ejected_server_is_left_out_until_it_alone_holds_a_block() -> None:
     assert cover(registry, a)[0].peer == a.peer
 
 
-def test_a_session_that_no_server_can_hold_for_long_gets_the_widest_there_is() -> None:
+def test_server_with_short_context_is_used_as_last_resort() -> None:
     a, b = hello("a"), hello("b")
     registry = registry_of(a, replace(b, max_length=32))
     needs = Needs(max_length=33)
@@ -176,7 +176,7 @@ NONSENSE = (float("nan"), float("inf"), -5.0)
     "field", ["step_ms", "step_p99_ms", "oldest_ready_ms", "stepping_ms", "busy_ms"]
 )
 @pytest.mark.parametrize("value", NONSENSE)
-def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, value: float) -> None:
+def test_invalid_heartbeat_values_spoil_no_other_route(field: str, value: float) -> None:
     mad, sane, only = hello("mad", 0, 2), hello("sane", 0, 2), hello("only", 2, 4)
     registry = registry_of(mad, sane, only)
     well = Heartbeat(steps=5, rows=5, busy_ms=20, step_ms=4.0, free_pages=256, total_pages=256)
@@ -192,24 +192,26 @@ def test_a_server_that_talks_nonsense_spoils_no_route_but_its_own(field: str, va
     assert math.isfinite(registry.health.step_times(mad.peer).prefill_seconds_per_row)
     assert 0 < registry.health_status(mad.peer, 3.0).score <= 1
     registry.deregister(sane.peer)
-    assert [leg.peer for leg in cover(registry, only, 3.0)] == [mad.peer, only.peer], "nobody else"
+    assert [leg.peer for leg in cover(registry, only, 3.0)] == [mad.peer, only.peer], (
+        "no other server is left"
+    )
     registry.eject(only.peer, "silent", 3.0)
     assert math.isfinite(
         registry.costs.route_cost(MODEL, variant_of(only), [(mad.peer, 0, 2)], 3.0)
     )
 
 
-def test_a_server_that_says_its_steps_take_no_time_does_not_get_everybody() -> None:
+def test_zero_step_time_does_not_attract_all_sessions() -> None:
     liar, honest = hello("liar"), hello("honest")
     registry = registry_of(liar, honest)
     for each, step in ((liar, 0.0), (honest, 8.0)):
         beat = Heartbeat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
         registry.on_heartbeat(each.peer, beat, 0.0)
     taken = Counter(place(registry, liar) for _ in range(100))
-    assert taken[honest.peer] >= 8  # 5 if it were believed
+    assert taken[honest.peer] >= 8  # 5 if the value 0 were used
 
 
-def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() -> None:
+def test_new_process_does_not_inherit_load_or_ejection() -> None:
     old, other, new = hello("a"), hello("b"), replace(hello("a"), peer="a/1/c")
     registry = registry_of(old, other)
     slow = Heartbeat(steps=5, step_ms=400.0, running=30, free_pages=0, total_pages=256)
@@ -223,9 +225,7 @@ def test_what_a_pod_was_slow_at_says_nothing_of_the_process_that_follows_it() ->
 
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("free", [0, 9, 10, 16, 17, 100])
-def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
-    free: int, repair: bool
-) -> None:
+def test_predicted_wait_matches_admission_refusals(free: int, repair: bool) -> None:
     server = hello("a")
     shape = ModelShape(0, 4, 4, 8, 16, 100, 4096, 97)
     pool = Admission(shape, RECOVERY_RESERVE)
@@ -240,11 +240,11 @@ def test_a_wait_for_room_is_predicted_exactly_where_a_server_would_refuse(
     assert known.predicted_wait_ms(0, repair) == 0.0
 
 
-def test_an_answer_that_comes_after_a_new_plan_does_not_make_its_server_seem_near() -> None:
+def test_fence_ack_after_new_plan_does_not_shorten_round_trip() -> None:
     swarm = Swarm()
     first, second, tail = swarm.serve(0, 2), swarm.serve(0, 2), swarm.serve(2, 4)
     beat(swarm, second, running=40)
-    first.core.start_draining(swarm.now)  # it refuses what is new, and has not said so yet
+    first.core.start_draining(swarm.now)  # it refuses creates, without a heartbeat so far
     for server in (first, tail):
         server.frozen = True
     swarm.gateway.ask("a", PROMPT, 3)

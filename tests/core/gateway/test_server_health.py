@@ -1,4 +1,4 @@
-"""Health: how servers are scored, compared, ejected and taken back; no clock, no processes."""
+"""Server health: scores, comparison of step times, ejection and return. Time is virtual."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from modelswarm_gateway.core.servers.health import (
 from modelswarm_gateway.core.servers.step_times import MAX_AGE, MIN_STEPS, StepTimes
 
 
-def test_a_server_that_nothing_is_known_about_does_well() -> None:
+def test_unknown_server_is_healthy() -> None:
     standing = HealthTable().status("a", 5.0, hops=3)
     assert standing.score == 1.0 and not standing.ejected
 
 
-def test_the_score_stays_in_its_range_whatever_happens() -> None:
+def test_score_stays_within_its_range() -> None:
     health, rng, now = HealthTable(), random.Random(3), 0.0
     for _ in range(2000):
         now += rng.expovariate(1.0)
@@ -46,7 +46,7 @@ def test_the_score_stays_in_its_range_whatever_happens() -> None:
         assert 0.0 < health.status("a", now, hops=0).score <= 1.0
 
 
-def test_what_makes_a_server_worse_lowers_its_score() -> None:
+def test_slowness_full_pages_and_errors_lower_the_score() -> None:
     health = HealthTable()
     health.set_slowness("slow", 4.0)
     health.record_heartbeat("full", Heartbeat(free_pages=0, total_pages=100), 0.0)
@@ -56,13 +56,13 @@ def test_what_makes_a_server_worse_lowers_its_score() -> None:
     assert health.status("failed", 300.0, hops=0).score > 0.99, "errors are forgotten"
 
 
-def test_a_small_difference_of_pace_is_none() -> None:
+def test_small_slowness_does_not_lower_the_score() -> None:
     health = HealthTable()
     health.set_slowness("a", 1.4)
     assert health.status("a", 0.0, hops=0).score == 1.0
 
 
-def test_an_ejection_is_short_doubles_and_is_capped() -> None:
+def test_ejection_time_doubles_up_to_its_maximum() -> None:
     health, now, pauses = HealthTable(), 100.0, []
     for _ in range(10):
         health.eject("a", now)
@@ -78,7 +78,7 @@ def test_an_ejection_is_short_doubles_and_is_capped() -> None:
     assert pauses[-1] == MAX_EJECTION_TIME
 
 
-def test_the_faults_of_one_outage_count_once_and_old_ones_no_more() -> None:
+def test_faults_of_one_outage_count_once_and_expire() -> None:
     health = HealthTable()
     for _ in range(8):
         health.eject("a", 10.0)
@@ -87,20 +87,20 @@ def test_the_faults_of_one_outage_count_once_and_old_ones_no_more() -> None:
     assert health.ejected_until("a") == pytest.approx(1000.0 + BASE_EJECTION_TIME)
 
 
-def test_one_canary_brings_an_ejected_server_back() -> None:
+def test_ejected_server_returns_after_one_canary() -> None:
     health = HealthTable()
     health.eject("a", 0.0)
     assert health.status("a", 0.5 * BASE_EJECTION_TIME, hops=0).ejected
     health.on_token("a", 0.5 * BASE_EJECTION_TIME)
     later = 2 * BASE_EJECTION_TIME
-    assert not health.status("a", later, hops=0).ejected, "it may carry one"
-    assert health.status("a", later, hops=1).ejected, "and no more"
+    assert not health.status("a", later, hops=0).ejected, "it may get one session"
+    assert health.status("a", later, hops=1).ejected, "and no second one"
     health.on_token("a", later)
     assert not health.status("a", later, hops=1).ejected
     assert not health.on_canary
 
 
-def test_who_was_cut_off_and_is_back_carries_a_canary_first_and_keeps_its_faults() -> None:
+def test_reconnected_server_needs_canary_and_keeps_its_errors() -> None:
     health = HealthTable()
     health.eject("a", 0.0)
     health.remove_server("a")
@@ -113,11 +113,11 @@ def test_who_was_cut_off_and_is_back_carries_a_canary_first_and_keeps_its_faults
     health.eject("a", 2 * BASE_EJECTION_TIME)
     assert health.ejected_until("a") == pytest.approx(4 * BASE_EJECTION_TIME)
     health.add_server("b")
-    assert not health.status("b", 0.0, hops=5).ejected, "nobody is new on trial"
+    assert not health.status("b", 0.0, hops=5).ejected, "a new server needs no canary"
 
 
 def lived(health: HealthTable, boots: list[float], *, as_said: bool = False) -> str:
-    """Processes under one name that began at these times, of which each but the last has ended; the last one."""
+    """Start processes under one name at these times, end all but the last, and return the peer of the last one."""
     for number, now in enumerate(boots):
         if number:
             health.remove_server(f"s0/1/{number - 1}", announced=as_said)
@@ -125,23 +125,25 @@ def lived(health: HealthTable, boots: list[float], *, as_said: bool = False) -> 
     return f"s0/1/{len(boots) - 1}"
 
 
-def test_a_server_that_died_twice_within_a_minute_is_dearer_and_carries_its_canary_first() -> None:
+def test_server_that_crashed_twice_has_low_score_and_canary() -> None:
     health = HealthTable()
     peer = lived(health, [0.0, 20.0, 40.0])
     standing = health.status(peer, 40.0, hops=0)
     assert standing.score < 0.5 and standing.canary and not standing.ejected
-    assert health.status(peer, 40.0, hops=1).ejected, "one session, until that has a token"
+    assert health.status(peer, 40.0, hops=1).ejected, (
+        "no second session before a token of the canary"
+    )
     health.on_token(peer, 41.0)
-    assert not health.status(peer, 41.0, hops=1).ejected, "dear, not banned"
+    assert not health.status(peer, 41.0, hops=1).ejected, "expensive, not banned"
     assert health.status(peer, 41.0, hops=1).score < 0.5
-    assert health.status(peer, 400.0, hops=1).score > 0.99, "and not for ever"
+    assert health.status(peer, 400.0, hops=1).score > 0.99, "the low score expires"
 
 
 @pytest.mark.parametrize(
     ("boots", "as_said"),
     [([0.0, 20.0], False), ([0.0, 100.0, 300.0], False), ([0.0, 5.0, 10.0, 15.0], True)],
 )
-def test_a_restart_now_and_then_or_one_that_was_announced_is_no_fault(
+def test_rare_or_announced_restarts_do_not_lower_the_score(
     boots: list[float], as_said: bool
 ) -> None:
     health = HealthTable()
@@ -150,7 +152,7 @@ def test_a_restart_now_and_then_or_one_that_was_announced_is_no_fault(
     assert standing.score == 1.0 and not standing.canary
 
 
-def test_a_link_that_comes_and_goes_is_no_death() -> None:
+def test_reconnecting_link_does_not_count_as_crash() -> None:
     health = HealthTable()
     for number in range(10):
         health.add_server("s0/1/a", float(number))
@@ -158,7 +160,7 @@ def test_a_link_that_comes_and_goes_is_no_death() -> None:
         health.remove_server("s0/1/a")
 
 
-def test_gone_servers_are_not_remembered_for_ever() -> None:
+def test_disconnected_servers_are_forgotten_beyond_a_limit() -> None:
     health = HealthTable()
     for number in range(3 * MAX_DISCONNECTED):
         health.add_server(f"{number}")
@@ -171,8 +173,8 @@ def test_gone_servers_are_not_remembered_for_ever() -> None:
 
 
 @pytest.mark.parametrize("what", ["slow", "full", "failed"])
-def test_without_traffic_a_score_comes_back(what: str) -> None:
-    """Nothing is asked of a server with a low score, so nothing else could tell that it is well."""
+def test_low_score_recovers_without_traffic(what: str) -> None:
+    """A server with a low score gets no sessions, so no token could show that it is healthy."""
     health = HealthTable()
     for number in range(5):
         beat = Heartbeat(steps=number, rows=number, busy_ms=200 * number, total_pages=100)
@@ -190,11 +192,11 @@ def test_without_traffic_a_score_comes_back(what: str) -> None:
     assert health.status("a", 120.0, hops=0).score >= 0.9
 
 
-# ---- pace
+# ---- step times
 
 
 def beaten(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
-    """A server that makes steps of so many rows, each in so many seconds."""
+    """Return the step times of a server that runs steps of `rows` rows, each in `step` seconds."""
     pace = StepTimes()
     for number in range(steps + 1):
         busy = 1000 * step * number
@@ -204,34 +206,34 @@ def beaten(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
     return pace
 
 
-def test_pace_is_measured_per_block_and_size_of_step() -> None:
+def test_step_time_is_kept_per_block_and_step_size() -> None:
     assert beaten(0.02, rows=4).per_block(2, 1.0) == {2: pytest.approx(0.01)}
     assert beaten(0.5, rows=100).prefill_seconds_per_row == pytest.approx(0.005)
 
 
-def test_few_steps_are_no_evidence_and_old_ones_neither() -> None:
+def test_few_or_old_steps_give_no_step_time() -> None:
     assert beaten(0.02, steps=MIN_STEPS - 1).per_block(1, 1.0) == {}
     assert beaten(0.02).per_block(1, 1.0 + MAX_AGE + 1.0) == {}
 
 
-def test_a_server_twenty_times_slower_than_its_like_is_slow() -> None:
+def test_server_twenty_times_slower_than_replicas_is_slow() -> None:
     like = [beaten(0.01 + 0.001 * number).per_block(2, 1.0) for number in range(4)]
     compared = compare(beaten(0.2).per_block(2, 1.0), like)
     assert compared is not None and slow(compared) and compared.ratio > 15
 
 
-def test_one_other_is_enough_to_compare_with() -> None:
+def test_one_replica_is_enough_for_comparison() -> None:
     compared = compare({0: 0.2}, [{0: 0.01}])
     assert compared is not None and slow(compared)
 
 
-def test_who_is_equally_slow_is_not_slow() -> None:
+def test_equally_slow_servers_are_not_slow() -> None:
     compared = compare({0: 0.2}, [{0: 0.21}, {0: 0.19}, {0: 0.4}])
     assert compared is not None and not slow(compared)
 
 
-def test_the_first_steps_of_a_process_say_nothing_of_its_pace() -> None:
-    """Ten steps in a second, the first of which took nearly all of it, then some that take two milliseconds."""
+def test_cold_start_steps_do_not_count() -> None:
+    """Ten steps take 0.9 s, nearly all of it in the first one. Later steps take two milliseconds."""
     cold = StepTimes()
     for number, busy in enumerate((0.0, 900.0, 920.0, 940.0, 960.0)):
         beat = Heartbeat(steps=10 * number, rows=10 * number, busy_ms=busy)
@@ -240,29 +242,31 @@ def test_the_first_steps_of_a_process_say_nothing_of_its_pace() -> None:
     assert compared is not None and compared.ratio == pytest.approx(1.0)
 
 
-def test_steps_that_are_too_short_to_be_compared_are_alike() -> None:
+def test_very_short_steps_compare_as_equal() -> None:
     compared = compare({0: 0.00009}, [{0: 0.000001}])
     assert compared is not None and compared.ratio == 1.0
 
 
-def test_large_steps_are_not_compared_with_small_ones() -> None:
+def test_large_steps_are_not_compared_with_small_steps() -> None:
     assert compare({8: 0.5}, [{0: 0.01}, {1: 0.01}]) is None
     compared = compare({0: 0.01, 8: 0.5, 1: 0.012}, [{0: 0.01, 1: 0.012}])
     assert compared is not None and not slow(compared)
 
 
-def test_small_steps_that_take_longer_than_large_ones_of_others_are_slow() -> None:
-    """Where there are none of the same size: so many rows more take no less."""
+def test_small_steps_longer_than_large_steps_are_slow() -> None:
+    """Without steps of the same size: more rows never take less time."""
     compared = compare({0: 0.2}, [{3: 0.02}, {2: 0.01, 9: 9.0}])
     assert compared is not None and slow(compared)
     assert compared.ratio == pytest.approx(0.2 / 0.015)
     compared = compare({0: 0.01}, [{3: 0.2}])
     assert compared is not None and not slow(compared)
     same = compare({0: 0.2}, [{0: 0.19}, {3: 0.01}])
-    assert same is not None and same.ratio == pytest.approx(0.2 / 0.19), "the same size says more"
+    assert same is not None and same.ratio == pytest.approx(0.2 / 0.19), (
+        "steps of the same size take precedence"
+    )
 
 
-def test_half_of_the_others_may_be_out_of_their_minds() -> None:
+def test_comparison_tolerates_half_of_replicas_being_wrong() -> None:
     compared = compare({0: 0.01}, [{0: 0.011}, {0: 0.012}, {0: 0.00001}, {0: 0.00001}])
     assert compared is not None
     assert compared.ratio < MIN_RATIO and compared.deviations < MIN_DEVIATIONS, (
@@ -274,7 +278,7 @@ def test_half_of_the_others_may_be_out_of_their_minds() -> None:
 
 
 def beat_all(swarm: Swarm, paces: dict[str, float], seconds: float) -> None:
-    """All servers say that they step all the time, each at its pace."""
+    """Feed heartbeats of servers that step all the time, each with its step time."""
     for _ in range(round(seconds / 0.1)):
         swarm.now += 0.1
         for server in swarm.servers.values():
@@ -296,7 +300,7 @@ def ejected(swarm: Swarm) -> list[str]:
     return [peer for peer in swarm.servers if registry.health_status(peer, swarm.now).ejected]
 
 
-def test_a_server_that_keeps_dying_is_on_trial_with_each_new_life() -> None:
+def test_repeatedly_crashing_server_needs_a_canary() -> None:
     swarm = Swarm()
     first, _ = swarm.serve(0, 4), swarm.serve(0, 4)
     for boot in "cd":
@@ -309,7 +313,7 @@ def test_a_server_that_keeps_dying_is_on_trial_with_each_new_life() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_slow_server_is_moved_away_from_without_a_fault(place: int) -> None:
+def test_sessions_migrate_from_slow_server_without_rerouting(place: int) -> None:
     swarm = swarm_of(*TWICE)
     slow = started(swarm)[place]
     beat_all(swarm, {slow.peer: 0.2}, 6.0)
@@ -321,7 +325,7 @@ def test_a_slow_server_is_moved_away_from_without_a_fault(place: int) -> None:
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 60)
 
 
-def test_a_server_that_got_well_comes_back() -> None:
+def test_ejected_slow_server_returns_after_it_recovers() -> None:
     swarm = swarm_of(*TWICE)
     slow = started(swarm)[0]
     beat_all(swarm, {slow.peer: 0.2}, 6.0)
@@ -331,7 +335,7 @@ def test_a_server_that_got_well_comes_back() -> None:
     assert not swarm.core._registry.drains.peers
 
 
-def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> None:
+def test_few_slow_heartbeats_lower_score_without_ejection() -> None:
     swarm = swarm_of(*TWICE)
     slow = started(swarm)[0]
     for steps in (0, 2, 4, 6):
@@ -351,10 +355,10 @@ def test_a_few_slow_beats_of_a_server_that_then_idles_are_looked_at_once() -> No
         swarm.run()
         scores.append(swarm.core._registry.health_status(slow.peer, swarm.now).score)
         assert ejected(swarm) == []
-    assert min(scores) < 0.5, "it was seen to be slow"
+    assert min(scores) < 0.5, "its score was low once"
 
 
-def test_nobody_is_ejected_when_all_are_slow() -> None:
+def test_no_server_is_ejected_when_all_are_slow() -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
     beat_all(swarm, dict.fromkeys(swarm.servers, 0.01), 3.0)
@@ -363,14 +367,14 @@ def test_nobody_is_ejected_when_all_are_slow() -> None:
     assert not [effect for effect in swarm.effects if isinstance(effect, MigrationEnded | Rerouted)]
 
 
-def test_an_ejection_never_uncovers_a_block() -> None:
+def test_ejection_never_uncovers_a_block() -> None:
     swarm = swarm_of((0, 2), (2, 4), (1, 3))
     slow = started(swarm)
     beat_all(swarm, {slow[0].peer: 0.2}, 20.0)
     assert ejected(swarm) == []
 
 
-def test_two_servers_that_are_slow_at_once_are_not_both_ejected_from_their_blocks() -> None:
+def test_only_one_of_two_slow_replicas_is_ejected() -> None:
     swarm = swarm_of((0, 2), (0, 2), (2, 4), (2, 4), (2, 4), (4, 6), n_blocks=6)
     slow = [peer for peer, server in swarm.servers.items() if server.hello.first == 0]
     beat_all(swarm, dict.fromkeys(slow, 0.2), 6.0)
@@ -379,8 +383,8 @@ def test_two_servers_that_are_slow_at_once_are_not_both_ejected_from_their_block
     assert swarm.core._registry.uncovered_blocks(MODEL) == []
 
 
-def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None:
-    """Their turns are over: no token of theirs will ever show that it is well again."""
+def test_parked_sessions_do_not_block_the_canary() -> None:
+    """The turns of parked sessions are over, so no token of theirs will show that the server is healthy."""
     swarm = Swarm()
     swarm.serve(0, 4)
     for number in range(3):
@@ -392,10 +396,10 @@ def test_sessions_that_rest_on_a_server_do_not_keep_it_from_its_canary() -> None
     assert ejected(swarm) == []
     started(swarm)
     beat_all(swarm, {}, 0.1)
-    assert not swarm.core._registry.health.on_canary, "it brought a token"
+    assert not swarm.core._registry.health.on_canary, "the canary has a token"
 
 
-def test_a_canary_whose_reader_sleeps_makes_room_for_another() -> None:
+def test_session_waiting_for_its_reader_blocks_no_canary() -> None:
     swarm = Swarm()
     server = swarm.serve(0, 4)
     started(swarm)

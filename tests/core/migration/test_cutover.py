@@ -1,4 +1,4 @@
-"""When sessions go over to their copies (R13): together, at rest, and nobody waits for ever."""
+"""Cutover of sessions to their KV copies (R13, migration): together, quiescent, and after bounded waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.cutover import LAST_POSITIONS_WAIT
 
 
-def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_rest() -> None:
+def test_wait_for_quiescence_before_cutover_is_bounded() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.copied("s", new, 20)
@@ -19,7 +19,7 @@ def test_a_copy_that_is_there_does_not_wait_for_ever_for_a_session_to_come_to_re
     assert script.names("s") == ["a", "c"]
 
 
-def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
+def test_quiescent_session_cuts_over_when_copy_is_close() -> None:
     script, old, new = two_spans()
     leave(script, old)
     for _ in range(3):
@@ -29,16 +29,16 @@ def test_a_session_at_rest_goes_over_when_its_copy_comes_near() -> None:
     assert script.names("s") == ["a", "b"]
     script.copied("s", new, 21)
     script.wait(TICK)
-    assert script.names("s") == ["a", "b"], "those that are missing may come at once"
+    assert script.names("s") == ["a", "b"], "the missing positions may arrive soon"
     script.wait(LAST_POSITIONS_WAIT)
-    assert script.names("s") == ["a", "c"], "they did not: they come from kept rows"
+    assert script.names("s") == ["a", "c"], "they did not arrive: retained rows replace them"
 
 
 def rests(script: Script) -> bool:
     return script.core._sessions["s"].is_quiescent
 
 
-def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
+def test_quiescent_session_continues_if_copy_falls_behind() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.copied("s", new, 20)
@@ -47,7 +47,7 @@ def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
     script.core.on_read("s", session.length, script.now)
     while not rests(script):
         script.token("s")
-    assert session.length - 1 - 20 > 2, "the copy has stopped"
+    assert session.length - 1 - 20 > 2, "the copy has fallen behind"
     script.wait(0.25)
     assert rests(script)
     script.core.on_read("s", session.length, script.now)
@@ -64,7 +64,7 @@ def test_a_session_does_not_rest_for_a_copy_that_falls_behind_again() -> None:
 def three_that_leave(
     settings: GatewaySettings | None = None, ahead: int = AHEAD
 ) -> tuple[Script, str, str]:
-    """Sessions s0, s1 and s2 over `a` and `b`, all on their way to `c`."""
+    """Return sessions s0, s1 and s2 over `a` and `b` that all migrate to `c`."""
     script = Script(settings=settings or GatewaySettings())
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -82,7 +82,7 @@ def routes(script: Script) -> list[str]:
     return [script.names(name)[1] for name in ("s0", "s1", "s2")]
 
 
-def test_the_sessions_of_a_server_go_over_together() -> None:
+def test_sessions_of_draining_server_cut_over_together() -> None:
     script, _, new = three_that_leave()
     script.copied("s0", new, 23)
     script.copied("s1", new, 23)
@@ -94,15 +94,13 @@ def test_the_sessions_of_a_server_go_over_together() -> None:
 
 
 def left(script: Script) -> list[int]:
-    """Tokens of each that may still come."""
+    """Return the number of tokens that may still come for each session."""
     sessions = [script.core._sessions[name] for name in ("s0", "s1", "s2")]
     return [session.credit + 1 - session.length for session in sessions]
 
 
 @pytest.mark.parametrize(("read", "granted"), [(23, 2), (21, 1), (20, 0)])
-def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
-    read: int, granted: int
-) -> None:
+def test_last_tokens_before_cutover_are_equal_if_read(read: int, granted: int) -> None:
     script, _, new = three_that_leave(ahead=6)
     for name, tokens in (("s0", 2), ("s1", 3), ("s2", 0)):
         for _ in range(tokens):
@@ -115,7 +113,7 @@ def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
         script.copied(name, new, script.length(name) - 1)
     script.wait(TICK)
     assert left(script)[::2] == [1 + granted, 3]
-    assert routes(script) == ["b", "c", "b"], "who is at rest waits for nobody"
+    assert routes(script) == ["b", "c", "b"], "a quiescent session does not wait for the others"
     for name, more in (("s0", 1 + granted), ("s2", 3)):
         for _ in range(more):
             script.token(name)
@@ -123,11 +121,11 @@ def test_they_come_to_rest_after_as_many_tokens_each_if_they_are_read(
     assert routes(script) == ["c", "c", "c"]
 
 
-def test_a_session_waits_only_so_long_for_the_others() -> None:
+def test_wait_for_other_copies_before_cutover_is_bounded() -> None:
     script, _, new = three_that_leave()
     script.copied("s0", new, 23)
     at = 0
-    while at < 20 and routes(script) == ["b", "b", "b"]:  # the others come on, slowly
+    while at < 20 and routes(script) == ["b", "b", "b"]:  # the other copies progress slowly
         at += 1
         script.copied("s1", new, at)
         script.copied("s2", new, at)
@@ -135,7 +133,7 @@ def test_a_session_waits_only_so_long_for_the_others() -> None:
     assert 9 <= at <= 11 and routes(script) == ["c", "b", "b"]
 
 
-def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited_for() -> None:
+def test_stalled_copy_does_not_block_cutover_of_others() -> None:
     script, _, new = three_that_leave(GatewaySettings(copy_stall_seconds=2.0, copies_per_server=3))
     script.copied("s0", new, 23)
     script.copied("s1", new, 23)
@@ -143,7 +141,7 @@ def test_a_copy_that_gets_no_nearer_holds_up_nobody_for_longer_than_it_is_waited
     assert routes(script) == ["c", "c", "b"] and outcomes(script).count("aborted") == 1
 
 
-def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
+def test_no_session_joins_group_with_a_complete_copy() -> None:
     script, old, new = three_that_leave(GatewaySettings(copies_per_server=2))
     script.copied("s0", new, 23)
     script.wait(1.0)
@@ -151,6 +149,6 @@ def test_nobody_joins_a_wave_of_which_one_is_there() -> None:
     assert view is not None and (view.hops, view.migrating) == (3, 2)
     script.core.close_session("s1", script.now)
     script.wait(0.1)
-    assert script.names("s0") == ["a", "c"], "alone in its wave"
+    assert script.names("s0") == ["a", "c"], "alone in its group"
     view = script.core.migrations.drain_progress(old)
-    assert view is not None and (view.hops, view.migrating) == (1, 1), "the next wave"
+    assert view is not None and (view.hops, view.migrating) == (1, 1), "the next group"

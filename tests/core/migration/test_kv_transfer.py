@@ -1,4 +1,4 @@
-"""A hop is copied to another server while it serves (R13, the servers' half), on the hash model."""
+"""KV transfer at the servers: a hop is copied to another server while it serves, on the hash model (R13, migration)."""
 
 from __future__ import annotations
 
@@ -39,15 +39,13 @@ from modelswarm_serving.model.base import KvRead, KvWrite, Result
 
 @pytest.mark.parametrize("hop", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a_row_twice(
-    hop: int, seed: int
-) -> None:
+def test_copied_hop_takes_over_without_running_rows_twice(hop: int, seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = running(network, row_window=8, token_budget=8)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare = copying(client, hop, row_window=8, token_budget=8)
     spare.feed()
-    client.raise_credit(CONTEXT + READ + 10)  # it goes on meanwhile
+    client.raise_credit(CONTEXT + READ + 10)  # the session continues meanwhile
     done = len(client.log)
     for _ in range(300):
         network.run(3)
@@ -69,7 +67,7 @@ def test_a_hop_is_copied_while_it_serves_and_the_session_moves_without_running_a
     assert ran == [len(after)] * 3
 
 
-def test_a_warm_hop_says_nothing_but_windows() -> None:
+def test_standby_hop_sends_only_fence_acks_and_windows() -> None:
     network = ServerNetwork()
     client = running(network)
     for hop in (1, 2):
@@ -82,7 +80,7 @@ def test_a_warm_hop_says_nothing_but_windows() -> None:
     assert not [i for _, i in network.answers if isinstance(i, Token) and i.handle == WARM_REPLY]
 
 
-def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
+def test_copied_rows_go_on_bulk_marked_as_kv_copy() -> None:
     network = ServerNetwork()
     client = running(network)
     spare = copying(client, 2)
@@ -93,7 +91,7 @@ def test_rows_of_a_copy_go_on_bulk_and_are_marked_to_be_stored_only() -> None:
     assert all(isinstance(send.item, Rows) and send.item.kv_copy for send in rows)
 
 
-def test_rows_that_are_to_be_stored_only_are_no_rows_of_a_route() -> None:
+def test_kv_copy_rows_are_ignored_by_a_serving_hop() -> None:
     network = ServerNetwork()
     client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
@@ -110,7 +108,7 @@ def kept(server: Server) -> int:
     return server.core.stats.replay_bytes
 
 
-def test_a_copy_answers_for_the_rows_that_the_hop_had_kept_and_needs_none() -> None:
+def test_copy_includes_retained_rows_and_works_without_them() -> None:
     for replay_bytes in (0, 1 << 20):
         network = ServerNetwork()
         client = running(network, replay_bytes=replay_bytes)
@@ -121,7 +119,7 @@ def test_a_copy_answers_for_the_rows_that_the_hop_had_kept_and_needs_none() -> N
         assert bool(kept(client.hops[1][0])) == bool(kept(spare.server))
 
 
-def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
+def test_failed_kv_read_ends_only_the_copy() -> None:
     network = ServerNetwork()
     client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
@@ -139,7 +137,7 @@ def test_a_broken_read_ends_the_copy_and_not_the_session() -> None:
     assert [token.token for token in client.tokens][READ + 1 :] == rest
 
 
-def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
+def test_broken_link_ends_only_the_copy() -> None:
     network = ServerNetwork()
     client = running(network)
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
@@ -155,7 +153,7 @@ def test_a_broken_link_ends_the_copy_and_not_the_session() -> None:
     assert [token.token for token in client.tokens][READ + 1 :] == rest
 
 
-def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
+def test_cancelled_copy_sends_no_more_rows() -> None:
     network = ServerNetwork()
     client = running(network)
     spare = copying(client, 2)
@@ -169,14 +167,12 @@ def test_a_copy_that_is_called_off_sends_no_more_rows() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_first(
-    seed: int,
-) -> None:
+def test_second_copy_ignores_windows_of_the_first(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = running(network, row_window=4)
     spare = copying(client, 1, row_window=4)
     network.run(network.random.randrange(200))
-    other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next is a new name
+    other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next handle is new
     network.remove(other.server.peer)
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
     spare.own = open_hop(client, spare.server, 2, 4)
@@ -188,8 +184,8 @@ def test_a_second_copy_to_the_same_server_is_not_confused_by_the_windows_of_the_
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) -> None:
-    """Those of the first end with it, and one that was on its way then says that more has come than was sent."""
+def test_second_copy_waits_for_its_own_windows(late: bool) -> None:
+    """Windows of the first copy end with it. A late one of them names more positions than the second copy has sent."""
     network = ServerNetwork()
     client = running(network)
     spare = copying(client, 1)
@@ -207,14 +203,14 @@ def test_a_second_copy_to_the_same_server_waits_for_its_own_windows(late: bool) 
     del network.record[:]
     order(spare)
     network.run()
-    assert not network.sent(Rows, source), "nobody has granted it anything"
+    assert not network.sent(Rows, source), "no window is granted yet"
     warm(spare)
     network.run()
     assert not spare.reports and not client.reports
     assert spare.kv == len(client.log) - 1
 
 
-def test_entries_that_outrun_the_go_of_a_warm_tail_are_kept() -> None:
+def test_input_before_start_epoch_of_standby_tail_is_kept() -> None:
     network = ServerNetwork()
     client = running(network)
     spare = opened_beside(client, 2)
@@ -234,7 +230,7 @@ def test_entries_that_outrun_the_go_of_a_warm_tail_are_kept() -> None:
     assert not spare.reports and spare.kv == len(client.log) - 1
 
 
-def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
+def test_each_hop_of_a_chain_gets_its_part_of_the_blocks() -> None:
     network = ServerNetwork()
     client = running(network, hops=2)  # blocks 0:3 and 3:6; the second becomes 3:5 and 5:6
     servers = [network.serve(3, 5), network.serve(5, 6)]
@@ -254,7 +250,7 @@ def test_each_hop_of_a_chain_copies_its_part_of_the_blocks() -> None:
     assert [token.token for token in client.resume()] == rest
 
 
-def test_what_is_written_after_a_write_that_failed_does_not_count() -> None:
+def test_kv_written_after_a_failed_write_does_not_count() -> None:
     network = ServerNetwork()
     client = running(network)
     spare = copying(client, 1)

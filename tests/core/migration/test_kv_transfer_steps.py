@@ -1,4 +1,4 @@
-"""When a server copies and when it runs rows (R13): they take turns, and neither makes the other wait for long."""
+"""Copy steps and row steps of a server (R13, migration): they alternate, and neither delays the other for long."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.model.base import BatchItem, KvRead, KvWrite
 
 
-def test_a_copy_and_the_rows_of_others_take_turns() -> None:
+def test_copy_steps_alternate_with_row_steps() -> None:
     network = ServerNetwork()
     client = running(network)
     spare = opened_beside(client, 1)
@@ -54,7 +54,7 @@ ROW = 1 << 17  # one position fills a group
 
 
 def large(network: ServerNetwork) -> Spare:
-    """A session of a large model on a fast device is copied: in a step's time half a position of KV may be read."""
+    """Start a copy for a large model on a fast device: half a position of KV may be read in the time of a step."""
     client = opened(network, hops=1, length=CONTEXT, new=120, row_bytes=ROW, transfer_rate=25 * ROW)
     client.resume(credit=CONTEXT + READ)
     spare = copying(client, 0, row_bytes=ROW)
@@ -63,7 +63,7 @@ def large(network: ServerNetwork) -> Spare:
 
 
 def round_of(network: ServerNetwork, *servers: Server) -> int:
-    """A step of rows and one of copies of each. The positions that were read for copies."""
+    """Run a step of rows and a copy step on each server. Return the positions that were read for copies."""
     read = 0
     network.now += 0.02
     for server in (each for each in servers for _ in range(2)):
@@ -75,7 +75,7 @@ def round_of(network: ServerNetwork, *servers: Server) -> int:
     return read
 
 
-def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
+def test_copy_catches_up_where_new_kv_exceeds_copy_rate() -> None:
     network = ServerNetwork()
     spare = large(network)
     lags = []
@@ -86,7 +86,7 @@ def test_a_copy_comes_nearer_also_where_new_kv_is_more_than_its_rate() -> None:
     assert lags[-1] < 5 < CONTEXT < lags[0], lags
 
 
-def test_a_copy_that_had_to_wait_does_not_make_up_for_it_in_one_step() -> None:
+def test_delayed_copy_does_not_catch_up_in_one_step() -> None:
     network = ServerNetwork()
     spare = large(network)
     old = spare.client.hops[0][0]
@@ -97,8 +97,8 @@ def test_a_copy_that_had_to_wait_does_not_make_up_for_it_in_one_step() -> None:
     assert 0 < max(read) <= STEP_BYTES // ROW, read
 
 
-def test_what_keeps_coming_is_written_as_fast_and_a_burst_is_not() -> None:
-    """A target whose steps take eight times as long as those of the hop that it copies: 16 positions come in each."""
+def test_write_limit_grows_with_steady_arrivals_only() -> None:
+    """The steps of the target take eight times as long as those of the source: 16 positions arrive in each."""
     network = ServerNetwork()
     spare = large(network)
     old = spare.client.hops[0][0]
@@ -119,11 +119,11 @@ LARGE: Options = {
     "total_pages": 1200,
     "max_length": 4096,
 }
-STEP, COPY = 0.02, 0.001  # seconds that a step takes
+STEP, COPY = 0.02, 0.001  # seconds per step of rows, and per copy step
 
 
 class Timed:
-    """A server whose steps take time; it beats every 0.1 s."""
+    """A server whose steps take time. It sends a heartbeat every 0.1 s."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.pace, self.until, self.beat_at = server, StepTimes(), 0.0, 0.0
@@ -148,8 +148,8 @@ def session(network: ServerNetwork, server: Server, number: int, length: int) ->
 
 
 @pytest.mark.parametrize("every", [None, 0.04])
-def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float | None) -> None:
-    """`every`: seconds between two tokens; None: they come as fast as they can."""
+def test_copying_does_not_change_reported_step_times(every: float | None) -> None:
+    """`every`: seconds between two tokens; None: tokens come as fast as they can."""
     network = ServerNetwork()
     copied, plain = (session(network, network.serve(0, 6, **LARGE), n, 2000) for n in (1, 2))
     spare = copying(copied, 0, **LARGE)
@@ -170,7 +170,7 @@ def test_a_server_that_is_copied_seems_as_fast_as_one_that_is_not(every: float |
     assert found is not None and 0.8 < found.ratio < 1.3
 
 
-def test_a_stall_that_hits_a_copy_is_no_excuse_for_rows() -> None:
+def test_busy_time_of_rows_includes_stalls_of_copies() -> None:
     network = ServerNetwork()
     server = large(network).client.hops[0][0]
     before = server.core.heartbeat()
@@ -188,7 +188,7 @@ def test_a_stall_that_hits_a_copy_is_no_excuse_for_rows() -> None:
     )
 
 
-def test_a_last_position_does_not_wait_for_copies_that_are_far_behind() -> None:
+def test_last_position_is_copied_before_far_behind_copies() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, **LARGE)
     clients = [session(network, server, n, 20 if n == 1 else 60) for n in range(1, 9)]
@@ -222,7 +222,5 @@ def test_a_last_position_does_not_wait_for_copies_that_are_far_behind() -> None:
     began = network.now
     while last.kv == 20 and network.now - began < 1.0:
         round_of_all()
-    assert network.now - began < 3 * STEP, (
-        "a step that was out, one with its row, and then the copy"
-    )
-    assert max(spare.kv for spare in spares[1:]) < 60, "they had much to read"
+    assert network.now - began < 3 * STEP, "the running step, one with its row, and then the copy"
+    assert max(spare.kv for spare in spares[1:]) < 60, "they had many positions to read"

@@ -1,4 +1,4 @@
-"""Planned moves with the cores of both sides: the answer is the one of a swarm that nobody leaves (R13)."""
+"""Migrations with the cores of both sides: the tokens equal those without a migration (R13, migration)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NEW = 40
 
 
 def run_to(swarm: Swarm, session: str, count: int) -> None:
-    """The client reads so many tokens of its answer."""
+    """Let the client read until `count` tokens of its answer may have come."""
     swarm.gateway.read(session, len(PROMPT) + count - 5)
     swarm.wait(0.1)
 
@@ -34,7 +34,7 @@ def three_spans(swarm: Swarm, replay_bytes: int = 1 << 20) -> dict[str, Server]:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
+def test_hop_migrates_in_the_middle_of_an_answer(place: int) -> None:
     swarm = Swarm()
     three_spans(swarm)
     ask(swarm, "a")
@@ -51,10 +51,10 @@ def test_a_hop_moves_in_the_middle_of_an_answer(place: int) -> None:
     assert not swarm.gateway.all(Rerouted)
     assert swarm.servers[old].core.stats.sessions == 0
     rows = sum(server.core.stats.rows for server in swarm.servers.values())
-    assert rows <= 4 * (len(PROMPT) + NEW) + 3 * 6, "nothing else was computed twice"
+    assert rows <= 4 * (len(PROMPT) + NEW) + 3 * 6, "no other row was run twice"
 
 
-def test_the_only_hop_of_a_route_moves() -> None:
+def test_only_hop_of_a_route_migrates() -> None:
     swarm = Swarm()
     old = swarm.serve(0, 4)
     ask(swarm, "a")
@@ -68,7 +68,7 @@ def test_the_only_hop_of_a_route_moves() -> None:
     assert swarm.gateway.tokens("a") == expected(PROMPT, NEW)
 
 
-def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
+def test_all_servers_are_drained_in_turn_under_many_sessions() -> None:
     swarm = Swarm()
     old = three_spans(swarm)
     names = [f"s{number}" for number in range(6)]
@@ -83,14 +83,14 @@ def test_every_server_is_left_one_after_the_other_under_many_sessions() -> None:
             done += 1
             for name in names:
                 run_to(swarm, name, done)
-            assert done < NEW, "the server was not left in time"
+            assert done < NEW, "the server was not drained in time"
     for name in names:
         run_to(swarm, name, NEW)
         assert swarm.gateway.tokens(name) == expected(PROMPT, NEW)
     assert outcomes(swarm) == ["migrated"] * 18
 
 
-def test_a_server_that_ends_is_left_before_it_goes() -> None:
+def test_ending_server_is_drained_before_it_exits() -> None:
     swarm = Swarm()
     three_spans(swarm)
     ask(swarm, "a")
@@ -109,7 +109,7 @@ def test_a_server_that_ends_is_left_before_it_goes() -> None:
     assert not swarm.gateway.all(Rerouted)
 
 
-def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
+def test_session_without_retained_rows_migrates() -> None:
     swarm = Swarm()
     three_spans(swarm, replay_bytes=0)
     ask(swarm, "a")
@@ -125,7 +125,7 @@ def test_a_session_of_which_nobody_keeps_rows_moves_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_kills_in_the_middle_of_moves_change_nothing(seed: int) -> None:
+def test_kills_during_migrations_do_not_change_tokens(seed: int) -> None:
     rng = random.Random(seed)
     swarm = Swarm()
     three_spans(swarm)

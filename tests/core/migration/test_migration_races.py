@@ -1,4 +1,4 @@
-"""Planned moves that met something else at the wrong moment (R13); each one was a hole once."""
+"""Migrations that meet another event at the wrong moment (R13, migration). Each test found a bug."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelswarm_gateway.core.interface.effects import Refused, Rerouted, Session
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
-def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_first() -> None:
+def test_irreplaceable_hop_does_not_block_other_migration() -> None:
     script = Script()
     only = script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -23,10 +23,10 @@ def test_a_session_leaves_its_second_server_although_nobody_can_replace_the_firs
     assert [go.standby for go in script.told(new, StartEpoch)] == [True]
 
 
-def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
+def test_hop_opened_after_last_token_does_not_restart_turn() -> None:
     script = Script(
         settings=GatewaySettings(copy_attempts=0)
-    )  # moved without a copy, as soon as it is open
+    )  # migrated without a copy once it is open
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
     script.ask("s", PROMPT)
@@ -45,7 +45,7 @@ def test_a_hop_that_opens_after_the_last_token_starts_no_turn_again() -> None:
     assert outcomes(script) == ["superseded"] and len(script.told(new, Close)) == 1
 
 
-def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
+def test_superseded_copies_do_not_count_as_failures() -> None:
     script = Script(settings=GatewaySettings(migration_retry_seconds=0.1))
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -63,10 +63,10 @@ def test_moves_that_others_overtook_are_not_held_against_copies() -> None:
     assert outcomes(script) == ["superseded"] * 4
     gos = script.told(new, StartEpoch)
     assert len(gos) == begun + 1, "a fifth copy"
-    assert all(go.standby for go in gos), "the reader would notice a move without"
+    assert all(go.standby for go in gos), "without a copy, the reader would notice the migration"
 
 
-def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> None:
+def test_new_tail_avoids_failing_link_to_the_head() -> None:
     for seed in range(8):
         script = Script()
         head = script.add_server("a", 0, 2)
@@ -79,13 +79,13 @@ def test_a_new_tail_does_not_go_where_the_ring_to_the_head_keeps_failing() -> No
         for generation in range(2):
             script.core._registry.on_link_failed(bad, head, generation, script.now)
         for number in range(seed):
-            script.core._registry.add_hop(good, number, 2000)  # so that the other looks better
+            script.core._registry.add_hop(good, number, 2000)  # so that the other one is cheaper
         script.core.migrations.drain(tail, "drain", script.now)
         script.run()
         assert script.told(good, StartEpoch) and not script.told(bad, StartEpoch)
 
 
-def test_a_repair_that_meets_only_servers_that_stop_waits_with_its_kv_for_the_next_one() -> None:
+def test_held_recovery_keeps_kv_when_servers_are_draining() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     dies = script.add_server("b", 2, 4)
@@ -98,14 +98,12 @@ def test_a_repair_that_meets_only_servers_that_stop_waits_with_its_kv_for_the_ne
     view = script.gateway.view("s")
     assert view.state == "held"
     assert "stop" in view.hold_reason and "KV" not in view.hold_reason
-    assert not script.told("a/1/0", Close), (
-        "what it holds elsewhere is not what there is no room for"
-    )
+    assert not script.told("a/1/0", Close), "the session keeps its KV at the other hop"
     script.add_server("d", 2, 4)
     assert script.names("s") == ["a", "d"]
 
 
-def test_a_turn_that_meets_only_servers_that_stop_is_told_so() -> None:
+def test_turn_refusal_names_draining_servers() -> None:
     script = Script()
     script.server(script.add_server("a", 0, 4)).refusing = Refusal.DRAINING
     script.ask("s", PROMPT)
@@ -114,7 +112,7 @@ def test_a_turn_that_meets_only_servers_that_stop_is_told_so() -> None:
     assert not script.gateway.all(SessionLost)
 
 
-def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session() -> None:
+def test_failed_copy_to_server_on_route_causes_no_rerouting() -> None:
     script = Script()
     script.add_server("a", 0, 1)
     old = script.add_server("b", 1, 2)
@@ -123,7 +121,7 @@ def test_a_copy_that_fails_to_a_server_of_another_hop_is_nothing_to_the_session(
     script.ask("s", PROMPT)
     script.token("s")
     script.core.on_peer_lost(wide, script.now)
-    script.add_server("c", 1, 3)  # it holds the blocks of b as well, and serves its own
+    script.add_server("c", 1, 3)  # it holds the blocks of b as well, and serves 2:3
     script.run()
     script.token("s")
     script.wait(0.1)

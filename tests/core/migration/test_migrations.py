@@ -1,4 +1,4 @@
-"""Planned moves at the gateway (R13): what it says to whom while a session leaves a server, and what ends a copy."""
+"""Migrations at the gateway (R13, migration): messages while a session leaves a server, and ends of a KV copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
-def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop() -> None:
+def test_tail_serves_during_kv_copy_and_is_then_replaced() -> None:
     script, old, new = two_spans()
     leave(script, old)
     [create] = script.told(new, Fence)
@@ -48,15 +48,15 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
 
     script.token("s")
     script.token("s")
-    assert script.names("s") == ["a", "b"], "it serves on while the copy is behind"
+    assert script.names("s") == ["a", "b"], "the old hop serves while the copy is behind"
     assert len(script.told(new, Input)) == 3
     script.copied("s", new, 20)
     script.record.clear()
     script.copied("s", new, 22)
     script.wait(TICK)
-    assert script.names("s") == ["a", "b"], "a token is under way"
+    assert script.names("s") == ["a", "b"], "a token is in flight"
     script.token("s")
-    assert script.names("s") == ["a", "b"], "the copy of the last position is under way"
+    assert script.names("s") == ["a", "b"], "the copy of the last position is in flight"
     script.copied("s", new, 23)
     assert script.names("s") == ["a", "c"]
     assert [fence.create for fence in script.told(new, Fence)] == [None]
@@ -69,7 +69,7 @@ def test_a_tail_is_copied_while_the_old_one_serves_and_then_replaced_in_one_loop
     assert script.length("s") == before + 1
 
 
-def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
+def test_undrained_session_gets_its_credit_back() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.core.on_read("s", 21, script.now)
@@ -78,13 +78,13 @@ def test_a_move_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
     script.record.clear()
     script.core.on_read("s", 22, script.now)
     script.run()
-    assert not script.told(old, Window), "it is to come to rest"
+    assert not script.told(old, Window), "the session is to become quiescent"
     script.core.migrations.undrain(old, "drain", script.now)
     script.run()
     assert [window.limit for window in script.told(old, Window)] == [25]
 
 
-def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit() -> None:
+def test_aborted_rebalancing_leaves_session_its_credit() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -104,7 +104,7 @@ def test_a_move_for_balance_that_comes_to_nothing_leaves_the_session_its_credit(
     assert [window.limit for window in script.told(old, Window)] == [80 + 64]
 
 
-def test_the_log_of_a_head_comes_from_the_gateway() -> None:
+def test_new_head_gets_its_log_from_the_gateway() -> None:
     script = Script()
     old = script.add_server("a", 0, 2)
     script.add_server("b", 2, 4)
@@ -127,7 +127,7 @@ def test_the_log_of_a_head_comes_from_the_gateway() -> None:
     assert script.names("s") == ["c", "b"]
 
 
-def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
+def test_copies_per_server_are_limited() -> None:
     script = Script(settings=GatewaySettings(copies_per_server=2))
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -143,7 +143,7 @@ def test_only_so_many_copies_run_at_a_server_at_a_time() -> None:
     assert view is not None and (view.hops, view.migrating) == (5, 2)
 
 
-def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
+def test_stalled_copy_is_aborted_and_retried() -> None:
     script, old, new = two_spans(
         GatewaySettings(copy_stall_seconds=1.0, migration_retry_seconds=0.5)
     )
@@ -157,7 +157,7 @@ def test_a_copy_that_gets_no_nearer_is_dropped_and_begun_again_later() -> None:
     assert len(script.told(new, StartEpoch)) == 2
 
 
-def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
+def test_session_is_recomputed_after_repeated_copy_failures() -> None:
     settings = GatewaySettings(copy_stall_seconds=0.5, migration_retry_seconds=0.1, copy_attempts=2)
     script, old, _ = two_spans(settings)
     leave(script, old)
@@ -169,7 +169,7 @@ def test_a_session_whose_copies_fail_is_moved_without_one_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("trouble", [FaultKind.FAILED, FaultKind.GAP, FaultKind.UNKNOWN_HANDLE])
-def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: FaultKind) -> None:
+def test_fault_at_new_hop_aborts_only_the_migration(trouble: FaultKind) -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.reports("s", new, trouble)
@@ -180,16 +180,16 @@ def test_what_goes_wrong_at_the_new_hop_is_nothing_to_the_session(trouble: Fault
     assert script.length("s") == before + 1
 
 
-def test_a_broken_link_to_where_the_copy_goes_is_nothing_to_the_session() -> None:
+def test_broken_link_to_copy_target_aborts_only_migration() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.reports("s", old, FaultKind.LINK_DOWN, new)
     script.reports("s", old, FaultKind.LINK_DOWN, new)
     assert outcomes(script) == ["aborted"]
-    assert not reroutes(script), "a late report of a copy that is over is not the session's either"
+    assert not reroutes(script), "a late report about an ended copy causes no rerouting"
 
 
-def test_a_server_without_room_is_asked_again_later() -> None:
+def test_refused_migration_is_retried() -> None:
     script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.5))
     script.server(new).refusing = Refusal.NO_PAGES
     leave(script, old)
@@ -200,7 +200,7 @@ def test_a_server_without_room_is_asked_again_later() -> None:
     assert script.told(new, StartEpoch)
 
 
-def test_another_server_is_tried_when_one_refuses() -> None:
+def test_another_target_is_tried_after_refusal() -> None:
     script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.1))
     script.server(new).refusing = Refusal.NO_PAGES
     leave(script, old)
@@ -209,7 +209,7 @@ def test_another_server_is_tried_when_one_refuses() -> None:
     assert script.told(other, StartEpoch)
 
 
-def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> None:
+def test_recovery_supersedes_copy_and_uses_its_hop() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.copied("s", new, 15)
@@ -218,14 +218,14 @@ def test_the_loop_wins_over_a_copy_and_takes_its_hop_if_it_needs_one_there() -> 
     assert reroutes(script) == ["link_down"]
     assert script.names("s") == ["a", "c"]
     [fence] = script.told(new, Fence)
-    assert fence.create is None, "what was copied is used"
+    assert fence.create is None, "the copied KV is used"
     assert not script.told(new, Close)
     script.token("s")
     script.wait(0.1)
     assert outcomes(script) == ["superseded"]
 
 
-def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_runs() -> None:
+def test_copy_restarts_after_recovery_from_another_fault() -> None:
     script, old, new = two_spans(GatewaySettings(migration_retry_seconds=0.1))
     leave(script, old)
     script.reports("s", old, FaultKind.GAP, "a/1/0")
@@ -233,14 +233,14 @@ def test_a_fault_elsewhere_ends_the_copy_and_it_begins_again_when_the_session_ru
     assert len(script.told(new, Close)) == 1
     script.wait(0.5)
     assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 1, (
-        "repairs come before moves"
+        "recovery comes before migration"
     )
     script.token("s")
     script.wait(0.5)
     assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 2
 
 
-def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_used_next() -> None:
+def test_turn_end_ends_copy_and_next_turn_uses_new_server() -> None:
     script, old, new = two_spans()
     leave(script, old)
     tail = script.hop(old)
@@ -249,12 +249,12 @@ def test_a_turn_that_ends_takes_its_copy_with_it_and_the_rest_leaves_when_it_is_
     script.wait(0.1)
     assert outcomes(script) == ["superseded"]
     assert script.told(new, Close) and script.told(old, Close)
-    assert script.names("s") == ["a"], "what it held there is given up"
+    assert script.names("s") == ["a"], "its KV at the drained server is freed"
     script.ask("s", (*PROMPT, 7, 9, 5))
     assert script.names("s") == ["a", "c"]
 
 
-def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
+def test_draining_heartbeat_starts_migration() -> None:
     script, old, new = two_spans()
     script.says(old, Heartbeat(draining=True))
     script.wait(0.1)
@@ -262,14 +262,14 @@ def test_a_server_that_says_it_is_about_to_end_is_left() -> None:
     assert [view.drain_cause for view in script.core.server_views()] == ["", "shutdown", ""]
 
 
-def test_a_report_of_draining_moves_the_session_and_disturbs_nothing() -> None:
+def test_draining_report_starts_migration_without_rerouting() -> None:
     script, old, new = two_spans()
     script.reports("s", old, FaultKind.DRAINING)
     script.wait(0.1)
     assert script.told(new, StartEpoch) and not reroutes(script)
 
 
-def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
+def test_drain_of_sole_blocks_waits_for_a_replica() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -285,7 +285,7 @@ def test_blocks_that_nobody_else_has_wait_for_a_server() -> None:
     assert script.told(new, StartEpoch)
 
 
-def test_new_sessions_do_not_go_where_others_leave() -> None:
+def test_new_sessions_avoid_draining_server() -> None:
     script, old, _ = two_spans()
     leave(script, old)
     for number in range(6):
@@ -293,7 +293,7 @@ def test_new_sessions_do_not_go_where_others_leave() -> None:
         assert script.names(f"n{number}") == ["a", "c"]
 
 
-def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
+def test_undrain_ends_copies() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.core.migrations.undrain(old, "drain", script.now)
@@ -304,7 +304,7 @@ def test_a_drain_that_is_taken_back_ends_its_copies() -> None:
     assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
 
 
-def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
+def test_hop_is_replaced_by_chain_when_all_parts_are_copied() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -319,14 +319,14 @@ def test_a_hop_is_replaced_by_a_chain_when_each_part_of_it_is_there() -> None:
         script.token("s")
     script.copied("s", first, 23)
     script.wait(0.1)
-    assert script.names("s") == ["a", "b"], "a part of it is missing"
+    assert script.names("s") == ["a", "b"], "one part of the chain is missing"
     script.copied("s", second, 23)
     script.wait(TICK)
     assert script.names("s") == ["a", "c", "d"]
     assert outcomes(script) == ["migrated"]
 
 
-def test_a_session_that_closes_takes_its_copy_with_it() -> None:
+def test_closed_session_ends_its_copy() -> None:
     script, old, new = two_spans()
     leave(script, old)
     script.core.close_session("s", script.now)
@@ -335,7 +335,7 @@ def test_a_session_that_closes_takes_its_copy_with_it() -> None:
     assert not script.core._recovery.hops_by_handle and not script.core._registry.hops.total()
 
 
-def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
+def test_late_answer_for_aborted_copy_closes_its_hop() -> None:
     script, old, new = two_spans(GatewaySettings(copy_stall_seconds=0.5))
     script.server(new).silent = True
     leave(script, old)
@@ -349,7 +349,7 @@ def test_a_copy_that_was_never_answered_is_closed_when_it_is() -> None:
     assert not script.core._recovery.hops.closing
 
 
-def test_a_server_is_left_until_every_cause_of_it_is_taken_back() -> None:
+def test_drain_lasts_until_all_causes_are_removed() -> None:
     script, old, _ = two_spans()
     script.core.migrations.drain(old, "slow", script.now)
     script.core.migrations.drain(old, "drain", script.now)

@@ -1,4 +1,4 @@
-"""Pages and who may hold them: reserves, repairs, grants, leases, the gateway's list (R12, R19)."""
+"""Pages and admission: reserves, recoveries, grants, leases and OwnedSessions (R12, admission; R19, leases)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def create(
     return answer
 
 
-def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
+def test_create_reserves_pages_and_keeps_a_tenth_for_recovery() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     assert create(network, server, "a", 33).free_pages == 20 - 9
@@ -67,7 +67,7 @@ def test_pages_are_reserved_at_create_and_a_tenth_is_kept_for_repairs() -> None:
     assert server.core.stats.free_pages == 0
 
 
-def test_new_sessions_do_not_take_what_a_repair_waits_for() -> None:
+def test_new_session_gets_no_pages_that_a_recovery_awaits() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     held = create(network, server, "a", 40)
@@ -76,12 +76,12 @@ def test_new_sessions_do_not_take_what_a_repair_waits_for() -> None:
     server.core.receive(GATEWAY, Close(held.server_handle), network.now)
     refused = create(network, server, "c", 12)
     assert refused.refusal is Refusal.NO_PAGES, "13 are free, 11 are awaited"
-    assert create(network, server, "d", 8).refusal is None, "it takes none of them"
+    assert create(network, server, "d", 8).refusal is None, "it needs none of the awaited pages"
     assert create(network, server, "r", 44, repair=True).refusal is None
     assert server.core.stats.free_pages == 0
 
 
-def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
+def test_page_reservation_of_refused_recovery_expires() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     create(network, server, "a", 40)
@@ -91,14 +91,14 @@ def test_a_repair_that_went_elsewhere_keeps_nobody_out_for_long() -> None:
     assert create(network, server, "c", 8).refusal is None
 
 
-def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None:
+def test_small_recovery_keeps_reservation_of_larger_one() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     held = create(network, server, "a", 40)
     create(network, server, "b", 28)
     assert create(network, server, "large", 44, repair=True).refusal is Refusal.NO_PAGES
     assert create(network, server, "small", 4, repair=True).refusal is None, (
-        "it takes what is there"
+        "the free pages are enough for it"
     )
     server.core.receive(GATEWAY, Close(held.server_handle), network.now)
     assert create(network, server, "c", 8).refusal is Refusal.NO_PAGES, (
@@ -106,10 +106,12 @@ def test_a_small_repair_does_not_give_away_what_a_larger_one_waits_for() -> None
     )
     assert create(network, server, "large", 44, repair=True).refusal is None
     server.core.receive(GATEWAY, Close(network.answers[-1][1].server_handle), network.now)  # type: ignore[union-attr]
-    assert create(network, server, "c", 8).refusal is None, "it had room: nothing is awaited"
+    assert create(network, server, "c", 8).refusal is None, (
+        "the recovery was admitted: no page is awaited"
+    )
 
 
-def test_the_smaller_of_two_repairs_goes_on_waiting_when_the_larger_has_room() -> None:
+def test_admitted_recovery_keeps_reservation_of_smaller_one() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     held = create(network, server, "a", 40)
@@ -138,13 +140,13 @@ def next_turn(
     return answer
 
 
-def test_a_turn_that_needs_more_pages_waits_behind_a_repair_and_any_other_does_not() -> None:
+def test_only_growing_turn_is_refused_for_awaited_pages() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     held = create(network, server, "a", 28)
     own = create(network, server, "b", 28).server_handle
     assert create(network, server, "r", 44, repair=True).refusal is Refusal.NO_PAGES
-    assert next_turn(network, server, own, 28, 2).refusal is None, "it has what it needs"
+    assert next_turn(network, server, own, 28, 2).refusal is None, "its pages are enough"
     server.core.receive(GATEWAY, Close(held.server_handle), network.now)
     assert next_turn(network, server, own, 40, 3).refusal is Refusal.NO_PAGES, "13 free, 11 awaited"
     assert next_turn(network, server, own, 20, 4).refusal is None
@@ -152,8 +154,8 @@ def test_a_turn_that_needs_more_pages_waits_behind_a_repair_and_any_other_does_n
     assert next_turn(network, server, own, 24, 5).refusal is None
 
 
-def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
-    """One of its hops grows here, another one is to be opened beside it."""
+def test_session_may_use_pages_awaited_by_its_own_recovery() -> None:
+    """One hop of the session grows here, and another one is to be created beside it for a recovery."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     own = create(network, server, "a", 28, blocks=(0, 3)).server_handle
@@ -163,7 +165,7 @@ def test_a_session_does_not_wait_for_a_repair_of_its_own() -> None:
     assert next_turn(network, server, own, 32, 2).refusal is None
 
 
-def test_a_refused_create_leaves_nothing_behind() -> None:
+def test_refused_create_allocates_nothing() -> None:
     network = ServerNetwork()
     server = network.serve(2, 4, total_pages=20, max_length=60)
     assert create(network, server, "a", 61, blocks=(2, 4)).refusal is Refusal.TOO_LONG
@@ -174,14 +176,14 @@ def test_a_refused_create_leaves_nothing_behind() -> None:
     assert create(network, server, "a", 60, blocks=(2, 4)).refusal is None
 
 
-def test_what_could_never_fit_is_too_long_not_busy() -> None:
+def test_create_that_can_never_fit_is_refused_as_too_long() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20)
     assert create(network, server, "a", 77).refusal is Refusal.TOO_LONG
     assert create(network, server, "a", 77, repair=True).refusal is None
 
 
-def test_a_server_that_stops_takes_no_new_session() -> None:
+def test_draining_server_refuses_new_session() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6)
     create(network, server, "a", 9)
@@ -190,7 +192,7 @@ def test_a_server_that_stops_takes_no_new_session() -> None:
     assert server.core.heartbeat().draining and server.core.heartbeat().sessions == 1
 
 
-def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use() -> None:
+def test_draining_server_reports_once_and_stays_until_unused() -> None:
     network = ServerNetwork()
     client = opened(network, hops=1, length=9, new=5)
     core = client.hops[0][0].core
@@ -204,7 +206,7 @@ def test_a_server_that_stops_tells_each_owner_once_and_waits_for_sessions_in_use
     assert not core.is_in_use(network.now)  # the turn is over
 
 
-def test_a_session_that_nobody_touches_is_not_in_use() -> None:
+def test_idle_or_orphaned_session_is_not_in_use() -> None:
     network = ServerNetwork()
     client = opened(network, hops=2, length=9, new=5)
     client.resume(credit=11)
@@ -214,7 +216,7 @@ def test_a_session_that_nobody_touches_is_not_in_use() -> None:
     assert not core.is_in_use(network.now)
 
 
-def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> None:
+def test_hop_without_start_epoch_is_freed_and_reported() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(9))
     client.refence(5)
@@ -225,10 +227,10 @@ def test_a_hop_without_go_is_freed_after_the_grant_and_the_gateway_is_told() -> 
     client.resume()
     assert {report.kind for report in client.reports} == {FaultKind.UNKNOWN_HANDLE}
     assert {report.handle for report in client.reports} == {100, 101}
-    assert len(client.reports) == 4  # at the end of the grant, and again for the Go
+    assert len(client.reports) == 4  # at the end of the grant, and again for the StartEpoch
 
 
-def test_a_parked_hop_that_ran_is_not_freed_by_the_grant() -> None:
+def test_parked_hop_outlives_grant_timeout() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(9))
     client.start(5)
@@ -241,7 +243,7 @@ def test_a_parked_hop_that_ran_is_not_freed_by_the_grant() -> None:
     assert network.free_pages == [64, 64]
 
 
-def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> None:
+def test_sessions_of_lost_gateway_are_freed_at_twice_the_lease() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(9))
     client.start(20)
@@ -249,16 +251,16 @@ def test_sessions_of_a_lost_gateway_go_on_and_are_freed_at_twice_the_lease() -> 
         server.core.on_peer_lost(GATEWAY, network.now)
     network.run()
     assert client.hops[1][0].core.stats.rows == 9 + 19
-    assert not client.finish()  # nothing is sent to a gateway that is gone
+    assert not client.finish()  # nothing is sent to a lost gateway
     network.tick(59.0)
     assert all(pages < 64 for pages in network.free_pages)
     for server in network.servers.values():
-        server.core.on_peer_lost(GATEWAY, network.now)  # heard again: the clock goes on
+        server.core.on_peer_lost(GATEWAY, network.now)  # a second loss does not restart the lease
     network.tick(1.5)
     assert network.free_pages == [64, 64]
 
 
-def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
+def test_returning_gateway_keeps_only_listed_sessions() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6)
     kept = create(network, server, "kept", 9).server_handle
@@ -279,11 +281,11 @@ def test_a_gateway_that_comes_back_keeps_what_it_lists() -> None:
     assert set(server.core.handles()) == {kept, other}
     network.tick(5.0)
     assert set(server.core.handles()) == {kept, other}
-    network.tick(10_000.0)  # its link is up; the other one never had one
+    network.tick(10_000.0)  # its link is up; the other gateway never had a link
     assert set(server.core.handles()) == {kept}
 
 
-def test_a_list_that_is_late_is_answered_with_what_it_freed() -> None:
+def test_hop_missing_in_owned_sessions_is_reported_unknown() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6)
     create(network, server, "new", 9)
@@ -294,7 +296,7 @@ def test_a_list_that_is_late_is_answered_with_what_it_freed() -> None:
     assert (report.handle, report.kind) == (1, FaultKind.UNKNOWN_HANDLE)
 
 
-def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> None:
+def test_admission_evicts_only_sessions_with_expired_lease() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20)
     for name, gateway in (("one", "gateway/1/x"), ("two", "gateway/2/x")):
@@ -310,13 +312,13 @@ def test_an_expired_lease_gives_way_to_an_admission_a_fresh_one_does_not() -> No
     network.tick(11.0)
     assert create(network, server, "three", 36).refusal is None
     assert create(network, server, "four", 36).refusal is Refusal.NO_PAGES
-    server.core.receive("gateway/2/x", Heartbeat(), network.now)  # it lives: its lease begins anew
+    server.core.receive("gateway/2/x", Heartbeat(), network.now)  # its lease begins again
     network.tick(29.0)
     assert create(network, server, "four", 36).refusal is None  # the grant of "three" is over
 
 
 @pytest.mark.parametrize("drop", ["close", "lease", "live"])
-def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None:
+def test_200_dropped_sessions_free_all_pages(drop: str) -> None:
     network = ServerNetwork(seed=3)
     servers = route(network, 2, total_pages=3000)
     clients = make_clients(network, servers, [1 + at % 13 for at in range(200)])
@@ -348,5 +350,5 @@ def test_200_sessions_opened_and_dropped_leave_all_pages_free(drop: str) -> None
 @pytest.mark.parametrize(
     ("row_bytes", "rows"), [(8, 1024), (2048, 1024), (8192, 256), (16384, 128), (1 << 20, 32)]
 )
-def test_the_row_window_is_about_two_mebibytes_of_rows(row_bytes: int, rows: int) -> None:
+def test_row_window_is_about_two_mebibytes_within_limits(row_bytes: int, rows: int) -> None:
     assert row_window(row_bytes) == rows

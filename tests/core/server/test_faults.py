@@ -1,4 +1,4 @@
-"""What goes wrong inside an epoch, and what may not cross from one epoch into the next (R2, R7-R10, I7)."""
+"""Faults within an epoch, and state that must not cross into the next one (R2, fencing; R7, credit; I7, isolation)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_serving.model.base import Result
 
 
-def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> None:
+def test_failed_step_is_reported_and_fence_recovers_session() -> None:
     network = ServerNetwork()
     client = opened(network)
     expected = client.expected(client.log, 8)
@@ -47,7 +47,7 @@ def test_a_failed_step_is_reported_and_the_session_goes_on_after_a_fence() -> No
 
 
 @pytest.mark.parametrize("culprit", [None, 0, 1, 2])
-def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: int | None) -> None:
+def test_failed_batch_fails_only_the_poisoned_session(culprit: int | None) -> None:
     network = ServerNetwork()
     servers = route(network, 2)
     clients = make_clients(network, servers, [9, 10, 11])
@@ -74,7 +74,7 @@ def test_a_step_that_raises_stops_only_the_session_that_makes_it_raise(culprit: 
             assert tokens == wanted and not client.reports
 
 
-def test_one_failed_result_stops_one_session_only() -> None:
+def test_failed_result_fails_only_its_session() -> None:
     network = ServerNetwork()
     servers = route(network, 2)
     clients = make_clients(network, servers, [9] * 3)
@@ -103,7 +103,7 @@ BAD_GOS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("changes", BAD_GOS)
-def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str, object]) -> None:
+def test_invalid_start_epoch_is_reported_and_changes_nothing(changes: dict[str, object]) -> None:
     network = ServerNetwork()
     client = opened(network)
     expected = client.expected(client.log, 8)
@@ -114,7 +114,7 @@ def test_a_go_that_does_not_fit_is_reported_and_harms_nothing(changes: dict[str,
     assert [token.token for token in client.finish()] == expected
 
 
-def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
+def test_start_epoch_for_rows_not_retained_is_a_gap() -> None:
     network = ServerNetwork()
     client = opened(network, replay_bytes=0)
     client.resume(credit=14)
@@ -136,7 +136,7 @@ def test_a_go_that_wants_rows_nobody_kept_is_a_gap() -> None:
         Sampling(seed=1 << 64),
     ],
 )
-def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling: Sampling) -> None:
+def test_invalid_sampling_params_are_reported_without_tokens(sampling: Sampling) -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(5), sampling=sampling)
     client.start(5)
@@ -144,7 +144,7 @@ def test_params_that_no_sampler_can_take_are_reported_and_reach_no_step(sampling
     assert FaultKind.FAILED in {report.kind for report in client.reports}
 
 
-def test_a_go_before_the_cut_was_made_is_ignored() -> None:
+def test_start_epoch_before_truncation_is_ignored() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.go()
@@ -161,7 +161,7 @@ def test_a_go_before_the_cut_was_made_is_ignored() -> None:
     assert not client.reports
 
 
-def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
+def test_row_held_for_live_lane_is_dropped_with_its_epoch() -> None:
     network = ServerNetwork()
     client = opened(network, length=10)
     client.go()
@@ -169,7 +169,7 @@ def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
     bulk = (head.peer, tail.peer, Lane.BULK)
     network.run(until=lambda: bulk in network.lanes)
     network.lanes.pop(bulk)
-    network.run()  # row 9 is computed and held: rows 0 to 8 were never acknowledged
+    network.run()  # row 9 is held: rows 0 to 8 were never acknowledged
     client.log = [*client.log[:6], *prompt(4, seed=5)]
     expected = client.expected(client.log, 8)
     client.refence(8, kv_cut=6, log_cut=6)
@@ -179,7 +179,7 @@ def test_a_row_that_waited_for_its_lane_dies_with_its_epoch() -> None:
     assert len(live) == 8
 
 
-def test_windows_of_the_epoch_before_do_not_hold() -> None:
+def test_windows_of_previous_epoch_are_not_used() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2, row_window=10), prompt(40))
     client.start(8)
@@ -191,7 +191,7 @@ def test_windows_of_the_epoch_before_do_not_hold() -> None:
     assert not client.reports
 
 
-def test_credit_that_came_before_go_holds() -> None:
+def test_credit_before_start_epoch_is_used() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.raise_credit(15)
@@ -202,7 +202,7 @@ def test_credit_that_came_before_go_holds() -> None:
     assert len(client.finish()) == 4
 
 
-def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
+def test_hop_that_lost_its_link_sends_nothing() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3)
     client.go()
@@ -214,10 +214,10 @@ def test_a_hop_that_lost_its_link_sends_nothing_more() -> None:
     network.collect()
     assert not [send for name, send in network.record[seen:] if name == middle.peer]
     client.refence()
-    assert client.fenced[1].kv == 11  # what the step computed is good all the same
+    assert client.fenced[1].kv == 11  # the KV of that step is valid
 
 
-def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
+def test_turn_with_smaller_reserve_keeps_existing_kv() -> None:
     network = ServerNetwork()
     client = opened(network, length=20)
     client.resume(credit=22)
@@ -233,7 +233,7 @@ def test_a_turn_that_reserves_less_than_there_is_keeps_the_kv_it_has() -> None:
     assert [token.token for token in client.finish()] == expected
 
 
-def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
+def test_input_during_step_does_not_change_borrowed_log() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.go()
@@ -246,7 +246,7 @@ def test_an_input_during_a_step_leaves_the_borrowed_log_alone() -> None:
     assert len(pick.log) == pick.position == 12
 
 
-def test_the_head_takes_nothing_after_the_last_token() -> None:
+def test_head_ignores_token_after_the_last_one() -> None:
     network = ServerNetwork()
     client = opened(network, new=3)
     client.resume()

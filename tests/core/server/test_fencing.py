@@ -1,4 +1,7 @@
-"""Fence and Go: the only cut and the only open, what they freeze, and recovery by them (R2-R6, R8)."""
+"""Fence and StartEpoch: truncation and opening of hops, frozen counters, and recovery by them.
+
+R2 (fencing), R3 (lowest cuts), R5 (one loop), R6 (replay), R8 (parked).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from modelswarm.protocol.messages import (
 )
 
 
-def test_a_fence_asked_again_before_go_gives_the_same_answer() -> None:
+def test_repeated_fence_before_start_epoch_gives_same_answer() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(12))
     client.fence(8)
@@ -42,7 +45,7 @@ def test_a_fence_asked_again_before_go_gives_the_same_answer() -> None:
     assert [server.core.stats.sessions for server in network.servers.values()] == [1, 1]
 
 
-def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
+def test_repeated_fence_after_start_epoch_truncates_nothing() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(12))
     expected = client.expected(client.log, 8)
@@ -65,7 +68,7 @@ def test_a_fence_that_comes_again_after_go_cuts_nothing() -> None:
     assert [server.core.stats.rows for server in network.servers.values()] == [12 + 7] * 2
 
 
-def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
+def test_stale_fence_is_ignored_and_unknown_handle_answered() -> None:
     network = ServerNetwork()
     client = opened(network)
     server = client.hops[0][0]
@@ -86,7 +89,7 @@ def test_a_lower_epoch_is_ignored_and_an_unknown_handle_is_named() -> None:
     assert server.core.stats.sessions == 1
 
 
-def test_a_create_is_one_hop_per_session_and_block_range() -> None:
+def test_create_is_idempotent_per_session_and_blocks() -> None:
     network = ServerNetwork()
     whole = network.serve(0, 6)
     name = whole.peer
@@ -101,19 +104,19 @@ def test_a_create_is_one_hop_per_session_and_block_range() -> None:
         and isinstance(second, FenceAck)
         and isinstance(third, FenceAck)
     )
-    assert third == replace(first_, handle=3)  # the gateway has given the hop another name
+    assert third == replace(first_, handle=3)  # the gateway has given the hop another handle
     assert second.server_handle not in (0, first_.server_handle)
     assert whole.core.stats.sessions == 2
 
 
-def test_counters_freeze_at_the_first_fence_after_a_go() -> None:
+def test_counters_freeze_at_first_fence_after_start_epoch() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3)
     assert [answer.counters for answer in client.fenced.values()] == [None] * 3
     client.go(credit=15)
     ran = client.epoch
     client.finish()
-    for _ in range(3):  # also by fences that follow without a Go
+    for _ in range(3):  # also for later fences without a StartEpoch
         client.refence()
         head, middle, tail = (client.fenced[at].counters for at in range(3))
         assert head and middle and tail
@@ -124,7 +127,7 @@ def test_counters_freeze_at_the_first_fence_after_a_go() -> None:
         assert tail.tokens_sent == head.tokens_received == 15
 
 
-def test_counters_show_the_link_that_lost_rows() -> None:
+def test_frozen_counters_show_link_that_lost_rows() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3)
     client.go()
@@ -138,7 +141,7 @@ def test_counters_show_the_link_that_lost_rows() -> None:
     assert head.sent <= middle.received and middle.sent > tail.received
 
 
-def test_an_input_that_is_late_does_not_blame_the_ring() -> None:
+def test_late_input_does_not_show_as_lost_token() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.go()
@@ -149,7 +152,7 @@ def test_an_input_that_is_late_does_not_blame_the_ring() -> None:
     assert head and tail and head.tokens_received >= tail.tokens_sent
 
 
-def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
+def test_fence_during_step_is_answered_when_step_retires() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.go()
@@ -159,7 +162,7 @@ def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
     client.fence(kv_cut=5, log_cut=6)
     tail.core.receive(GATEWAY, network.lanes[GATEWAY, tail.peer, Lane.LIVE].pop(), 0.0)
     network.deliver_all(to=GATEWAY)
-    assert len(network.answers) == before  # not while the step is out
+    assert len(network.answers) == before  # not while the step runs
     tail.end_step(0.0)
     network.deliver_all(to=GATEWAY)
     (answer,) = (item for _, item in network.answers[before:])
@@ -167,7 +170,7 @@ def test_a_fence_stops_sending_at_once_and_cuts_when_the_step_retires() -> None:
     assert (answer.kv, answer.log, answer.epoch) == (5, 6, client.epoch)
 
 
-def test_fences_that_follow_each_other_during_a_step_make_one_lowest_cut() -> None:
+def test_fences_during_step_merge_to_lowest_truncation() -> None:
     network = ServerNetwork()
     client = opened(network, length=20)
     client.go()
@@ -189,7 +192,7 @@ def test_fences_that_follow_each_other_during_a_step_make_one_lowest_cut() -> No
     assert answer.free_pages == 64 - 23
 
 
-def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
+def test_hop_closed_during_step_frees_pages_when_it_retires() -> None:
     network = ServerNetwork()
     client = opened(network)
     client.go()
@@ -197,7 +200,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
     network.run(until=lambda: bool(tail.out))
     tail.core.receive(GATEWAY, Close(client.own[1]), 0.0)
     assert tail.core.stats.sessions == 0 and tail.core.stats.free_pages < 64
-    create = Create("a", 3, 6)  # the same range again, while the old one's step is out
+    create = Create("a", 3, 6)  # the same blocks again, while the old hop's step runs
     tail.core.receive(GATEWAY, Fence(0, 300, Epoch(1, 1), 0, 0, create, Turn(10, 11)), 0.0)
     tail.end_step(0.0)
     assert tail.core.stats.free_pages == 64 - 3
@@ -206,7 +209,7 @@ def test_a_hop_closed_during_a_step_gives_its_pages_when_it_retires() -> None:
     assert isinstance(answer, FenceAck) and answer.server_handle not in (0, client.own[1])
 
 
-def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
+def test_lower_start_truncates_kv_and_rows_run_again() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3, length=30, replay_bytes=0)
     client.resume(credit=35)
@@ -217,7 +220,7 @@ def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
     assert [client.fenced[at].kv for at in range(3)] == [length - 1, 0, length - 1]
     expected = client.expected(client.log, client.end - length)
     gos = client.go()
-    # no kept rows: the head starts again from its tokens, the tail keeps its KV and gets nothing below
+    # no retained rows: the head restarts from its tokens, the tail keeps its KV and gets no earlier rows
     assert [go.start for go in gos] == [0, 0, length - 1]
     assert gos[1].send_from == length - 1
     assert [token.token for token in client.finish()] == expected
@@ -226,7 +229,7 @@ def test_a_lower_start_cuts_the_kv_and_the_rows_are_run_again() -> None:
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_lost_server_at_any_moment_costs_no_token(hops: int, seed: int) -> None:
+def test_server_lost_at_any_moment_costs_no_token(hops: int, seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = opened(network, hops=hops, length=25, new=30)
     whole = client.expected(client.log, 30)
@@ -248,7 +251,7 @@ def test_a_lost_server_at_any_moment_costs_no_token(hops: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_broken_link_between_two_servers_costs_no_token(seed: int) -> None:
+def test_broken_link_between_servers_costs_no_token(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = opened(network, hops=3, length=40, new=30)
     whole = client.expected(client.log, 30)
@@ -269,7 +272,7 @@ def test_a_broken_link_between_two_servers_costs_no_token(seed: int) -> None:
     assert client.log[40:] == whole
 
 
-def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> None:
+def test_broken_link_is_reported_once_by_each_end() -> None:
     network = ServerNetwork()
     client = opened(network, hops=3)
     for generation in (1, 2):
@@ -282,7 +285,7 @@ def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> No
             (one, generation),
             (two, generation),
         }
-        network.servers[one].core.on_peer_lost(two, 0.0)  # nothing runs any more: nothing to say
+        network.servers[one].core.on_peer_lost(two, 0.0)  # no session runs: nothing to report
         network.servers[two].core.on_peer_lost(one, 0.0)
         network.servers[one].core._peers._break_counts[two] = generation
         network.servers[two].core._peers._break_counts[one] = generation
@@ -290,7 +293,7 @@ def test_a_broken_link_is_reported_once_by_both_ends_with_its_generation() -> No
         assert len(client.reports) == 2
 
 
-def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
+def test_refused_turn_keeps_truncation_epoch_and_pages() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=8)
     client.resume()
@@ -306,7 +309,7 @@ def test_a_refused_turn_keeps_cut_epoch_and_old_reserve() -> None:
     assert [token.token for token in client.finish()] == expected
 
 
-def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None:
+def test_turn_is_refused_until_enough_pages_are_free() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=20)
     one = Client(network, servers, prompt(8), session="one")
@@ -323,7 +326,7 @@ def test_a_turn_that_finds_no_free_page_is_refused_until_there_is_room() -> None
     assert [token.token for token in one.finish()] == expected
 
 
-def test_a_smaller_turn_gives_pages_back() -> None:
+def test_smaller_turn_returns_pages() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=100)
     client.resume(credit=14)
@@ -332,7 +335,7 @@ def test_a_smaller_turn_gives_pages_back() -> None:
     assert network.free_pages == [64 - -(-(client.end - 1) // 4)] * 2
 
 
-def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
+def test_higher_epoch_takes_session_over_after_lease() -> None:
     network = ServerNetwork()
     client = opened(network, length=12, new=20)
     whole = client.expected(client.log, 20)
@@ -341,10 +344,10 @@ def test_another_gateway_with_a_higher_epoch_takes_the_session_over() -> None:
     network.add_gateway(other)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
-    network.tick(31.0)  # its owner has not been heard for a lease
+    network.tick(31.0)  # the owner was silent for a lease
     adopter.refence()
     handle = client.own[0]
-    client.fence()  # the first one asks too, with a lower epoch, and is told to let go
+    client.fence()  # the old owner fences with a lower epoch, and is refused
     network.run()
     client.listen()
     assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}

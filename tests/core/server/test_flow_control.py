@@ -1,4 +1,4 @@
-"""What hops grant their predecessors together: many sessions replayed over one link do not fill it (R11, R12)."""
+"""Row windows that hops grant together: replays of many sessions over one link stay bounded (R11, windows)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST = WINDOW // MIN_WINDOW_DIVISOR * ROW_BYTES
 def busy(
     network: ServerNetwork, context: int = CONTEXT, hops: int = 2
 ) -> tuple[list[Client], list[list[int]]]:
-    """Sessions that have read their prompts and have some tokens; and what must follow."""
+    """Return sessions that have prefilled and generated some tokens, and the tokens that must follow."""
     servers = route(
         network,
         hops,
@@ -46,7 +46,7 @@ def busy(
 
 
 def lose_tail(network: ServerNetwork, clients: list[Client]) -> tuple[str, str, Lane]:
-    """All sessions are to go on with a new tail; the bulk lane to it, on which nothing has moved yet."""
+    """Move all sessions to a new tail. Return the bulk lane to it, on which nothing has moved yet."""
     head, tail = clients[0].hops[0][0], clients[0].hops[-1][0]
     network.remove(tail.peer)
     _, first, last = clients[0].hops[-1]
@@ -63,14 +63,14 @@ def lose_tail(network: ServerNetwork, clients: list[Client]) -> tuple[str, str, 
 
 
 def run_but(network: ServerNetwork, still: tuple[str, str, Lane]) -> int:
-    """Until nothing moves but what waits on one lane; the bytes of rows there."""
+    """Run until only messages on lane `still` are left. Return the bytes of rows that wait there."""
     network.held.add(still)
     network.run()
     network.held.remove(still)
     return sum(len(item.payload) for item in network.lanes.get(still, ()) if isinstance(item, Rows))
 
 
-def test_what_is_sent_before_the_wire_drains_is_bounded_however_many_sessions_replay() -> None:
+def test_rows_in_flight_are_bounded_during_many_replays() -> None:
     network = ServerNetwork()
     clients, rest = busy(network)
     lane = lose_tail(network, clients)
@@ -85,7 +85,7 @@ def test_what_is_sent_before_the_wire_drains_is_bounded_however_many_sessions_re
         assert not client.reports
 
 
-def test_prompts_are_bounded_like_replays() -> None:
+def test_rows_in_flight_are_bounded_during_many_prefills() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=4000, row_window=WINDOW, in_flight_bytes=MOST)
     clients = make_clients(network, servers, [CONTEXT] * SESSIONS)
@@ -98,8 +98,8 @@ def test_prompts_are_bounded_like_replays() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
-    """Some of those with a part of the bound end in the middle, others are fenced anew."""
+def test_closed_and_fenced_sessions_release_their_windows(seed: int) -> None:
+    """Some sessions that use up the shared limit are closed in the middle, others are fenced again."""
     network = ServerNetwork(seed=seed)
     clients, rest = busy(network, hops=3)
     lose_tail(network, clients)
@@ -114,9 +114,7 @@ def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
         client.fence()
     network.run()
     for server in network.servers.values():
-        assert not server.core._flow_control._in_flight, (
-            "a session that is fenced has nothing coming"
-        )
+        assert not server.core._flow_control._in_flight, "a fenced session has no rows in flight"
     for client in again:
         client.listen()
         client.go()
@@ -128,13 +126,13 @@ def test_whatever_comes_first_every_session_goes_on(seed: int) -> None:
         assert not windows._in_flight and not windows._in_flight_from
 
 
-def test_a_session_whose_rows_do_not_come_holds_up_no_other() -> None:
-    """Those that have all of the bound never send: their predecessor's steps are of others."""
+def test_session_with_lost_rows_delays_no_other_session() -> None:
+    """The sessions that use up the shared limit never get their rows. The others still have the smallest window."""
     network = ServerNetwork()
     clients, rest = busy(network)
     lane = lose_tail(network, clients)
     run_but(network, lane)
-    stuck = {client.own[-1] for client in clients[:4]}  # the first four have got it all
+    stuck = {client.own[-1] for client in clients[:4]}  # the first four use up the limit
     kept = [
         item for item in network.lanes[lane] if isinstance(item, Rows) and item.handle not in stuck
     ]
@@ -151,8 +149,8 @@ def test_a_session_whose_rows_do_not_come_holds_up_no_other() -> None:
         assert [token.token for token in client.finish()] == tokens
 
 
-def test_sessions_that_decode_say_no_more_for_it() -> None:
-    """Rows from n on do not count, so a window is granted in halves as if nobody else were there."""
+def test_decode_rows_need_no_extra_window_messages() -> None:
+    """Rows from n on do not count towards the shared limit, so a window is granted in halves, as for one session."""
     network = ServerNetwork()
     servers = route(network, 2, total_pages=4000, row_window=WINDOW, in_flight_bytes=MOST)
     clients = make_clients(network, servers, [3] * 8)

@@ -1,4 +1,7 @@
-"""Rows, tokens, inputs and windows that are late, repeated, reordered, of another epoch, or nonsense (R1, R9-R11)."""
+"""Rows, tokens, inputs and windows that are late, repeated, reordered, of another epoch, or malformed.
+
+R1 (rows never truncate), R9 (one lane at a time), R10 (nothing overtakes StartEpoch), R11 (windows).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def two_hops(network: ServerNetwork, length: int = 12) -> Client:
     return Client(network, route(network, 2), prompt(length))
 
 
-def test_repeated_rows_and_tokens_change_nothing() -> None:
+def test_repeated_rows_tokens_and_windows_change_nothing() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     expected = client.expected(client.log, 10)
@@ -45,7 +48,7 @@ def test_repeated_rows_and_tokens_change_nothing() -> None:
     assert not client.reports
 
 
-def test_rows_below_received_are_dropped_and_the_rest_is_taken() -> None:
+def test_rows_below_received_are_dropped_and_rest_is_taken() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     expected = client.expected(client.log, 5)
@@ -61,7 +64,7 @@ def test_rows_below_received_are_dropped_and_the_rest_is_taken() -> None:
     assert not client.reports
 
 
-def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
+def test_rows_above_received_are_reported_as_gap_of_sender() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     client.start(5)
@@ -78,7 +81,7 @@ def test_rows_above_received_are_a_gap_on_the_link_they_came_by() -> None:
     assert (report.handle, report.epoch) == (client.base + 1, client.epoch)
 
 
-def test_frames_of_other_epochs_are_dropped() -> None:
+def test_messages_of_older_epoch_are_dropped() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     client.start(8, credit=15)
@@ -87,7 +90,7 @@ def test_frames_of_other_epochs_are_dropped() -> None:
     client.refence()
     expected = client.expected(client.log, client.end - len(client.log))
     client.go()
-    for sender, send in old:  # the whole past once more, after the new Go
+    for sender, send in old:  # all earlier messages again, after the new StartEpoch
         if send.to.peer in network.servers:
             network.put(sender, send.to.peer, send.item, send.lane)
     assert [token.token for token in client.finish()] == expected
@@ -95,7 +98,7 @@ def test_frames_of_other_epochs_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bodies_may_come_before_or_after_go(seed: int) -> None:
+def test_input_may_arrive_before_or_after_start_epoch(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = two_hops(network, 25)
     expected = client.expected(client.log, 6)
@@ -110,13 +113,13 @@ def test_bodies_may_come_before_or_after_go(seed: int) -> None:
     assert not client.reports
 
 
-def test_the_tail_samples_nothing_before_its_log_copy_is_whole() -> None:
+def test_tail_samples_only_with_complete_log_copy() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     tail = client.hops[1][0]
     expected = client.expected(client.log, 4)
     client.start(4)
-    body = network.lanes.pop((GATEWAY, tail.peer, Lane.BULK))  # the log copy is on its way
+    body = network.lanes.pop((GATEWAY, tail.peer, Lane.BULK))  # the log copy is in flight
     client.finish()
     assert not client.tokens
     assert tail.core.stats.rows == 11  # rows below n do not need it
@@ -124,7 +127,7 @@ def test_the_tail_samples_nothing_before_its_log_copy_is_whole() -> None:
     assert [token.token for token in client.finish()] == expected
 
 
-def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
+def test_input_gap_before_start_epoch_is_reported() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     client.refence(4)
@@ -134,7 +137,7 @@ def test_an_input_after_a_lost_one_is_a_gap_even_before_go() -> None:
     assert not client.tokens
 
 
-def test_windows_and_rows_that_outrun_go_are_kept() -> None:
+def test_window_before_start_epoch_is_kept() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     expected = client.expected(client.log, 4)
@@ -142,19 +145,19 @@ def test_windows_and_rows_that_outrun_go_are_kept() -> None:
     head = client.hops[0][0].peer
     client.go()
     late = network.lanes.pop((GATEWAY, head, Lane.LIVE))
-    network.run()  # the tail has its Go and grants rows to a head that has none
+    network.run()  # the tail has its StartEpoch and grants rows to a head without one
     assert [send.to.peer for send in network.sent(Window)] == [head]
     network.lanes[GATEWAY, head, Lane.LIVE] = late
     assert [token.token for token in client.finish()] == expected
 
 
-def test_rows_before_go_are_taken_at_go() -> None:
+def test_rows_before_start_epoch_are_used_at_start_epoch() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     expected = client.expected(client.log, 4)
     client.refence(4)
     head, tail = (hop[0].peer for hop in client.hops)
-    # a window that the tail has not granted lets the head run ahead of the tail's Go
+    # a forged window lets the head send rows before the tail has its StartEpoch
     network.put(tail, head, Window(client.own[0], client.epoch, 0, 10))
     client.go()
     late = network.lanes.pop((GATEWAY, tail, Lane.LIVE))
@@ -164,7 +167,7 @@ def test_rows_before_go_are_taken_at_go() -> None:
     assert [token.token for token in client.finish()] == expected
 
 
-def test_a_row_beyond_the_granted_window_is_refused() -> None:
+def test_rows_beyond_granted_window_are_reported() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2, row_window=4), prompt(12))
     client.start(4)
@@ -188,7 +191,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("changes", NONSENSE)
-def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object]) -> None:
+def test_malformed_rows_fail_only_their_session(changes: dict[str, object]) -> None:
     network = ServerNetwork()
     client = two_hops(network)
     other = Client(network, client.hops, prompt(15, 1), session="other", base=500)
@@ -206,13 +209,13 @@ def test_nonsense_rows_stop_their_session_and_no_other(changes: dict[str, object
     assert [report.kind for report in client.reports] == [FaultKind.FAILED]
     other.listen()
     assert [token.token for token in other.resume()] == expected
-    # and the session itself goes on after a fence
+    # the session itself continues after a fence
     expected = client.expected(client.log, 5)
     client.refence()
     assert [token.token for token in client.resume()] == expected
 
 
-def test_rows_from_a_stranger_are_dropped() -> None:
+def test_rows_from_unknown_peer_are_dropped() -> None:
     network = ServerNetwork()
     client = two_hops(network)
     expected = client.expected(client.log, 5)
@@ -225,7 +228,7 @@ def test_rows_from_a_stranger_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(VOCABULARY,), (-1,), (0,) * 1000])
-def test_an_input_that_no_log_can_hold_is_reported(tokens: tuple[int, ...]) -> None:
+def test_invalid_input_tokens_are_reported(tokens: tuple[int, ...]) -> None:
     network = ServerNetwork()
     client = two_hops(network)
     client.start(5)
@@ -264,7 +267,7 @@ def _nonsense(choose: random.Random, handles: list[int]) -> object:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) -> None:
+def test_random_messages_of_peer_disturb_no_other_session(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client = two_hops(network)
     victim = Client(network, client.hops, prompt(20, 1), session="v", base=500)
@@ -289,8 +292,8 @@ def test_a_peer_that_sends_anything_at_all_disturbs_no_other_session(seed: int) 
     assert network.free_pages == [64, 64]
 
 
-def test_rows_before_go_that_are_longer_than_rows_are_not_kept() -> None:
-    """They are counted as rows: a thousand of 4 MiB each would fill the memory."""
+def test_oversized_rows_before_start_epoch_are_not_kept() -> None:
+    """Early rows are limited by their number: a thousand of 4 MiB each would fill the memory."""
     network = ServerNetwork()
     client = two_hops(network)
     client.refence(5)

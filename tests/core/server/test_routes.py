@@ -1,4 +1,4 @@
-"""Server cores on the hash model, without faults: what the tail says equals the oracle, whatever the route."""
+"""Server cores on the hash model without faults: the tokens of the tail equal the oracle's on any route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modelswarm_serving.model.hash_model import reference_tokens
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 7, 40])
-def test_tokens_through_any_number_of_hops_equal_the_oracle(hops: int, length: int) -> None:
+def test_tokens_equal_oracle_for_any_number_of_hops(hops: int, length: int) -> None:
     network = ServerNetwork()
     client = Client(network, route(network, hops), prompt(length))
     expected = client.expected(client.log, 12)
@@ -31,7 +31,7 @@ def test_tokens_through_any_number_of_hops_equal_the_oracle(hops: int, length: i
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_many_sessions_in_any_interleaving_equal_the_oracle(seed: int) -> None:
+def test_tokens_equal_oracle_in_any_interleaving(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     servers = route(network, 3, total_pages=200, token_budget=9, row_window=5)
     clients = make_clients(network, servers, [1 + 5 * at for at in range(6)])
@@ -43,7 +43,7 @@ def test_many_sessions_in_any_interleaving_equal_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("row_bytes", [8, 24])
-def test_a_long_prompt_is_run_in_chunks_and_stays_within_the_window(row_bytes: int) -> None:
+def test_long_prompt_runs_in_chunks_within_window(row_bytes: int) -> None:
     network = ServerNetwork()
     servers = route(
         network, 2, total_pages=200, token_budget=16, row_window=24, row_bytes=row_bytes
@@ -59,19 +59,19 @@ def test_a_long_prompt_is_run_in_chunks_and_stays_within_the_window(row_bytes: i
     assert network.servers["s0/1/b"].core.stats.steps >= 300 // 16
 
 
-def test_a_row_waits_for_the_window_of_the_successor() -> None:
+def test_rows_wait_for_window_of_successor() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=200, row_window=10)
     client = Client(network, servers, prompt(100))
     client.refence(4)
     client.go()
-    network.remove(servers[1][0].peer)  # answers, then says nothing: no window at all
+    network.remove(servers[1][0].peer)  # it answers the Fence and sends no window
     network.run()
     assert not network.sent(Rows)
     assert servers[0][0].core.stats.rows == 0
 
 
-def test_rows_of_the_prompt_go_on_bulk_and_later_ones_on_live() -> None:
+def test_prompt_rows_go_on_bulk_and_later_rows_on_live() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(20))
     client.start(5)
@@ -85,7 +85,7 @@ def test_rows_of_the_prompt_go_on_bulk_and_later_ones_on_live() -> None:
             assert rows.first >= 19 and rows.count == 1 and rows.sample
 
 
-def test_bulk_groups_stay_small() -> None:
+def test_bulk_row_groups_are_at_most_256_kib() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2, row_bytes=64 * 1024, total_pages=200), prompt(30))
     client.start(2)
@@ -95,15 +95,13 @@ def test_bulk_groups_stay_small() -> None:
     assert [token.position for token in client.tokens] == [30, 31]
 
 
-def test_row_n_stays_back_until_all_bulk_rows_are_acknowledged() -> None:
+def test_live_rows_wait_until_bulk_rows_are_acknowledged() -> None:
     network = ServerNetwork()
     servers = route(network, 2)
     client = Client(network, servers, prompt(10))
     client.start(3)
     bulk = (servers[0][0].peer, servers[1][0].peer, Lane.BULK)
-    network.run(
-        until=lambda: bulk in network.lanes
-    )  # up to the moment when the prompt's rows are on their way
+    network.run(until=lambda: bulk in network.lanes)  # until the prompt's rows are in flight
     held = network.lanes.pop(bulk)
     network.run()
     assert all(send.lane is Lane.BULK for send in network.sent(Rows))
@@ -112,7 +110,7 @@ def test_row_n_stays_back_until_all_bulk_rows_are_acknowledged() -> None:
     assert not client.reports
 
 
-def test_the_ring_stops_at_the_credit_and_goes_on_when_it_is_raised() -> None:
+def test_decode_ring_stops_at_credit_and_resumes_when_raised() -> None:
     network = ServerNetwork()
     for hops in (1, 2, 3):
         client = Client(
@@ -130,7 +128,7 @@ def test_the_ring_stops_at_the_credit_and_goes_on_when_it_is_raised() -> None:
         assert [token.token for token in client.finish()] == expected
 
 
-def test_credit_zero_still_gives_the_first_token() -> None:
+def test_zero_credit_gives_one_token() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 2), prompt(5))
     client.start(20, credit=0)
@@ -138,7 +136,7 @@ def test_credit_zero_still_gives_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_a_token_of_eos_ends_the_turn_and_is_stored_but_not_run(hops: int) -> None:
+def test_eos_token_ends_turn_and_is_stored_but_not_run(hops: int) -> None:
     network = ServerNetwork()
     free = Client(network, route(network, hops), prompt(9, seed=1))
     generated = free.expected(free.log, 30)
@@ -158,20 +156,20 @@ def test_a_token_of_eos_ends_the_turn_and_is_stored_but_not_run(hops: int) -> No
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("length", [1, 2, 30])
-def test_nothing_to_sample_only_reads_the_prompt(hops: int, length: int) -> None:
+def test_turn_without_sampling_only_prefills(hops: int, length: int) -> None:
     network = ServerNetwork()
     client = Client(network, route(network, hops), prompt(length))
     client.start(0, sample=False)
     (token,) = client.finish()
     assert (token.position, token.token, token.finish) == (length, -1, Finish.LENGTH)
     assert all(isinstance(item, Token) for _, item in network.answers[hops:])
-    client.start(6)  # the next turn goes on from what was read
+    client.start(6)  # the next turn continues from the prefilled KV
     assert [answer.kv for answer in client.fenced.values()] == [length - 1] * hops
     expected = client.expected(client.log, 6)
     assert [token.token for token in client.finish()] == expected
 
 
-def test_sampling_params_change_the_tokens_and_the_seed_repeats_them() -> None:
+def test_tokens_depend_on_sampling_params_and_seed() -> None:
     def tokens(sampling: Sampling) -> list[int]:
         return reference_tokens(prompt(5), sampling, 9, 14, n_blocks=6, vocabulary=VOCABULARY)
 
@@ -185,7 +183,7 @@ def test_sampling_params_change_the_tokens_and_the_seed_repeats_them() -> None:
     assert [token.token for token in client.finish()] == tokens(warm)
 
 
-def test_turns_continue_from_the_kv_of_the_turn_before() -> None:
+def test_next_turn_continues_from_existing_kv() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 3, total_pages=100), prompt(11))
     client.start(5)
@@ -195,11 +193,11 @@ def test_turns_continue_from_the_kv_of_the_turn_before() -> None:
     expected = client.expected(client.log, 7)
     client.start(7)
     assert [token.token for token in client.finish()] == expected
-    # the first turn's last token, six new entries, six generated ones that are run
+    # the last token of the first turn, six new entries, six of the seven generated ones
     assert network.servers["s1/1/b"].core.stats.rows - rows == 1 + 6 + 6
 
 
-def test_a_rewind_cuts_kv_and_log_copies() -> None:
+def test_rewind_truncates_kv_and_log_copies() -> None:
     network = ServerNetwork()
     client = Client(network, route(network, 3, total_pages=100), prompt(20))
     client.start(10)
@@ -212,7 +210,7 @@ def test_a_rewind_cuts_kv_and_log_copies() -> None:
     assert [token.token for token in client.resume()] == expected
 
 
-def test_a_server_may_be_head_and_tail_of_a_longer_route() -> None:
+def test_one_server_may_be_head_and_tail_of_a_route() -> None:
     network = ServerNetwork()
     whole, middle = network.serve(0, 6), network.serve(2, 4)
     client = Client(network, [(whole, 0, 2), (middle, 2, 4), (whole, 4, 6)], prompt(9))
@@ -222,7 +220,7 @@ def test_a_server_may_be_head_and_tail_of_a_longer_route() -> None:
     assert not [send for send in network.sent(Token) if send.to.peer == whole.peer]
 
 
-def test_neighbouring_hops_on_one_server_need_no_link() -> None:
+def test_adjacent_hops_on_one_server_need_no_link() -> None:
     network = ServerNetwork(seed=1)
     whole = network.serve(0, 6, row_window=3)
     client = Client(network, [(whole, 0, 2), (whole, 2, 3), (whole, 3, 6)], prompt(9))
@@ -231,7 +229,7 @@ def test_neighbouring_hops_on_one_server_need_no_link() -> None:
     assert [token.token for token in client.finish()] == expected
 
 
-def test_decode_rows_run_in_as_many_groups_as_the_route_has_hops() -> None:
+def test_decode_rows_are_split_into_one_group_per_hop() -> None:
     network = ServerNetwork()
     servers = route(network, 2, total_pages=400)
     clients = make_clients(network, servers, [3] * 8)

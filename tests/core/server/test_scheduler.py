@@ -1,4 +1,4 @@
-"""Which rows a step takes: decode first, prompts by age under the budget, nobody starves."""
+"""Rows of a step: decode rows first, prompts by age within the token budget, no starvation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shape(work: tuple[BatchItem, ...]) -> list[tuple[int, int]]:
     return [(item.first, item.count) for item in work]
 
 
-def test_prompts_are_taken_oldest_first_within_the_budget() -> None:
+def test_prompts_are_scheduled_oldest_first_within_budget() -> None:
     network = ServerNetwork()
     start_all(sessions(network, [70, 50, 5], token_budget=64), 3)
     first, second, third = steps(network, 3)
@@ -55,7 +55,7 @@ def test_prompts_are_taken_oldest_first_within_the_budget() -> None:
     assert shape(third) == [(70, 1), (50, 1), (5, 1)]
 
 
-def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
+def test_recovery_prefill_comes_before_new_prompts() -> None:
     network = ServerNetwork()
     *clients, fresh = sessions(network, [70, 50, 60, 5, 9], token_budget=64)
     for client in clients:
@@ -65,7 +65,7 @@ def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
         client.listen()
         client.go()
     assert [shape(work) for work in steps(network, 2)] == [[(0, 60), (0, 4)], [(60, 1), (4, 63)]]
-    clients[1].fence()  # its turn had begun: a loop, for whatever reason
+    clients[1].fence()  # its turn had begun: this is a recovery loop
     network.deliver_all()
     clients[1].listen()
     clients[1].go()
@@ -73,7 +73,7 @@ def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
     for client in clients:
         client.finish()
     clients[2].log += prompt(20)
-    for client in (fresh, clients[2]):  # a next turn is one like any other
+    for client in (fresh, clients[2]):  # the next turn of a session is a new turn
         client.fence(3)
     network.deliver_all()
     for client in (fresh, clients[2]):
@@ -82,7 +82,7 @@ def test_what_is_computed_again_comes_before_prompts_of_new_turns() -> None:
     assert [item.first for item in steps(network, 1)[0]] == [0, 62]
 
 
-def test_decode_rows_come_first_and_a_prompt_still_gets_on() -> None:
+def test_decode_rows_come_first_without_starving_prefill() -> None:
     network = ServerNetwork()
     clients = sessions(network, [1] * 40 + [500], token_budget=48)
     start_all(clients[:40], 100)
@@ -97,7 +97,7 @@ def test_decode_rows_come_first_and_a_prompt_still_gets_on() -> None:
     assert all(len(item) == 41 for item in done)
 
 
-def test_no_row_waits_for_more_than_a_round_of_the_others() -> None:
+def test_sessions_beyond_token_budget_share_steps_evenly() -> None:
     network = ServerNetwork()
     clients = sessions(network, [1] * 10, token_budget=3)
     start_all(clients, 30)
@@ -107,7 +107,7 @@ def test_no_row_waits_for_more_than_a_round_of_the_others() -> None:
         assert len(client.tokens) == 30
 
 
-def test_one_session_is_never_held_back() -> None:
+def test_single_session_runs_one_step_per_token() -> None:
     network = ServerNetwork()
     (client,) = sessions(network, [3], hops=3)
     client.start(10)
@@ -116,7 +116,7 @@ def test_one_session_is_never_held_back() -> None:
         assert server.core.stats.steps == 10
 
 
-def test_nothing_is_planned_while_a_step_is_out_or_nothing_is_ready() -> None:
+def test_plan_is_empty_while_step_runs_or_no_row_is_ready() -> None:
     network = ServerNetwork()
     (client,) = sessions(network, [3])
     (server,) = network.servers.values()
@@ -127,7 +127,7 @@ def test_nothing_is_planned_while_a_step_is_out_or_nothing_is_ready() -> None:
     assert server.core.plan_step(0.0) == ()
 
 
-def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
+def test_heartbeat_reports_steps_rows_pages_and_wait() -> None:
     network = ServerNetwork()
     (client,) = sessions(network, [3])
     (server,) = network.servers.values()
@@ -144,7 +144,7 @@ def test_beats_tell_steps_rows_pages_and_how_long_a_row_waits() -> None:
     assert (beat.stepping_ms, beat.step_p99_ms) == (0.0, 250.0)
 
 
-def test_a_server_that_is_stuck_in_one_step_shows_it_in_its_beats() -> None:
+def test_heartbeat_reports_duration_of_running_step() -> None:
     network = ServerNetwork()
     (client,) = sessions(network, [3])
     (server,) = network.servers.values()
@@ -156,7 +156,7 @@ def test_a_server_that_is_stuck_in_one_step_shows_it_in_its_beats() -> None:
     assert (beat.steps, beat.stepping_ms, beat.oldest_ready_ms) == (0, 7000.0, 7000.0)
 
 
-def test_the_successor_need_not_be_told_of_every_token() -> None:
+def test_windows_are_not_sent_for_every_token() -> None:
     network = ServerNetwork()
     (client,) = sessions(network, [3], hops=2, row_window=64)
     client.start(300)
@@ -167,8 +167,8 @@ def test_the_successor_need_not_be_told_of_every_token() -> None:
     assert all(send.lane is Lane.LIVE for send in windows)
 
 
-def test_steps_count_for_longer_where_the_process_stands_still_between_them() -> None:
-    """It gets 5 of every 100 ms, and its steps fit into them."""
+def test_busy_time_includes_stalls_between_steps() -> None:
+    """The process runs 5 of every 100 ms, and its steps fit into these."""
     network = ServerNetwork()
     (client,) = sessions(network, [3])
     (server,) = network.servers.values()
@@ -182,10 +182,10 @@ def test_steps_count_for_longer_where_the_process_stands_still_between_them() ->
         now += 0.1
     beat = server.core.heartbeat()
     assert 5.0 < beat.busy_ms / beat.steps < 20.0
-    assert beat.step_ms == pytest.approx(1.0), "deadlines go by the steps themselves"
+    assert beat.step_ms == pytest.approx(1.0), "deadlines use the steps without stalls"
 
 
-def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
+def test_long_and_failed_steps_are_not_counted_as_stalls() -> None:
     network = ServerNetwork()
     clients = sessions(network, [3, 3])
     (server,) = network.servers.values()
@@ -197,7 +197,7 @@ def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
     core.sample_stalls(0.5, SAMPLE_SECONDS)
     core.fail_step("broken", 0.75)
     core.sample_stalls(0.76, SAMPLE_SECONDS)
-    for now in (0.77, 1.04):  # each again, alone
+    for now in (0.77, 1.04):  # each session again, alone
         (task,) = core.plan_step(now)
         core.sample_stalls(now + 0.2, SAMPLE_SECONDS)
         core.finish_step(server.model.step((task,)), now + 0.25)
@@ -205,7 +205,7 @@ def test_long_steps_are_no_stalls_and_failed_ones_neither() -> None:
     assert core.heartbeat().busy_ms == pytest.approx(500.0)
 
 
-def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
+def test_small_loop_delays_are_not_counted_as_stalls() -> None:
     stalls = StallEstimator()
     for number in range(100):
         stalls.sample(number * (SAMPLE_SECONDS + 0.9 * MIN_STALL), 0.0, SAMPLE_SECONDS)
@@ -213,8 +213,10 @@ def test_a_loop_that_is_a_little_late_does_not_stall() -> None:
 
 
 def told_beside(copies: bool) -> float:
-    """What a step of 10 ms is told to take where the process stands still for 70 of every 100 ms, between such steps:
-    in a step that copies, or in none."""
+    """Return the reported time of a 10 ms step while the process stalls for 70 of every 100 ms between such steps.
+
+    `copies`: the stall hits a copy step, otherwise it hits no step.
+    """
     stalls, now, told = StallEstimator(), 0.0, 0.0
     for _ in range(60):
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
@@ -222,19 +224,19 @@ def told_beside(copies: bool) -> float:
         now += SAMPLE_SECONDS
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
         now += SAMPLE_SECONDS + 0.05
-        if copies:  # it has ended when the loop looks
+        if copies:  # it has ended when the loop samples
             stalls.discard_step()
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
     return told
 
 
-def test_a_stall_is_told_also_if_it_hits_a_copy() -> None:
+def test_stall_during_copy_step_lengthens_reported_steps() -> None:
     alone = told_beside(copies=False)
     assert alone > 0.02 and told_beside(copies=True) == pytest.approx(alone)
 
 
 class Throttled:
-    """The time of a process that stands still for a part of every 0.1 s or so."""
+    """The time of a process that stalls for a part of about every 0.1 s."""
 
     def __init__(self, alive: float, seconds: float) -> None:
         rng, at = random.Random(1), 0.0
@@ -245,7 +247,7 @@ class Throttled:
             self._stops.append((stop, at))
 
     def done(self, at: float, work: float = 0.0) -> float:
-        """When so many seconds of work are done that are begun at `at`, or as soon after as it runs."""
+        """Return the time when `work` seconds of work end that begin at `at`, or as soon after as the process runs."""
         for stop, end in self._stops[max(0, bisect(self._stops, (at, at)) - 1) :]:
             at = end if stop <= at < end else at
             if at + work < stop:
@@ -256,7 +258,7 @@ class Throttled:
 
 
 def told(alive: float, work: float, pause: float) -> float:
-    """How many times longer steps are told to take there, than where it never stands still."""
+    """Return the factor by which reported steps are longer than on a process that never stalls."""
     seconds, process, stalls = 60.0, Throttled(alive, 60.0), StallEstimator()
     began = ready = sum_told = 0.0
     ends, pulse, steps = process.done(0.0, work), SAMPLE_SECONDS, 0
@@ -276,14 +278,14 @@ def told(alive: float, work: float, pause: float) -> float:
 @pytest.mark.parametrize(
     ("work", "pause"), [(0.001, 0.02), (0.01, 0.01), (0.02, 0.001), (0.05, 0.05)]
 )
-def test_a_step_is_told_to_take_as_long_as_it_takes_there(
+def test_reported_step_time_grows_with_stalled_share(
     alive: float, work: float, pause: float
 ) -> None:
-    """However many there are, and whether stalls mostly hit them or the time between: never both at once."""
+    """Holds for any number of steps, with stalls mostly in steps or mostly between them. No stall counts twice."""
     assert 0.5 < alive * told(alive, work, pause) < 1.7
 
 
-def test_a_long_outage_says_little_of_the_pace_after_it() -> None:
+def test_single_long_outage_barely_raises_slowdown() -> None:
     stalls, now = StallEstimator(), 0.0
     for _ in range(100):
         now += SAMPLE_SECONDS
@@ -292,7 +294,7 @@ def test_a_long_outage_says_little_of_the_pace_after_it() -> None:
     assert 1.0 < stalls.slowdown < 1.5
 
 
-def test_an_old_stall_is_forgotten() -> None:
+def test_old_stall_no_longer_raises_slowdown() -> None:
     stalls = StallEstimator()
     stalls.sample(0.0, 0.0, SAMPLE_SECONDS)
     stalls.sample(0.1, 0.0, SAMPLE_SECONDS)

@@ -1,4 +1,4 @@
-"""Only what was lost is computed again: whole routes on the hash model, servers that go, logs that are short (R6)."""
+"""Recovery computes only the lost blocks again: whole routes on the hash model, lost servers (R6, replay)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT, NEW, READ = 60, 30, 20
 def busy(
     network: ServerNetwork, hops: int = 3, **options: Unpack[Options]
 ) -> tuple[Client, list[int]]:
-    """A session that has read its prompt and has some tokens; and what must follow."""
+    """Return a session that has prefilled and generated some tokens, and the tokens that must follow."""
     client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
     client.resume(credit=CONTEXT + READ)
     assert not client.reports
@@ -33,7 +33,7 @@ def lose(network: ServerNetwork, client: Client, *lost: int, **options: Unpack[O
 
 
 def repair(network: ServerNetwork, client: Client) -> list[int]:
-    """The loop; rows that each hop of the new route ran for it, until nothing moves."""
+    """Run the recovery loop until nothing moves. Return the rows that each hop of the new route ran for it."""
     before = [server.core.stats.rows for server, _, _ in client.hops]
     client.refence(repair=True)
     client.resume()
@@ -43,9 +43,7 @@ def repair(network: ServerNetwork, client: Client) -> list[int]:
 
 @pytest.mark.parametrize("lost", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("row_window", [1024, 8])
-def test_survivors_run_no_row_twice_whichever_hops_are_lost(
-    lost: tuple[int, ...], row_window: int
-) -> None:
+def test_surviving_hops_run_no_row_twice(lost: tuple[int, ...], row_window: int) -> None:
     network = ServerNetwork()
     client, rest = busy(network, row_window=row_window)
     context = len(client.log) - 1
@@ -56,7 +54,7 @@ def test_survivors_run_no_row_twice_whichever_hops_are_lost(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_kept_rows_come_on_bulk_within_the_window_and_before_live_rows(seed: int) -> None:
+def test_retained_rows_go_on_bulk_before_live_rows(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client, rest = busy(network, row_window=8)
     context = len(client.log) - 1
@@ -80,7 +78,7 @@ def test_kept_rows_come_on_bulk_within_the_window_and_before_live_rows(seed: int
     )
 
 
-def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None:
+def test_fence_ack_names_retained_rows_except_at_tail() -> None:
     network = ServerNetwork()
     client, _ = busy(network)
     client.refence()
@@ -92,14 +90,14 @@ def test_a_fenced_hop_says_which_rows_it_keeps_and_the_tail_keeps_none() -> None
     ]
 
 
-def test_a_cut_takes_kept_rows_with_it() -> None:
+def test_fence_truncates_retained_rows() -> None:
     network = ServerNetwork()
     client, _ = busy(network)
     client.refence(kv_cut=33, log_cut=34)
     assert client.fenced[0].retained == (RetainedRows(2, 0, 33),)
 
 
-def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
+def test_hops_restart_at_end_of_retained_rows() -> None:
     network = ServerNetwork()
     client, rest = busy(network, replay_bytes=GROUP_OVERHEAD + 8 * CONTEXT + 10)
     beyond = len(client.log) - 1 - CONTEXT
@@ -109,9 +107,7 @@ def test_hops_go_back_to_where_their_kept_rows_end_and_no_further() -> None:
     assert ran == [beyond + len(rest), beyond + len(rest), CONTEXT + beyond + len(rest)]
 
 
-def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_does_without() -> (
-    None
-):
+def test_retained_rows_evicted_after_fence_ack_are_a_gap() -> None:
     network = ServerNetwork()
     client, rest = busy(network)
     lose(network, client, 2)
@@ -124,7 +120,7 @@ def test_a_kept_row_that_went_between_answer_and_go_is_a_gap_and_the_next_loop_d
     assert [token.token for token in client.tokens] == rest
 
 
-def test_closing_a_session_gives_its_kept_rows_back() -> None:
+def test_closed_session_frees_its_retained_rows() -> None:
     network = ServerNetwork()
     client, _ = busy(network)
     assert [server.core.stats.replay_bytes > 0 for server, _, _ in client.hops] == [
@@ -138,7 +134,7 @@ def test_closing_a_session_gives_its_kept_rows_back() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_second_loss_during_the_repair_is_repaired_too(seed: int) -> None:
+def test_server_loss_during_recovery_is_recovered(seed: int) -> None:
     network = ServerNetwork(seed=seed)
     client, rest = busy(network, row_window=8, token_budget=8)
     for _ in range(4):
@@ -155,7 +151,7 @@ def test_a_second_loss_during_the_repair_is_repaired_too(seed: int) -> None:
     assert whole == rest[len(rest) - len(whole) :] and len(whole) + got >= len(rest)
 
 
-def test_a_hop_that_goes_on_after_a_loss_keeps_its_rows_for_the_next_one() -> None:
+def test_surviving_hop_retains_its_rows_for_second_loss() -> None:
     network = ServerNetwork()
     client, rest = busy(network)
     lose(network, client, 1)
@@ -179,7 +175,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("before", "lost", "after"), SHAPES)
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_survivors_keep_their_rows_however_the_blocks_between_them_are_cut_anew(
+def test_recovery_with_other_spans_replays_only_new_hops(
     before: list[tuple[int, int]],
     lost: set[int],
     after: list[tuple[int, int]],

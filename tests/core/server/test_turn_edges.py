@@ -1,4 +1,4 @@
-"""Turns of one session at the edges: nothing in common, nothing to sample, one token, the whole context."""
+"""Turns of one session at the limits: no common prefix, nothing to sample, one token, the whole context."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_server(**settings: Any) -> Swarm:
 
 
 def same_server_twice(**settings: Any) -> Swarm:
-    """Blocks 0:1 and 3:4 are on servers that hold more, so that a repair may lead through one of them twice."""
+    """Return a swarm in which one server must serve all blocks, so that a recovery may route through it twice."""
     swarm = Swarm()
     swarm.serve(0, 4, **settings)
     middle = swarm.serve(1, 3, **settings)
@@ -39,7 +39,7 @@ def same_server_twice(**settings: Any) -> Swarm:
 
 
 @pytest.mark.parametrize("make", [three_hops, one_server, same_server_twice])
-def test_turns_with_anything_in_common(make: Callable[..., Swarm]) -> None:
+def test_turns_with_any_common_prefix_give_expected_tokens(make: Callable[..., Swarm]) -> None:
     swarm = make()
     turns = [
         ([1], 3),
@@ -65,9 +65,7 @@ def test_turns_with_anything_in_common(make: Callable[..., Swarm]) -> None:
 
 
 @pytest.mark.parametrize("make", [three_hops, one_server])
-def test_a_prompt_as_long_as_the_context_can_be_read_and_no_more(
-    make: Callable[..., Swarm],
-) -> None:
+def test_prompt_may_fill_context_but_not_exceed_it(make: Callable[..., Swarm]) -> None:
     swarm = make(max_length=16)
     full = list(range(1, 17))
     swarm.gateway.ask("a", full, 0)
@@ -80,7 +78,7 @@ def test_a_prompt_as_long_as_the_context_can_be_read_and_no_more(
     assert swarm.gateway.tokens("a") == expected(full[:15], 1)
 
 
-def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
+def test_refused_turn_changes_nothing_for_next_turn() -> None:
     swarm = three_hops(total_pages=10)
     swarm.core.open_session("b", MODEL, swarm.now)
     swarm.gateway.ask("a", [1, 2, 3], 2)
@@ -96,7 +94,7 @@ def test_a_refused_turn_changes_nothing_for_the_next_one() -> None:
     assert swarm.gateway.tokens("a") == expected([1, 2, 3, *range(4, 24)], 2)
 
 
-def test_a_session_answers_one_turn_at_a_time() -> None:
+def test_second_turn_during_turn_raises_session_busy() -> None:
     swarm = three_hops()
     swarm.gateway.begin("a", [1, 2], 500, ahead=1)
     with pytest.raises(SessionBusy):
@@ -112,7 +110,7 @@ def test_a_session_answers_one_turn_at_a_time() -> None:
     assert swarm.gateway.tokens("a") == expected([1, 2], 4)
 
 
-def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
+def test_turn_survives_loss_of_each_gateway_link() -> None:
     swarm = three_hops()
     swarm.gateway.start("a", [1, 2], 30, ahead=5)
     for server in list(swarm.servers.values()):
@@ -124,10 +122,10 @@ def test_a_gateway_that_comes_back_goes_on_in_the_middle_of_a_turn() -> None:
     assert swarm.gateway.tokens("a") == expected([1, 2], 30)
 
 
-def test_a_silent_server_is_no_lack_of_room() -> None:
+def test_refusal_for_silent_server_says_it_does_not_answer() -> None:
     swarm = three_hops()
     tail = list(swarm.servers.values())[-1]
-    swarm.remove(tail.peer)  # stopped: it takes nothing, and its link stays up
+    swarm.remove(tail.peer)  # stopped: it reads nothing, and its link stays up
     swarm.gateway.ask("a", [1, 2], 2)
     swarm.wait(12.0)
     [refused] = swarm.gateway.troubles("a")

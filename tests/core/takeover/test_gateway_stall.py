@@ -1,4 +1,4 @@
-"""A gateway that stood still for longer than its lease, while others went on with what was its own (R19, R20)."""
+"""A gateway that stalls beyond its lease while another one continues its session (R19, leases; R20, takeover)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lose(made: Network, server: str, *gateways: Gateway) -> None:
 
 
 def moved_while_asleep(made: Network, first: Gateway, second: Gateway) -> None:
-    """The second one has adopted the session, and none of the servers that had it is left."""
+    """Let the second gateway take the session over while the first one stalls, and remove all servers that had it."""
     old = list(made.servers)
     for first_block in (0, 2, 0, 2):
         made.serve(first_block, first_block + 2)
@@ -46,10 +46,8 @@ def moved_while_asleep(made: Network, first: Gateway, second: Gateway) -> None:
 
 
 @pytest.mark.parametrize("number", range(3, 11))
-def test_a_gateway_wakes_and_its_session_runs_elsewhere_on_servers_that_never_heard_of_it(
-    number: int,
-) -> None:
-    """`number`: each draws other routes."""
+def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
+    """`number`: of the stalled gateway; each draws other routes."""
     made = swarm()
     first, second = half_way(made, number), add_gateway(made, 2)
     moved_while_asleep(made, first, second)
@@ -65,10 +63,8 @@ def test_a_gateway_wakes_and_its_session_runs_elsewhere_on_servers_that_never_he
 
 
 @pytest.mark.parametrize(("seed", "number"), [(seed, 1 + 2 * (seed % 2)) for seed in range(30)])
-def test_of_a_gateway_that_wakes_and_one_that_adopts_meanwhile_one_goes_on(
-    seed: int, number: int
-) -> None:
-    """`number`: of the one that wakes; whose is higher wins when both have come to the same epoch."""
+def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -> None:
+    """`number`: of the waking gateway; the higher one wins when both have reached the same epoch."""
     made = swarm(seed)
     first, second = half_way(made, number), add_gateway(made, 2)
     first.frozen = True

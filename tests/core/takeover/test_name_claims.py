@@ -1,4 +1,4 @@
-"""Who may open a name, or use what is kept of it, when several gateways are asked for it (R20)."""
+"""Claims on a session name, and use of a kept session, when several gateways are asked for it (R20, takeover)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modelswarm_serving.core.session_lookup import CLAIM_SECONDS
 
 
 def wide(seed: int | None = None) -> Network:
-    """Two routes that share no server."""
+    """Return a swarm with two routes that share no server."""
     made = swarm(seed)
     made.serve(0, 2)
     made.serve(2, 4)
@@ -23,9 +23,7 @@ def wide(seed: int | None = None) -> Network:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_open_it(
-    seed: int,
-) -> None:
+def test_at_most_one_of_two_gateways_may_open_a_new_name(seed: int) -> None:
     made = wide(seed)
     both = [add_gateway(made, 1), add_gateway(made, 2)]
     for gateway in both:
@@ -33,7 +31,7 @@ def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_ope
     made.run()
     free = [gateway for gateway in both if not whereabouts(gateway).claimant]
     assert len(free) < 2
-    if not free:  # each was first somewhere: they try again, not at once
+    if not free:  # each was first at some server: they try again later
         made.wait(CLAIM_SECONDS + 0.1)
         assert not both[0].find(SESSION, opens=True).claimant
         free = both[:1]
@@ -43,11 +41,11 @@ def test_of_two_gateways_that_want_a_new_name_at_once_at_most_one_is_told_to_ope
     assert other.find(SESSION, opens=True).is_owner_alive
 
 
-def test_who_wanted_to_open_a_name_and_did_not_keeps_nobody_out_for_long() -> None:
+def test_unused_claim_ends_by_time_or_with_its_gateway() -> None:
     made = wide()
     first, second = add_gateway(made, 1), add_gateway(made, 2)
     for _ in range(3):
-        assert not first.find(SESSION, opens=True).claimant, "it may ask as often as it likes"
+        assert not first.find(SESSION, opens=True).claimant, "the claimant may ask again"
         assert second.find(SESSION).claimant == first.peer
     made.wait(CLAIM_SECONDS)
     assert not second.find(SESSION, opens=True).claimant
@@ -60,8 +58,8 @@ def whereabouts(gateway: Gateway) -> SessionLocation:
     return gateway.last(SessionLocation)
 
 
-def test_an_answer_to_an_earlier_search_is_not_taken_for_one_to_this() -> None:
-    """X slept for 2.5 s after its Find; what it reads then is from before Y opened the name."""
+def test_answer_to_earlier_search_is_not_used() -> None:
+    """X stalls for 2.5 s after its FindSession. The answers that it reads then are older than the session of Y."""
     made = wide()
     x, y = add_gateway(made, 1), add_gateway(made, 2)
     x.core.find_session(SESSION, MODEL, made.now, claims=True)
@@ -74,23 +72,23 @@ def test_an_answer_to_an_earlier_search_is_not_taken_for_one_to_this() -> None:
     x.frozen = False
     x.core.tick(
         made.now
-    )  # "items that came while we stalled are read after the tick that ends the stall"
+    )  # messages that came during the stall are read after the tick that ends it
     x.core.find_session(
         SESSION, MODEL, made.now, claims=True
-    )  # Finder._alone: `asked` was too long ago
+    )  # as SessionLocator does: its last search is too old
     made.run()
     where = whereabouts(x)
     assert where.is_owner_alive or where.claimant, where
 
 
-def test_an_answer_that_came_late_is_not_taken_for_one_to_the_next_search() -> None:
-    """X polls (opens=False) while Y is the opener; the answers take 0.4 s."""
+def test_late_answer_is_not_used_for_next_search() -> None:
+    """X polls without a claim while Y is the claimant, and the answers take 0.4 s."""
     made = wide()
     x, y = add_gateway(made, 1), add_gateway(made, 2)
     assert not y.find(SESSION, opens=True).claimant
     assert x.find(SESSION, opens=True).claimant == y.peer
     made.wait(CLAIM_SECONDS)  # Y's client went away before its turn
-    x.core.find_session(SESSION, MODEL, made.now)  # the poll: nobody is before us
+    x.core.find_session(SESSION, MODEL, made.now)  # the poll: no gateway has a claim
     made.collect()
     x.frozen = True
     made.run()
@@ -105,12 +103,12 @@ def test_an_answer_that_came_late_is_not_taken_for_one_to_the_next_search() -> N
     assert where.is_owner_alive or where.claimant, where
 
 
-def test_a_session_left_before_its_first_go_is_not_kept_unseen() -> None:
-    """Its hops are closed, and its gateway keeps it."""
+def test_session_cancelled_before_start_epoch_finds_new_owner() -> None:
+    """The hops of the session are closed, and its gateway keeps the session."""
     made = wide()
     x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
-    x.gateway.core.cancel_turn(NAME, made.now)  # the client went before Fenced came
+    x.gateway.core.cancel_turn(NAME, made.now)  # the client left before the FenceAck came
     x.book.release(KEY)
     made.run()
     made.wait(5.0)
@@ -123,8 +121,8 @@ def test_a_session_left_before_its_first_go_is_not_kept_unseen() -> None:
     assert owners(made) == {y.gateway.peer}
 
 
-def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None:
-    """Not asleep: its links broke for two leases, and came back."""
+def test_disconnected_gateway_asks_for_owner_of_its_session() -> None:
+    """The gateway did not stall: its links broke for more than a lease, and came back."""
     made = wide()
     x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
@@ -133,14 +131,14 @@ def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None
     for server in made.servers:
         made.drop(x.gateway.peer, server)
         made.cut_link(x.gateway.peer, server)
-    made.wait(LEASE + 0.5)  # it is awake all the time
+    made.wait(LEASE + 0.5)  # it never stalls
     log = [*PROMPT, *x.gateway.tokens(NAME)]
-    y.turn([*log, 1, 2, 3], NEW)  # adopted
+    y.turn([*log, 1, 2, 3], NEW)  # taken over
     made.run()
     y.book.release(KEY)
     assert owners(made) == {y.gateway.peer}
     before = {s for s, server in made.servers.items() if list(server.core._fencing.hops)}
-    for peer in before:  # a drain, a repair: it moves to the other two, and closes those hops
+    for peer in before:  # the session migrates to the other two servers
         y.gateway.core.migrations.drain(peer, "drain", made.now)
     y.turn([*log, 1, 2, 3, 4], NEW, ahead=8)
     made.run()
@@ -156,8 +154,8 @@ def test_a_gateway_that_was_cut_off_awake_asks_who_has_its_session_now() -> None
     assert owners(made) == {y.gateway.peer}
 
 
-def test_a_server_that_stood_still_does_not_forget_who_is_about_to_open() -> None:
-    """X's Fences wait in the servers' sockets while they stand still for 2.1 s; Y's Find is read first."""
+def test_server_stall_does_not_expire_a_claim() -> None:
+    """The Fences of X wait in the sockets of stalled servers for 2.1 s. The FindSession of Y is read first."""
     made = wide()
     x, y = add_gateway(made, 1), add_gateway(made, 2)
     assert not x.find(SESSION, opens=True).claimant

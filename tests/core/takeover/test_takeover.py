@@ -1,4 +1,4 @@
-"""A gateway is lost, and others find its sessions, take them over, and never two of them the same one (R19, R20)."""
+"""Session takeover: one other gateway finds and continues the sessions of a lost one (R19, leases; R20, takeover)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def swarm(seed: int | None = None) -> Network:
 
 
 def half_way(made: Network, number: int = 1) -> Gateway:
-    """A gateway whose session has generated some of its tokens, and waits for its reader."""
+    """Return a gateway whose session has generated some of its tokens and waits for its reader."""
     gateway = add_gateway(made, number)
     gateway.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     assert 0 < len(gateway.tokens(SESSION)) < NEW
@@ -41,7 +41,7 @@ def half_way(made: Network, number: int = 1) -> Gateway:
 
 
 def adopt(made: Network, gateway: Gateway) -> list[int]:
-    """The log that was found."""
+    """Take the session over. Return the log that was found."""
     where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
     return gateway.adopt(where)
@@ -55,13 +55,13 @@ def owners(made: Network) -> set[str]:
     return {hop.gateway for s in made.servers.values() for hop in s.core._fencing.hops}
 
 
-def test_what_nobody_holds_is_nowhere() -> None:
+def test_unknown_session_has_no_owner() -> None:
     made = swarm()
     where = add_gateway(made, 1).find(SESSION)
     assert (where.owner, where.hops, where.epoch) == ("", (), Epoch(0, 0))
 
 
-def test_a_session_of_a_living_gateway_is_found_with_the_door_of_that_gateway() -> None:
+def test_search_finds_running_owner_and_its_address() -> None:
     made = swarm()
     first = half_way(made)
     where = add_gateway(made, 2).find(SESSION)
@@ -69,7 +69,7 @@ def test_a_session_of_a_living_gateway_is_found_with_the_door_of_that_gateway() 
     assert where.owner_target == f"{first.peer}:8000"
 
 
-def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_before() -> None:
+def test_takeover_waits_for_lease_of_lost_gateway() -> None:
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
     made.kill(first.peer)
@@ -81,9 +81,7 @@ def test_what_a_lost_gateway_left_may_be_adopted_when_its_lease_is_over_and_not_
     assert second.find(SESSION).takeover_wait == 0.0
 
 
-def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_nothing_again() -> (
-    None
-):
+def test_takeover_continues_tail_log_and_reuses_kv() -> None:
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
     seen = first.tokens(SESSION)
@@ -91,18 +89,18 @@ def test_the_adopter_goes_on_from_the_tails_log_with_the_same_tokens_and_runs_no
     made.wait(LEASE + 0.2)
     rows = [server.core.stats.rows for server in made.servers.values()]
     log = adopt(made, second)
-    assert log[: len(PROMPT) + len(seen)] == [*PROMPT, *seen], "the copy is at or past the reader"
+    assert log[: len(PROMPT) + len(seen)] == [*PROMPT, *seen], "the log has at least what was read"
     go_on(made, second, log)
     made.run()
     assert [*log, *second.tokens(SESSION)] == WHOLE
     run = [
         server.core.stats.rows - at for server, at in zip(made.servers.values(), rows, strict=True)
     ]
-    assert max(run) <= len(WHOLE) - len(log) + 1, "the KV that was there is used"
+    assert max(run) <= len(WHOLE) - len(log) + 1, "the existing KV is used"
     assert owners(made) == {second.peer}
 
 
-def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
+def test_takeover_rebuilds_hop_of_lost_server() -> None:
     made = swarm()
     first = half_way(made)
     made.serve(0, 2)
@@ -116,10 +114,10 @@ def test_a_hop_whose_server_is_lost_as_well_is_rebuilt_by_the_adopter() -> None:
     assert [*log, *second.tokens(SESSION)] == WHOLE
 
 
-def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_its_epoch() -> None:
+def test_fence_of_another_gateway_is_refused_while_owner_runs() -> None:
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
-    made.wait(3 * LEASE)  # its beats renew the lease
+    made.wait(3 * LEASE)  # its heartbeats renew the lease
     where = second.find(SESSION)
     second.find("else")
     second.core.open_session(SESSION, MODEL, made.now, above=100)
@@ -133,8 +131,8 @@ def test_a_fence_of_another_gateway_is_refused_while_the_owner_lives_whatever_it
 
 
 @pytest.mark.parametrize("still", [LEASE / 2, 1.2 * LEASE, 20 * LEASE])
-def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(still: float) -> None:
-    """Its beats are there to be read; what another gateway asks is read first."""
+def test_server_stall_does_not_expire_the_lease_of_the_owner(still: float) -> None:
+    """The owner's heartbeats wait to be read, and the requests of the other gateway are read first."""
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
     made.wait(1.0)
@@ -150,24 +148,24 @@ def test_servers_that_stood_still_do_not_take_it_for_the_silence_of_the_owner(st
     made.wait(LEASE + 0.2)
     where = second.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0), (
-        "what it sleeps is all that is not counted"
+        "only the stall is not counted"
     )
 
 
-def test_a_lost_link_is_not_older_than_what_this_process_lived_since() -> None:
+def test_lease_after_lost_link_excludes_server_stall() -> None:
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
     made.kill(first.peer)
     made.wait(LEASE / 2)
     made.now += 3 * LEASE
     made.wait(0.2)
-    assert owners(made) == {first.peer}, "it had no time to come back"
+    assert owners(made) == {first.peer}, "the owner had no time to reconnect"
     assert second.find(SESSION).takeover_wait == pytest.approx(LEASE / 2, abs=1.0)
     made.wait(2 * LEASE)
     assert not owners(made)
 
 
-def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
+def test_lease_expires_even_if_every_tick_is_late() -> None:
     peers = Peers(LEASE)
     now = 0.0
     peers.advance_clock(now)
@@ -179,7 +177,7 @@ def test_a_lease_ends_also_where_a_process_never_gets_to_look_in_time() -> None:
     assert peers.silent_seconds("gateway", now) >= LEASE
 
 
-def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> None:
+def test_returning_gateway_releases_session_taken_over() -> None:
     made = swarm()
     first, second = half_way(made), add_gateway(made, 2)
     first.frozen = True
@@ -198,7 +196,7 @@ def test_the_lost_gateway_comes_back_finds_its_session_taken_and_lets_go() -> No
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(seed: int) -> None:
+def test_one_of_two_simultaneous_takeovers_succeeds(seed: int) -> None:
     made = swarm(seed)
     first, second, third = half_way(made), add_gateway(made, 2), add_gateway(made, 3)
     made.kill(first.peer)
@@ -218,7 +216,7 @@ def test_of_two_gateways_that_adopt_at_once_one_goes_on_and_the_other_lets_go(se
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) -> None:
+def test_one_of_two_simultaneous_opens_succeeds(seed: int) -> None:
     made = swarm(seed)
     both = [add_gateway(made, 1), add_gateway(made, 2)]
     for gateway in both:
@@ -231,7 +229,7 @@ def test_of_two_gateways_that_open_the_same_name_at_once_one_gets_it(seed: int) 
     assert done[0] is not left[0]
 
 
-def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old_text() -> None:
+def test_hop_frozen_during_takeover_and_rewind_drops_old_kv() -> None:
     made = swarm()
     first = half_way(made)
     slow = list(made.servers.values())[1]
@@ -259,8 +257,8 @@ def test_a_hop_that_slept_through_adoption_and_a_rewind_keeps_nothing_of_the_old
     assert second.tokens(SESSION)[before:] == expected(other, NEW)
 
 
-def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one() -> None:
-    """Its server was not heard when the name was looked for, and knows higher epochs."""
+def test_new_session_ignores_older_session_of_same_name() -> None:
+    """The servers of the old session know higher epochs, and the new owner did not ask them."""
     made = swarm()
     first = add_gateway(made, 1)
     first.core.open_session(SESSION, MODEL, made.now, above=50)
@@ -274,7 +272,7 @@ def test_what_an_older_session_of_the_name_left_is_never_taken_for_the_new_one()
     assert owners(made) == {second.peer}
 
 
-def test_a_session_closed_and_opened_again_under_its_name_begins_above_its_epochs() -> None:
+def test_reopened_name_begins_above_its_earlier_epochs() -> None:
     made = swarm()
     gateway = half_way(made)
     before = core_epoch(gateway.core)
@@ -293,8 +291,8 @@ def core_epoch(core: GatewayCore) -> Epoch:
 
 
 @pytest.mark.parametrize("ahead", [8, 1 << 40])
-def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -> None:
-    """In the middle of an answer, or at rest after one."""
+def test_ending_gateway_hands_over_named_sessions_at_once(ahead: int) -> None:
+    """The session is in the middle of an answer, or parked after one."""
     made = swarm()
     first, second = add_gateway(made, 1), add_gateway(made, 2)
     first.begin(SESSION, PROMPT, NEW, ahead, above=0)
@@ -315,7 +313,7 @@ def test_a_gateway_that_ends_hands_its_named_sessions_over_at_once(ahead: int) -
     assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
 
 
-def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease() -> None:
+def test_unclaimed_sessions_are_freed_at_twice_the_lease() -> None:
     made = swarm()
     first = half_way(made)
     first.core.relinquish_sessions(made.now)
@@ -327,10 +325,8 @@ def test_what_nobody_takes_from_a_gateway_that_ended_is_freed_at_twice_the_lease
 
 
 @pytest.mark.parametrize("lease", [LEASE / 5, LEASE, LEASE * 3])
-def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_long(
-    lease: float,
-) -> None:
-    """It stood still for less than half of its own lease, so it goes on as if nothing were."""
+def test_longer_lease_of_gateway_and_server_counts(lease: float) -> None:
+    """The gateway is silent for a little less, then a little more than the longer of the two leases."""
     made = swarm()
     first, second = add_gateway(made, 1, GatewaySettings(lease_seconds=lease)), add_gateway(made, 2)
     first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
@@ -346,17 +342,17 @@ def test_whichever_lease_is_the_longer_one_a_gateway_keeps_its_session_for_so_lo
     assert [*log, *second.tokens(SESSION)] == WHOLE
 
 
-def test_leases_that_differ_are_named_both() -> None:
+def test_lease_fault_names_both_different_leases() -> None:
     hello = Hello(PROTOCOL_VERSION, "server/1/a", Role.SERVER, "", Lane.LIVE, lease_ms=30_000)
     fault = lease_fault(2.5, hello)
     assert fault is not None
     assert "server/1/a was started with --lease 30" in fault
     assert "this process with 2.5: 30 seconds count" in fault
     assert lease_fault(30.0, hello) is None
-    assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "one that does not say"
+    assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "a peer that declares no lease"
 
 
-def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() -> None:
+def test_stalled_gateway_fences_before_it_continues() -> None:
     made = swarm()
     gateway = half_way(made)
     before = core_epoch(gateway.core)
@@ -369,11 +365,11 @@ def test_a_gateway_that_stood_still_for_half_a_lease_fences_before_it_goes_on() 
     assert [*PROMPT, *gateway.tokens(SESSION)] == WHOLE
 
 
-def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
+def test_search_ends_without_answers_of_servers() -> None:
     made = swarm()
     gateway = add_gateway(made, 1)
     gateway.core.find_session(SESSION, MODEL, made.now)
-    gateway.core.take_effects()  # lost on the way
+    gateway.core.take_effects()  # the messages are lost
     made.now += 0.5
     gateway.core.tick(made.now)
     found = [e for e in gateway.core.take_effects() if isinstance(e, SessionLocation)]
@@ -381,7 +377,7 @@ def test_servers_that_do_not_say_what_they_hold_are_not_waited_for() -> None:
     assert (found[0].owner, found[0].unanswered) == ("", tuple(sorted(made.servers)))
 
 
-def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
+def test_search_names_servers_that_did_not_answer() -> None:
     made = swarm()
     half_way(made)
     other, (head, tail) = add_gateway(made, 2), sorted(made.servers)
@@ -395,12 +391,12 @@ def test_a_search_names_the_servers_that_it_did_not_hear() -> None:
     other.core.find_session(SESSION, MODEL, made.now, (head, tail))
     made.run()
     found = other.last(SessionLocation)
-    assert (found.owner, found.unanswered) == ("", (head, tail)), "nobody was left to be asked"
+    assert (found.owner, found.unanswered) == ("", (head, tail)), "no server was left to be asked"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int) -> None:
-    """In the middle of fences, prompts, answers, and of a second turn that goes back behind the first."""
+def test_takeover_completes_session_wherever_owner_died(seed: int) -> None:
+    """The owner dies during fences, prompts or answers, or in a second turn that rewinds behind the first."""
     rng = random.Random(seed)
     made = takeover_network(seed)
     for first in (0, 0, 2, 2):
@@ -431,7 +427,7 @@ def test_wherever_its_gateway_dies_the_adopter_makes_the_session_whole(seed: int
         log = adopt(made, second)
         while common < min(len(log), len(whole)) and log[common] == whole[common]:
             common += 1
-        assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the turn before"
+        assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the previous turn"
     else:
         assert not told or where.log_holders
         second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)

@@ -1,4 +1,4 @@
-"""A gateway dies while it fences: which of the logs that are left may be taken, and what may be kept with it (R20)."""
+"""A gateway dies while it fences: the logs and the KV that may be used for the takeover (R20, takeover)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUBSETS = [kept for size in range(4) for kept in itertools.combinations(range(3)
 
 
 def half_way(made: Network) -> Gateway:
-    """Three hops; the session has generated some of its tokens, and waits for its reader."""
+    """Return a gateway whose session has three hops and some of its tokens, and waits for its reader."""
     for first, last in ((0, 1), (1, 3), (3, 4)):
         made.serve(first, last)
     gateway = add_gateway(made, 1)
@@ -33,7 +33,7 @@ def half_way(made: Network) -> Gateway:
 
 
 def dies_saying(made: Network, gateway: Gateway, reached: dict[type[Item], set[PeerId]]) -> None:
-    """Of what it says now, only these kinds of messages still come to these servers."""
+    """Kill the gateway. Of its unsent messages, only those of the given kinds reach the given servers."""
     made.collect()
     for (sender, to, _), lane in made.lanes.items():
         if sender == gateway.peer:
@@ -46,7 +46,7 @@ def dies_saying(made: Network, gateway: Gateway, reached: dict[type[Item], set[P
 
 
 def dies_in_its_fences(made: Network, reached: tuple[int, ...]) -> list[int]:
-    """A gateway half way was late, fences, and dies when so many hops have heard; what the client has read."""
+    """Kill a stalled gateway when only some hops have its Fences. Return the log that its client has read."""
     first = half_way(made)
     told = [*PROMPT, *first.tokens(SESSION)]
     names = list(made.servers)
@@ -58,7 +58,7 @@ def dies_in_its_fences(made: Network, reached: tuple[int, ...]) -> list[int]:
 
 
 def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
-    """The log that was found; then a turn from `prompt` is right to the last token, and nothing is left over."""
+    """Take the session over, run a right turn from `prompt`, and close it without leftovers. Return the log found."""
     where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
     log = gateway.adopt(where)
@@ -74,9 +74,7 @@ def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("reached", SUBSETS)
-def test_whichever_hops_its_last_fences_reached_all_that_was_read_is_found(
-    reached: tuple[int, ...],
-) -> None:
+def test_takeover_finds_all_read_tokens_after_partial_fences(reached: tuple[int, ...]) -> None:
     made = takeover_network()
     told = dies_in_its_fences(made, reached)
     log = goes_on(made, add_gateway(made, 2), told)
@@ -87,10 +85,10 @@ def test_whichever_hops_its_last_fences_reached_all_that_was_read_is_found(
 @pytest.mark.parametrize(
     "kinds", [(Fence,), (Fence, StartEpoch), (Fence, Input), (Fence, StartEpoch, Input)]
 )
-def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right(
+def test_takeover_after_partial_rewind_gives_expected_tokens(
     kinds: tuple[type[Item], ...], fenced: tuple[int, ...]
 ) -> None:
-    """The client has read nothing of that turn: the log may be of either, and no KV may be of the other."""
+    """The client has read nothing of that turn. The log may be of either turn, and no KV may be of the other one."""
     made = takeover_network()
     first = half_way(made)
     names = list(made.servers)
@@ -113,11 +111,9 @@ def test_whatever_reached_its_hops_of_a_turn_that_goes_back_the_adopter_is_right
 
 
 @pytest.mark.parametrize("reached", SUBSETS)
-def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
-    reached: tuple[int, ...],
-) -> None:
+def test_second_takeover_succeeds_after_first_one_dies(reached: tuple[int, ...]) -> None:
     made = takeover_network()
-    told = dies_in_its_fences(made, (1,))  # only a hop without a log
+    told = dies_in_its_fences(made, (1,))  # only a hop without a log has the Fence
     names = list(made.servers)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
@@ -129,8 +125,8 @@ def test_an_adopter_that_dies_in_the_middle_leaves_enough_for_the_next_one(
     assert log[: len(told)] == told
 
 
-def test_a_log_that_missed_what_ran_later_is_never_taken() -> None:
-    """The tail was cut off, and the session went on over another one, which is gone with the gateway."""
+def test_outdated_log_of_disconnected_tail_is_not_used() -> None:
+    """The tail lost its link, and the session continued over another one, which is lost with the gateway."""
     made = takeover_network()
     names = [made.serve(first, first + 2).peer for first in (0, 2, 2)]
     first = add_gateway(made, 1)
@@ -156,9 +152,7 @@ def test_a_log_that_missed_what_ran_later_is_never_taken() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_an_owner_that_wakes_while_it_is_adopted_goes_on_or_lets_go_but_never_both(
-    seed: int,
-) -> None:
+def test_one_of_waking_owner_and_new_owner_continues(seed: int) -> None:
     made = takeover_network(seed)
     first = half_way(made)
     told = [*PROMPT, *first.tokens(SESSION)]
